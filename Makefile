@@ -1,0 +1,72 @@
+# Every target makes the environment it needs, with python3 and pip only.
+# Paths are relative, so a clone may live in a folder with spaces in its name.
+
+PYTHON ?= python3
+PYTEST_FLAGS ?=
+# More flags for pip when the benchmarks' environment is made, for example another
+# index to take the CPU build of torch from.
+BENCH_PIP_FLAGS ?=
+DEMO ?= experiments/demo.py --out results/demo
+
+VENV := .venv
+BENCH_VENV := .venv-bench
+PY := $(VENV)/bin/python
+BENCH_PY := $(BENCH_VENV)/bin/python
+BENCH_PINS := experiments/benchmarks/requirements.txt
+
+PYTHON_CHECK := import sys; sys.exit(sys.version_info < (3, 11) and \
+  "Python 3.11 or later is needed, this is " + sys.version.split()[0] + \
+  "; try make PYTHON=python3.12 ...")
+
+.DELETE_ON_ERROR:
+.DEFAULT_GOAL := help
+.PHONY: help env demo test test-all lint format bench clean
+
+help:
+	@echo "make demo      what the episodes of a meta-learning run cost in privacy"
+	@echo "make test      the fast tests"
+	@echo "make test-all  every test, then the fast ones again with x64 on"
+	@echo "make lint      format, lint and types"
+	@echo "make format    apply the formatter and the linter's safe repairs"
+	@echo "make bench     speed against other accountants"
+
+env: $(VENV)/.stamp
+
+$(VENV)/.stamp: pyproject.toml constraints.txt
+	@$(PYTHON) -c '$(PYTHON_CHECK)'
+	$(PYTHON) -m venv --clear $(VENV)
+	$(PY) -m pip install --quiet --disable-pip-version-check \
+	  --constraint constraints.txt --editable '.[plot,test,dev]'
+	@touch $@
+
+$(BENCH_VENV)/.stamp: pyproject.toml $(BENCH_PINS)
+	@$(PYTHON) -c '$(PYTHON_CHECK)'
+	$(PYTHON) -m venv --clear $(BENCH_VENV)
+	$(BENCH_PY) -m pip install --quiet --disable-pip-version-check $(BENCH_PIP_FLAGS) \
+	  --requirement $(BENCH_PINS) --editable .
+	@touch $@
+
+demo: $(VENV)/.stamp
+	$(PY) $(DEMO)
+
+test: $(VENV)/.stamp
+	$(PY) -m pytest -m "not slow" $(PYTEST_FLAGS)
+
+test-all: $(VENV)/.stamp
+	$(PY) -m pytest $(PYTEST_FLAGS)
+	JAX_ENABLE_X64=1 $(PY) -m pytest -m "not slow" $(PYTEST_FLAGS)
+
+lint: $(VENV)/.stamp
+	$(PY) -m ruff format --check .
+	$(PY) -m ruff check .
+	$(PY) -m pyright --pythonpath $(PY)
+
+format: $(VENV)/.stamp
+	$(PY) -m ruff check --fix .
+	$(PY) -m ruff format .
+
+bench: $(BENCH_VENV)/.stamp
+	$(BENCH_PY) experiments/benchmarks/accountant.py
+
+clean:
+	rm -rf $(VENV) $(BENCH_VENV) build dist .pytest_cache .ruff_cache .hypothesis

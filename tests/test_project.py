@@ -1,0 +1,311 @@
+"""The project around the code: the arrow rule, the cost of an import, the wheel."""
+
+import ast
+import graphlib
+import json
+import os
+import re
+import subprocess
+import sys
+import tomllib
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+PACKAGE = ROOT / "jaxdp_episodic"
+
+# Each line imports only from the lines above it.
+LAYERS = (
+    ("_precision", "_validation"),
+    ("numerics",),
+    ("mechanisms",),
+    ("data",),
+    ("sampling",),
+    ("amplification",),
+    ("accounting",),
+    ("sweep",),
+    ("training",),
+    ("audit",),
+    ("cli",),
+)
+RANK = {name: rank for rank, layer in enumerate(LAYERS) for name in layer}
+
+# What `import jaxdp_episodic` must load neither directly nor through something else.
+HEAVY = frozenset(
+    "chex datasets dp_accounting flax hypothesis jax_privacy matplotlib mpmath optax "
+    "orbax pandas pyarrow pytest ray rich scipy tensorstore tyro yaml".split()
+)
+
+
+# --- The arrow rule ---
+
+
+def import_faults(sources: dict[str, str]) -> list[str]:
+    """Says what is wrong with the imports among ``sources``.
+
+    Keys are module names without "jaxdp_episodic." ("sampling.rates"), values their
+    source text. The top door, ``jaxdp_episodic/__init__.py``, is not one of them.
+    """
+    faults = []
+    graph: dict[str, set[str]] = {name: set() for name in sources}
+    for module, source in sources.items():
+        if _top(module) not in RANK:
+            faults.append(f"{module}: no layer has a module of this name")
+            continue
+        tree = ast.parse(source, module)
+        for node in ast.walk(tree):
+            for target in _targets(node, sources):
+                where = f"{module}:{getattr(node, 'lineno', 0)}"
+                if node not in tree.body:
+                    faults.append(f"{where}: delayed or conditional import of {target}")
+                if target not in sources:
+                    faults.append(f"{where}: {target or 'the top door'} is no module")
+                elif _points_up(module, target):
+                    faults.append(f"{where}: upward import of {target}")
+                else:
+                    graph[module].add(target)
+    try:
+        graphlib.TopologicalSorter(graph).prepare()
+    except graphlib.CycleError as error:
+        faults.append("cycle: " + " -> ".join(error.args[1]))
+    return faults
+
+
+def _targets(node: ast.AST, modules: dict[str, str]) -> list[str]:
+    """The modules of the package that a node imports, without the package's name."""
+    names = []
+    if isinstance(node, ast.Import):
+        names = [alias.name for alias in node.names]
+    elif isinstance(node, ast.ImportFrom):
+        if node.level:  # relative: never allowed, so any name that is no module
+            return ["." * node.level + (node.module or "")]
+        for alias in node.names:
+            full = f"{node.module}.{alias.name}"
+            is_module = full.removeprefix("jaxdp_episodic.") in modules
+            names.append(full if is_module else str(node.module))
+    elif isinstance(node, ast.Call):
+        function = getattr(node.func, "attr", getattr(node.func, "id", ""))
+        if function in ("import_module", "__import__"):
+            names = [str(a.value) for a in node.args if isinstance(a, ast.Constant)]
+    ours = [name for name in names if _top(name) == "jaxdp_episodic"]
+    return sorted({n.removeprefix("jaxdp_episodic").removeprefix(".") for n in ours})
+
+
+def _points_up(module: str, target: str) -> bool:
+    """True unless the target lies in a lower layer or in the module's own package."""
+    return RANK[_top(target)] >= RANK[_top(module)] and _top(target) != _top(module)
+
+
+def _top(module: str) -> str:
+    return module.split(".")[0]
+
+
+def _package_sources() -> dict[str, str]:
+    sources = {}
+    for path in sorted(PACKAGE.rglob("*.py")):
+        parts = path.relative_to(PACKAGE).with_suffix("").parts
+        name = ".".join(part for part in parts if part != "__init__")
+        if name:
+            sources[name] = path.read_text(encoding="utf-8")
+    return sources
+
+
+def test_arrows_point_down():
+    assert import_faults(_package_sources()) == []
+
+
+CLEAN = {
+    "_validation": "import numpy as np",
+    "numerics": "from jaxdp_episodic.numerics.roots import bisect",
+    "numerics.roots": "import jax",
+    "sampling": "",
+    "sampling.schemes": "from jaxdp_episodic._validation import choice",
+    "accounting": "from jaxdp_episodic import numerics\nimport jaxdp_episodic.sampling",
+}
+
+
+@pytest.mark.parametrize(
+    ("module", "source", "complaint"),
+    [
+        ("numerics.roots", "import jaxdp_episodic.sampling", "upward"),
+        ("numerics.roots", "from jaxdp_episodic.sampling import schemes", "upward"),
+        ("numerics.roots", "from jaxdp_episodic import sampling", "upward"),
+        ("_precision", "from jaxdp_episodic._validation import choice", "upward"),
+        ("sampling", "def f():\n  import jaxdp_episodic.accounting", "upward"),
+        ("accounting", "def f():\n  import jaxdp_episodic.numerics", "delayed"),
+        (
+            "sampling",
+            "from typing import TYPE_CHECKING\n"
+            "if TYPE_CHECKING:\n  from jaxdp_episodic.accounting import step",
+            "upward",
+        ),
+        (
+            "accounting",
+            "import importlib as i\ni.import_module('jaxdp_episodic.cli')",
+            "delayed",
+        ),
+        ("accounting", "from jaxdp_episodic import Poisson", "top door"),
+        ("accounting", "import jaxdp_episodic", "top door"),
+        ("accounting", "from jaxdp_episodic.numrics import roots", "no module"),
+        ("sampling.draw", "from .schemes import Poisson", "no module"),
+        ("numerics.roots", "from jaxdp_episodic.numerics import fourier", "cycle"),
+        ("misc", "", "no layer"),
+    ],
+)
+def test_a_planted_violation_is_found(module, source, complaint):
+    assert import_faults(CLEAN) == []
+    faults = import_faults({**CLEAN, module: source})
+    assert faults
+    assert complaint in " ".join(faults)
+
+
+def test_third_party_imports_are_declared():
+    """At the top of a module: a dependency; elsewhere, an extra will do."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    runtime = {_distribution(line) for line in project["dependencies"]}
+    extras = {
+        _distribution(line)
+        for name, lines in project["optional-dependencies"].items()
+        if name not in ("test", "dev")
+        for line in lines
+    }
+    known = {*sys.stdlib_module_names, "jaxdp_episodic"}
+    sources = _package_sources()
+    sources["__init__"] = (PACKAGE / "__init__.py").read_text(encoding="utf-8")
+    undeclared = set()
+    for module, source in sources.items():
+        tree = ast.parse(source)
+        for node in ast.walk(tree):
+            allowed = runtime if node in tree.body else runtime | extras
+            for name in _third_party(node) - known - allowed:
+                undeclared.add(f"{module}: {name}")
+    assert undeclared == set()
+
+
+def _third_party(node: ast.AST) -> set[str]:
+    if isinstance(node, ast.Import):
+        return {_top(alias.name) for alias in node.names}
+    if isinstance(node, ast.ImportFrom) and node.module and not node.level:
+        return {_top(node.module)}
+    return set()
+
+
+def _distribution(requirement: str) -> str:
+    """The import name of a requirement line ("jax-privacy>=2" -> "jax_privacy")."""
+    return re.split(r"[^A-Za-z0-9_.-]", requirement)[0].replace("-", "_")
+
+
+def test_only_the_boundary_sets_jax_flags():
+    """No other file enters ``enable_x64``, and none updates the configuration."""
+    for module, source in _package_sources().items():
+        for node in ast.walk(ast.parse(source)):
+            if isinstance(node, ast.Attribute):
+                chain = ast.unparse(node)
+                assert not chain.endswith("config.update"), module
+                assert node.attr != "enable_x64" or module == "_precision", module
+
+
+def test_specs_do_not_import_jax():
+    """Everything in ``sampling`` is a description, but for the sampler itself."""
+    for module, source in _package_sources().items():
+        if _top(module) == "sampling" and module != "sampling.draw":
+            imported = set().union(*map(_third_party, ast.walk(ast.parse(source))))
+            assert "jax" not in imported, module
+
+
+# --- What an import costs ---
+
+REPORT = """
+import json, sys, time
+import jax
+before, flag = set(sys.modules), jax.config.jax_enable_x64
+start = time.perf_counter()
+import jaxdp_episodic
+seconds = time.perf_counter() - start
+print(json.dumps({
+    "new": sorted({name.split(".")[0] for name in set(sys.modules) - before}),
+    "seconds": seconds,
+    "x64": [flag, jax.config.jax_enable_x64],
+}))
+"""
+
+
+def _import_report(**environment: str) -> dict:
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", REPORT],
+        cwd=ROOT,
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+@pytest.mark.parametrize("x64", [False, True])
+def test_import_is_quiet(x64):
+    """No heavy module, no device touched, no flag changed."""
+    # An import that starts a backend (a module constant that is a JAX array) fails
+    # where there is no such platform.
+    report = _import_report(JAX_PLATFORMS="no_such_platform", JAX_ENABLE_X64=str(x64))
+    assert HEAVY.intersection(report["new"]) == set()
+    assert report["x64"] == [x64, x64]
+
+
+@pytest.mark.slow
+def test_import_costs_little_more_than_jax():
+    best = min(_import_report()["seconds"] for _ in range(5))
+    assert best <= 0.3
+
+
+# --- Files that must agree, and the wheel ---
+
+
+def _pins(path: Path) -> dict[str, str]:
+    lines = [line for line in path.read_text().splitlines() if line]
+    pins = [line.partition("==") for line in lines if not line.startswith("#")]
+    return {name.lower().replace("_", "-"): version for name, _, version in pins}
+
+
+def test_pins_are_names_and_versions_and_agree():
+    constraints = _pins(ROOT / "constraints.txt")
+    peers = _pins(ROOT / "experiments" / "benchmarks" / "requirements.txt")
+    for name, version in {**constraints, **peers}.items():
+        assert re.fullmatch(r"[a-z0-9.-]+", name), name
+        assert re.fullmatch(r"[0-9][0-9a-z.]*", version), (name, version)
+    shared = constraints.keys() & peers.keys()
+    assert {"jax", "numpy", "dp-accounting"} <= shared
+    assert {n: constraints[n] for n in shared} == {n: peers[n] for n in shared}
+
+
+@pytest.mark.slow
+def test_wheel_alone_answers_help(tmp_path):
+    """Needs a package index: builds the wheel and installs it in a new environment."""
+    environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
+
+    def run(*command: str | Path) -> str:
+        done = subprocess.run(
+            [str(part) for part in command],
+            cwd=tmp_path,
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    run(sys.executable, "-m", "pip", "wheel", "--no-deps", "-w", tmp_path, ROOT)
+    (wheel,) = tmp_path.glob("jaxdp_episodic-*.whl")
+    names = zipfile.ZipFile(wheel).namelist()
+    assert "jaxdp_episodic/py.typed" in names
+    assert all(re.match(r"jaxdp_episodic(-[^/]*\.dist-info)?/", name) for name in names)
+
+    run(sys.executable, "-m", "venv", tmp_path / "env")
+    scripts = tmp_path / "env" / ("Scripts" if os.name == "nt" else "bin")
+    constraints = ROOT / "constraints.txt"
+    run(scripts / "python", "-m", "pip", "install", "-c", constraints, wheel)
+    assert "epsilon" in run(scripts / "jaxdp-episodic", "--help")

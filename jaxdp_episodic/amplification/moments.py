@@ -1,0 +1,385 @@
+"""Moments of the privacy-loss distributions of one Gaussian step, by quadrature.
+
+For a dominating pair (P, Q) and an order ``alpha = 1 + t``, ``t > 0``, the quantity is
+
+    excess(t) = E_Q[(P/Q)^alpha] - 1 = E_Q[f_alpha(P/Q - 1)],
+    f_a(v) = (1 + v)^a - 1 - a v >= 0.
+
+The excess, not the moment, is summed: at small sampling rates it is 1e-15 and less
+and would drown in the 1. The same function serves every design:
+
+* sampled Gaussian, forward: ``E_Q[f_alpha(v)]``; backward, with the roles of P and Q
+  exchanged: ``E_Q[f_{1-alpha}(v)]``, because ``E_P[(Q/P)^alpha] = E_Q[(P/Q)^{1-alpha}]``;
+* a design whose forward and backward profile are the same function ``H_g(P || Q)``:
+  ``E_Q[f_alpha(v) + f_{1-alpha}(v); v > 0]``. (Equation (1) of Sason and Verdú 2016,
+  arXiv:1508.00335, writes the moment as an integral of the two profiles; its part in
+  ``g > 1`` of the first is ``E_Q[f_alpha(v); v > 0]``, and of the second, for the
+  profile of the exchanged pair, ``E_Q[f_{1-alpha}(v); v > 0]``.)
+
+Everything is kept as a logarithm, so neither ``t = 4095`` nor a rate of 1e-12 leaves
+the range of float64. Errors of the quadrature are below 1e-10 relative (measured
+against mpmath and against much finer rules in the tests).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from jaxdp_episodic.numerics.quadrature import integrate_panels, lay_panels
+
+# Half-width, in standard deviations, of the window around a Gaussian bump, and the
+# panels per standard deviation there: 16 nodes resolve 4 deviations to 1e-13.
+_BUMP_HALF_WIDTH = 9.2
+_BUMP_DENSITY = 0.25
+# Panels around a transition of the log-ratio, in units of 1/shift: (half-width,
+# density). Its singularities lie at a distance of pi.
+_TRANSITION = ((6.0, 0.4), (16.0, 0.15), (50.0, 0.05))
+# Terms of the power series of f_a, used where |a log(1 + v)| <= 1.
+_SERIES_TERMS = 17
+_LARGEST_EXPONENT = 600.0
+_LOG_SQRT_2PI = 0.5 * math.log(2 * math.pi)
+
+
+def log_excess_sampled(
+    t: Array,
+    sampling_probability: Array,
+    shift: Array,
+    *,
+    direction: str,
+    num_panels: int,
+    nodes_per_panel: int,
+) -> Array:
+    """Log-excess of the sampled Gaussian pair ``((1-p) N(0,1) + p N(shift,1), N(0,1))``.
+
+    Args:
+      t: (n,) order minus one, > 0.
+      sampling_probability: (n,) p in (0, 1].
+      shift: (n,) distance of the two means in units of the noise, > 0.
+      direction: "forward" (P against Q), "backward" (Q against P) or "symmetric"
+        (both profiles equal to the forward one, as under a swap).
+      num_panels: panels of the quadrature.
+      nodes_per_panel: nodes in each panel.
+
+    Returns:
+      (n,) ``log(E_Q[(P/Q)^alpha] - 1)``; exact up to quadrature error.
+    """
+    t, p, s = jnp.broadcast_arrays(t, sampling_probability, shift)
+    log_odds = jnp.log1p(-p) - jnp.log(p)  # -inf at p = 1
+    turn = jnp.maximum(0.5 * s + log_odds / s, -1e300)
+    windows, bumps = _sampled_windows(t, turn, s, direction)
+    floor = 0.5 * s if direction == "symmetric" else jnp.full_like(s, -jnp.inf)
+
+    def log_parts(x: Array) -> tuple[Array, Array]:
+        """Log-ratio of P to Q and log-density of Q at x."""
+        log_ratio = _log_mixture_ratio(s * (x - 0.5 * s), p)
+        return log_ratio, -0.5 * x * x - _LOG_SQRT_2PI
+
+    excess = _log_integral(
+        log_parts, windows, bumps, floor, t, direction, num_panels, nodes_per_panel
+    )
+    gaussian = _log_expm1(0.5 * t * (1 + t) * s * s)
+    return jnp.where(p >= 1, gaussian, excess)
+
+
+def log_excess_antipodal(
+    t: Array,
+    sampling_probability: Array,
+    inner_rate: Array,
+    shift: Array,
+    *,
+    num_panels: int,
+    nodes_per_panel: int,
+) -> Array:
+    """Log-excess of the antipodal pair, both profiles equal to ``H_g(P || Q)``.
+
+    ``P = (1-p) N(0) + p (1-r) N(-s) + p r N(s)``, ``Q = (1-p) N(0) + p N(-s)``, unit
+    variances: a clip unit drawn with probability ``p`` whose contribution flips when
+    the protected unit inside it is reached (probability ``r``).
+
+    Args:
+      t: (n,) order minus one, > 0.
+      sampling_probability: (n,) p in (0, 1].
+      inner_rate: (n,) r in (0, 1].
+      shift: (n,) clip norm in units of the noise, > 0.
+      num_panels: panels of the quadrature.
+      nodes_per_panel: nodes in each panel.
+
+    Returns:
+      (n,) log-excess; exact up to quadrature error.
+    """
+    t, p, r, s = jnp.broadcast_arrays(t, sampling_probability, inner_rate, shift)
+    log_p, log_q, log_r = jnp.log(p), jnp.log1p(-p), jnp.log(r)
+    windows, bumps = _antipodal_windows(t, log_p, log_q, log_r, s)
+
+    def log_parts(x: Array) -> tuple[Array, Array]:
+        """Log-ratio of P to Q and log-density of Q at x > 0."""
+        # log of Q's density over that of N(0, 1)
+        log_base = jnp.logaddexp(log_q, log_p - s * (x + 0.5 * s))
+        # P/Q - 1 = r p (e^{sx} - e^{-sx}) e^{-s²/2} / base
+        log_excess_ratio = (
+            log_p
+            + log_r
+            + s * (x - 0.5 * s)
+            + jnp.log(-jnp.expm1(-2 * s * x))
+            - log_base
+        )
+        log_ratio = jnp.logaddexp(0.0, log_excess_ratio)
+        return log_ratio, log_base - 0.5 * x * x - _LOG_SQRT_2PI
+
+    excess = _log_integral(
+        log_parts,
+        windows,
+        bumps,
+        jnp.zeros_like(s),
+        t,
+        "symmetric",
+        num_panels,
+        nodes_per_panel,
+    )
+    gaussian = _log_expm1(2.0 * t * (1 + t) * s * s)
+    return jnp.where((p >= 1) & (r >= 1), gaussian, excess)
+
+
+def _log_mixture_ratio(log_likelihood_ratio: Array, p: Array) -> Array:
+    """``log(1 + p (e^l - 1))`` with full relative precision for every l and p."""
+    log_p, log_q = jnp.log(p), jnp.log1p(-p)
+    excess = p * jnp.expm1(jnp.minimum(log_likelihood_ratio, 700.0))
+    central = jnp.abs(excess) <= 0.5
+    # Elsewhere factor out the larger of the two terms (1 - p) + p e^l: near p = 1 and
+    # l << 0 their sum is far below 1 and 1 + p (e^l - 1) has no digits left.
+    gap = log_likelihood_ratio + log_p - jnp.maximum(log_q, -1e300)
+    offset = jnp.where(gap > 0, log_likelihood_ratio + log_p, log_q)
+    argument = jnp.where(central, excess, jnp.exp(-jnp.abs(gap)))
+    return jnp.where(central, 0.0, offset) + jnp.log1p(argument)
+
+
+def _log_integral(
+    log_parts: Callable[[Array], tuple[Array, Array]],
+    windows: tuple[Array, Array, Array],
+    bumps: Array,
+    floor: Array,
+    t: Array,
+    direction: str,
+    num_panels: int,
+    nodes_per_panel: int,
+) -> Array:
+    """``log of the integral of e^{b(x)} f(e^{y(x)} - 1)`` over x >= floor.
+
+    ``y`` is the log-ratio and ``b`` the log-density. f is ``f_alpha`` (forward),
+    ``f_{1-alpha}`` (backward) or their sum (symmetric).
+    """
+    # The panels are a choice of nodes, not part of the function: no gradient.
+    windows, bumps, floor = jax.lax.stop_gradient((windows, bumps, floor))
+    y, b = log_parts(jnp.maximum(bumps, floor))
+    exponents = [b + (1 + t) * y] * (direction != "backward")
+    exponents += [b - t * y] * (direction != "forward")
+    # Large moments are scaled down by their size at the bumps. Were a bump missed by
+    # far the sum would overflow to inf, which is the safe side.
+    peak = jnp.max(jnp.concatenate(exponents), axis=0)
+    peak = jax.lax.stop_gradient(jnp.maximum(peak - _LARGEST_EXPONENT, 0.0))
+
+    def integrand(x: Array) -> Array:
+        y, b = log_parts(x)
+        return _scaled_excess(y, b - peak, t, direction)
+
+    lefts, rights = lay_panels(*windows, floor, num_panels=num_panels)
+    total = integrate_panels(integrand, lefts, rights, nodes_per_panel=nodes_per_panel)
+    return jnp.log(total) + peak
+
+
+def _scaled_excess(y: Array, b: Array, t: Array, direction: str) -> Array:
+    """``e^b f(e^y - 1)`` without cancellation; y and b are (nodes, n), t is (n,)."""
+    alpha = 1 + t
+    base = jnp.exp(b)
+    small = jnp.abs(alpha * y) <= 1
+    y_small = jnp.where(small, y, 0.0)
+    y_large = jnp.where(small, 1.0, y)
+    tilted = jnp.exp(y_large + b)  # density of P
+    linear = t * (tilted - base)
+    near, away = 0.0, 0.0
+    if direction != "backward":
+        near = near + _excess_series(alpha, alpha, y_small)
+        # (1+v)^alpha - 1 - alpha v = (1+v) ((1+v)^t - 1) - t v
+        away = away + _times_expm1(y_large + b, tilted, t * y_large) - linear
+    if direction != "forward":
+        near = near + _excess_series(-t, alpha, y_small)
+        # (1+v)^{-t} - 1 + t v
+        away = away + _times_expm1(b, base, -t * y_large) + linear
+    near = base * (t * alpha) * y_small * y_small * near
+    return jnp.where(small, near, away)
+
+
+def _times_expm1(log_factor: Array, factor: Array, exponent: Array) -> Array:
+    """``factor (e^exponent - 1)`` where e^exponent alone may overflow."""
+    short = exponent <= 1.0
+    moderate = factor * jnp.expm1(jnp.where(short, exponent, 0.0))
+    power = jnp.exp(jnp.where(short, -jnp.inf, exponent + log_factor))
+    return jnp.where(short, moderate, power - factor)
+
+
+def _excess_series(power: Array, scale: Array, y: Array) -> Array:
+    """``f_a(e^y - 1) / (a (a-1) y²)`` for ``|scale y| <= 1``, a = power, scale >= |a|, 1.
+
+    f_a = sum_{k>=2} (a^k - a) y^k / k!, and (a^k - a)/(a (a-1)) = 1 + a + … + a^{k-2}.
+    """
+    z, ratio = scale * y, power / scale
+    coefficient = jnp.ones_like(power)
+    coefficients = [coefficient / 2.0]
+    inverse = 1.0
+    for j in range(1, _SERIES_TERMS):
+        inverse = inverse / scale
+        coefficient = ratio * coefficient + inverse
+        coefficients.append(coefficient / math.factorial(j + 2))
+    total = coefficients[-1] * jnp.ones_like(z)
+    for term in reversed(coefficients[:-1]):
+        total = total * z + term
+    return total
+
+
+def _log_expm1(x: Array) -> Array:
+    """``log(e^x - 1)`` for x > 0."""
+    return jnp.where(
+        x > 30, x, jnp.log(jnp.expm1(jnp.minimum(x, 30.0)))
+    )
+
+
+def _bumps(centers: list[Array]) -> tuple[list[Array], list[Array], list[Array]]:
+    low = [c - _BUMP_HALF_WIDTH for c in centers]
+    high = [c + _BUMP_HALF_WIDTH for c in centers]
+    return low, high, [jnp.full_like(c, _BUMP_DENSITY) for c in centers]
+
+
+def _transitions(
+    first: Array, last: Array, s: Array
+) -> tuple[list[Array], list[Array], list[Array]]:
+    """Graded windows around the stretch from ``first`` to ``last``."""
+    low = [first - half / s for half, _ in _TRANSITION]
+    high = [last + half / s for half, _ in _TRANSITION]
+    return low, high, [density * s for _, density in _TRANSITION]
+
+
+def _windows(
+    centers: list[Array], *transitions: tuple[list[Array], list[Array], list[Array]]
+) -> tuple[tuple[Array, Array, Array], Array]:
+    """Windows (low, high, density), each (J, n), and the centers (K, n).
+
+    Transitions matter only where a bump reaches: they are cut to the bumps' extent.
+    """
+    bumps = jnp.stack(centers)
+    bottom = jnp.min(bumps, axis=0) - _BUMP_HALF_WIDTH
+    top = jnp.max(bumps, axis=0) + _BUMP_HALF_WIDTH
+    groups = (_bumps(centers), *transitions)
+    low, high, density = (
+        jnp.stack([a for group in groups for a in group[i]]) for i in range(3)
+    )
+    return (jnp.clip(low, bottom, top), jnp.clip(high, bottom, top), density), bumps
+
+
+def _sampled_windows(t: Array, turn: Array, s: Array, direction: str):
+    """Where the integrand of the sampled pair has weight.
+
+    ``turn`` is where p e^l = 1 - p. The logarithm of (1+v)^alpha has slope 0 left of
+    it and alpha·s right of it; v² (small v) has slope 2s; v (P's own bump) slope s.
+    A Gaussian with slope m peaks at m, and a bump between two slopes sits between.
+    """
+    alpha = 1 + t
+    zero = jnp.zeros_like(s)
+    knee = turn - jnp.log(alpha) / s  # alpha v = 1
+    centers = [zero]
+    if direction != "backward":
+
+        def rise(x: Array) -> Array:
+            return alpha * s * jax.nn.sigmoid(s * (x - turn))
+
+        low, high = jnp.minimum(alpha, 2) * s, jnp.maximum(alpha, 2) * s
+        centers += [
+            _settle(rise, alpha * s, zero, alpha * s),
+            _settle(rise, zero, zero, alpha * s),
+            jnp.clip(turn, low, high),
+            2 * s,
+        ]
+    if direction != "forward":
+        centers += [jnp.clip(knee, s, 2 * s)]
+    if direction == "backward":
+
+        def fall(x: Array) -> Array:
+            return -t * s * jax.nn.sigmoid(s * (x - turn))
+
+        centers += [_only_root(fall, -t * s, zero)]
+    return _windows(centers, _transitions(knee, turn, s))
+
+
+def _antipodal_windows(t: Array, log_p: Array, log_q: Array, log_r: Array, s: Array):
+    """Where the integrand of the antipodal pair has weight; x > 0."""
+    alpha = 1 + t
+    zero = jnp.zeros_like(s)
+    # Q's density leaves N(-s) for N(0) where p e^{-sx-s²/2} = 1 - p.
+    base_turn = jnp.clip((log_p - log_q) / s - 0.5 * s, -1e300, 1e300)
+    # r w = 1, a quadratic in e^{sx - s²/2} once e^{-2sx} is neglected
+    log_a = log_p + log_r
+    root = jnp.logaddexp(
+        log_q, 0.5 * jnp.logaddexp(2 * log_q, math.log(4.0) + log_a + log_p - s * s)
+    )
+    turn = (root - math.log(2.0) - log_a) / s + 0.5 * s
+    knee = jnp.maximum(turn - jnp.log(alpha) / s, 0.0)
+
+    log_stay = jnp.log1p(-jnp.exp(log_r))  # log(1 - r)
+
+    def slope(x: Array) -> Array:
+        """Slope of log(Q (P/Q)^alpha) plus x."""
+        base_weight = jax.nn.sigmoid(s * (base_turn - x))
+        terms = jnp.stack(
+            [
+                log_q + 0 * x,
+                log_stay + log_p - s * (x + 0.5 * s),
+                log_r + log_p + s * (x - 0.5 * s),
+            ]
+        )
+        _, down, up = jax.nn.softmax(jnp.maximum(terms, -1e300), axis=0)
+        return s * (t * base_weight + alpha * (up - down))
+
+    top_slope = (2 * alpha - 1) * s
+    centers = [
+        zero,
+        jnp.clip(base_turn, 2 * s, 3 * s),
+        jnp.clip(knee, s, 3 * s),
+        _settle(slope, top_slope, zero, top_slope),
+        _settle(slope, alpha * s, zero, top_slope),
+        _settle(slope, zero, zero, top_slope),
+    ]
+    return _windows(
+        centers,
+        _transitions(knee, turn, s),
+        _transitions(base_turn, base_turn, s),
+    )
+
+
+def _settle(slope, start: Array, low: Array, high: Array) -> Array:
+    """Follows ``x = slope(x)`` from ``start`` to the bump of the integrand nearby.
+
+    The exponent is ``integral(slope) - x²/2``. A Newton step where it is more concave
+    than a unit Gaussian, the plain fixed-point step elsewhere, and the middle of the
+    bracket where those leave it.
+    """
+    x = start
+    for _ in range(14):
+        value, derivative = jax.jvp(slope, (x,), (jnp.ones_like(x),))
+        low = jnp.where(value >= x, x, low)
+        high = jnp.where(value <= x, x, high)
+        step = x + (value - x) / jnp.maximum(1.0 - derivative, 1.0)
+        x = jnp.where((step >= low) & (step <= high), step, 0.5 * (low + high))
+    return x
+
+
+def _only_root(slope, low: Array, high: Array) -> Array:
+    """The one solution of ``x = slope(x)`` for a decreasing slope, by bisection."""
+    for _ in range(40):
+        middle = 0.5 * (low + high)
+        above = slope(middle) >= middle
+        low, high = jnp.where(above, middle, low), jnp.where(above, high, middle)
+    return 0.5 * (low + high)

@@ -1,0 +1,139 @@
+"""Gauss–Legendre panels laid where an integrand needs them.
+
+The moments of privacy-loss distributions are integrals of smooth functions with
+several narrow features whose places are known in closed form but lie anywhere: two
+or three Gaussian bumps (width 1) and transitions (width 1/shift). Each feature asks
+for a density of panels in a window; the panels are then laid so that each takes the
+same share of the combined density, so that one fixed number of nodes serves every
+setting of a batch.
+
+Arrays here keep the batch *last* and the consumed axis (windows, panels, nodes)
+first: XLA's loops on the CPU run over the last axis, and only then use vector
+instructions for the elementary functions (measured: eight times faster).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+
+def gauss_legendre(num_nodes: int) -> tuple[np.ndarray, np.ndarray]:
+    """Nodes and weights of the Gauss–Legendre rule on [0, 1], each (num_nodes,)."""
+    nodes, weights = np.polynomial.legendre.leggauss(num_nodes)
+    return (nodes + 1) / 2, weights / 2
+
+
+def integrate_panels(
+    integrand: Callable[[Array], Array],
+    lefts: Array,
+    rights: Array,
+    *,
+    nodes_per_panel: int,
+) -> Array:
+    """Sums the integrals of ``integrand`` over the panels of each batch element.
+
+    Args:
+      integrand: maps nodes (nodes_per_panel, n) to values of the same shape.
+      lefts: (num_panels, n) left edges.
+      rights: (num_panels, n) right edges.
+      nodes_per_panel: Gauss–Legendre nodes in each panel (static).
+
+    Returns:
+      (n,) the sums. Panels are visited one after the other, so memory does not grow
+      with their number.
+    """
+    unit_nodes, unit_weights = gauss_legendre(nodes_per_panel)
+    # Plain Python floats multiply: an array would make them part of the loop's input.
+    unit_nodes, unit_weights = unit_nodes[:, None], unit_weights[:, None]
+
+    def add_panel(total: Array, edges: tuple[Array, Array]) -> tuple[Array, None]:
+        left, right = edges
+        width = right - left
+        values = integrand(left + width * unit_nodes)
+        return total + width * jnp.sum(values * unit_weights, axis=0), None
+
+    total, _ = jax.lax.scan(add_panel, jnp.zeros_like(lefts[0]), (lefts, rights))
+    return total
+
+
+def lay_panels(
+    low: Array, high: Array, density: Array, floor: Array, *, num_panels: int
+) -> tuple[Array, Array]:
+    """Edges of panels that cover the union of windows.
+
+    Args:
+      low: (J, n) left ends of the windows.
+      high: (J, n) right ends, each >= its left end.
+      density: (J, n) panels per unit length wanted in each window, > 0. Where windows
+        overlap the largest counts. Only the ratios matter: the panels take equal
+        shares of the total.
+      floor: (n,) where the domain begins; windows are cut there.
+      num_panels: number of panels (static).
+
+    Returns:
+      ``(lefts, rights)``, each (num_panels, n). Gaps between windows get no panel: the
+      caller vouches that nothing of weight lies there. No panel straddles a gap.
+    """
+    low, high = jnp.maximum(low, floor), jnp.maximum(high, floor)
+    ends = jnp.sort(jnp.concatenate([low, high], axis=0), axis=0)
+    left, length = ends[:-1], jnp.diff(ends, axis=0)
+    middle = left + 0.5 * length
+    panels_per_unit = jnp.zeros_like(middle)
+    for j in range(low.shape[0]):
+        inside = (middle > low[j]) & (middle < high[j])
+        panels_per_unit = jnp.maximum(
+            panels_per_unit, jnp.where(inside, density[j], 0.0)
+        )
+    share = _whole_panels(panels_per_unit * length, length, num_panels)
+    return _edges(left, length, share, num_panels)
+
+
+def _whole_panels(share: Array, length: Array, num_panels: int) -> Array:
+    """Scales the shares so that every run of segments between gaps sums to an integer.
+
+    A gap is a segment of positive length that no window covers. The sum over all runs
+    is at most ``num_panels``; panels left over are empty.
+    """
+    is_gap = (share <= 0) & (length > 0)
+    run = jnp.cumsum(is_gap, axis=0)
+    run_share = jnp.zeros_like(share)
+    for j in range(share.shape[0]):
+        run_share = run_share + jnp.where(run == run[j], share[j], 0.0)
+    total = jnp.sum(share, axis=0)
+    spare = num_panels - jnp.sum(is_gap, axis=0) - 1
+    safe_run = jnp.where(run_share > 0, run_share, 1.0)
+    safe_total = jnp.where(total > 0, total, 1.0)
+    whole = jnp.ceil(run_share * (spare / safe_total) * (1 - 1e-12))
+    return share * (whole / safe_run)
+
+
+def _edges(
+    left: Array, length: Array, share: Array, num_panels: int
+) -> tuple[Array, Array]:
+    """Left and right edges of the panels: where the cumulated share is an integer.
+
+    At a gap the two differ: the panel before it ends at its left end, the panel after
+    it begins at its right end.
+    """
+    after = jnp.cumsum(share, axis=0)
+    before = after - share
+    slope = jnp.where(share > 0, share, 1.0)
+    slack = 1e-9  # cumulated shares are integers at a gap only up to rounding
+    target = np.arange(num_panels + 1, dtype=np.float64)[:, None]
+    lefts = jnp.full((num_panels, left.shape[1]), -jnp.inf, left.dtype)
+    rights = jnp.full_like(lefts, jnp.inf)
+    for j in range(left.shape[0]):
+        inner = jnp.clip((target - before[j]) / slope[j], 0.0, 1.0)
+        position = left[j] + inner * length[j]
+        used = share[j] > 0
+        begun = used & (before[j] <= target[:-1] + slack)
+        ended = used & (after[j] >= target[1:] - slack)
+        lefts = jnp.where(begun, jnp.maximum(lefts, position[:-1]), lefts)
+        rights = jnp.where(ended, jnp.minimum(rights, position[1:]), rights)
+    # Panels beyond the last whole one are empty; keep their nodes finite.
+    return lefts, jnp.where(jnp.isfinite(rights), rights, lefts)

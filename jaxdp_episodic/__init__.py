@@ -1,0 +1,30 @@
+"""Differential-privacy accounting for episodic training, in JAX."""
+
+from jaxdp_episodic.accounting.answers import delta, epsilon, rdp
+from jaxdp_episodic.accounting.step import ComposedSteps, GaussianStep, compose
+from jaxdp_episodic.sampling.designs import GroupedClasses, IndependentEpisodes
+from jaxdp_episodic.sampling.population import Population
+from jaxdp_episodic.sampling.rates import inclusion_rates
+from jaxdp_episodic.sampling.schemes import (
+    MultistageSampling,
+    Poisson,
+    WithoutReplacement,
+)
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "ComposedSteps",
+    "GaussianStep",
+    "GroupedClasses",
+    "IndependentEpisodes",
+    "MultistageSampling",
+    "Poisson",
+    "Population",
+    "WithoutReplacement",
+    "compose",
+    "delta",
+    "epsilon",
+    "inclusion_rates",
+    "rdp",
+]

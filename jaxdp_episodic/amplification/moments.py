@@ -30,6 +30,8 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
+from jaxdp_episodic.numerics.combinatorics import log_binomial
+from jaxdp_episodic.numerics.power_excess import log_expm1, scaled_power_excess
 from jaxdp_episodic.numerics.quadrature import integrate_panels, lay_panels
 
 # Half-width, in standard deviations, of the window around a Gaussian bump, and the
@@ -39,8 +41,6 @@ _BUMP_DENSITY = 0.25
 # Panels around a transition of the log-ratio, in units of 1/shift: (half-width,
 # density). Its singularities lie at a distance of pi.
 _TRANSITION = ((6.0, 0.4), (16.0, 0.15), (50.0, 0.05))
-# Terms of the power series of f_a, used where |a log(1 + v)| <= 1.
-_SERIES_TERMS = 17
 _LARGEST_EXPONENT = 600.0
 _LOG_SQRT_2PI = 0.5 * math.log(2 * math.pi)
 
@@ -82,7 +82,7 @@ def log_excess_sampled(
     excess = _log_integral(
         log_parts, windows, bumps, floor, t, direction, num_panels, nodes_per_panel
     )
-    gaussian = _log_expm1(0.5 * t * (1 + t) * s * s)
+    gaussian = log_expm1(0.5 * t * (1 + t) * s * s)
     return jnp.where(p >= 1, gaussian, excess)
 
 
@@ -141,8 +141,59 @@ def log_excess_antipodal(
         num_panels,
         nodes_per_panel,
     )
-    gaussian = _log_expm1(2.0 * t * (1 + t) * s * s)
+    gaussian = log_expm1(2.0 * t * (1 + t) * s * s)
     return jnp.where((p >= 1) & (r >= 1), gaussian, excess)
+
+
+def log_excess_episodes(
+    t: Array,
+    episode_rate: Array,
+    shift: Array,
+    num_episodes: Array,
+    *,
+    num_panels: int,
+    nodes_per_panel: int,
+) -> Array:
+    """Log-excess for independent episodes, each of which may hold the protected unit.
+
+    With J ~ Binomial(B, eta) the number of episodes that hold it, ``e1 = P(J >= 1)``
+    and ``w_k = P(J = k) / e1``, both profiles are the mixture over k of those of a swap
+    with rate ``e1`` and shift ``k shift``; the excess is linear in the profiles.
+
+    Args:
+      t: (n,) order minus one, > 0.
+      episode_rate: (n,) eta in (0, 1], the chance to be in one given episode.
+      shift: (n,) shift of one swapped contribution, > 0.
+      num_episodes: (n,) B, whole numbers >= 1 as floats. The cost grows with the
+        largest B of the batch: all terms count, because the rare large k dominate the
+        moments of high order.
+      num_panels: panels of the quadrature.
+      nodes_per_panel: nodes in each panel.
+
+    Returns:
+      (n,) log-excess; exact up to quadrature error.
+    """
+    t, eta, s, episodes = jnp.broadcast_arrays(t, episode_rate, shift, num_episodes)
+    log_absent = jnp.log1p(-eta)  # -inf at eta = 1
+    any_rate = -jnp.expm1(episodes * log_absent)
+
+    def add_term(k: Array, total: Array) -> Array:
+        count = jnp.minimum(k.astype(s.dtype), episodes)
+        log_weight = log_binomial(episodes, count) + count * jnp.log(eta)
+        rest = episodes - count
+        log_weight += jnp.where(rest > 0, rest * log_absent, 0.0) - jnp.log(any_rate)
+        term = log_weight + log_excess_sampled(
+            t,
+            any_rate,
+            count * s,
+            direction="symmetric",
+            num_panels=num_panels,
+            nodes_per_panel=nodes_per_panel,
+        )
+        return jnp.where(k <= episodes, jnp.logaddexp(total, term), total)
+
+    last = jnp.max(episodes).astype(jnp.int32)
+    return jax.lax.fori_loop(1, last + 1, add_term, jnp.full_like(s, -jnp.inf))
 
 
 def _log_mixture_ratio(log_likelihood_ratio: Array, p: Array) -> Array:
@@ -185,67 +236,11 @@ def _log_integral(
 
     def integrand(x: Array) -> Array:
         y, b = log_parts(x)
-        return _scaled_excess(y, b - peak, t, direction)
+        return scaled_power_excess(y, b - peak, t, direction)
 
     lefts, rights = lay_panels(*windows, floor, num_panels=num_panels)
     total = integrate_panels(integrand, lefts, rights, nodes_per_panel=nodes_per_panel)
     return jnp.log(total) + peak
-
-
-def _scaled_excess(y: Array, b: Array, t: Array, direction: str) -> Array:
-    """``e^b f(e^y - 1)`` without cancellation; y and b are (nodes, n), t is (n,)."""
-    alpha = 1 + t
-    base = jnp.exp(b)
-    small = jnp.abs(alpha * y) <= 1
-    y_small = jnp.where(small, y, 0.0)
-    y_large = jnp.where(small, 1.0, y)
-    tilted = jnp.exp(y_large + b)  # density of P
-    linear = t * (tilted - base)
-    near, away = 0.0, 0.0
-    if direction != "backward":
-        near = near + _excess_series(alpha, alpha, y_small)
-        # (1+v)^alpha - 1 - alpha v = (1+v) ((1+v)^t - 1) - t v
-        away = away + _times_expm1(y_large + b, tilted, t * y_large) - linear
-    if direction != "forward":
-        near = near + _excess_series(-t, alpha, y_small)
-        # (1+v)^{-t} - 1 + t v
-        away = away + _times_expm1(b, base, -t * y_large) + linear
-    near = base * (t * alpha) * y_small * y_small * near
-    return jnp.where(small, near, away)
-
-
-def _times_expm1(log_factor: Array, factor: Array, exponent: Array) -> Array:
-    """``factor (e^exponent - 1)`` where e^exponent alone may overflow."""
-    short = exponent <= 1.0
-    moderate = factor * jnp.expm1(jnp.where(short, exponent, 0.0))
-    power = jnp.exp(jnp.where(short, -jnp.inf, exponent + log_factor))
-    return jnp.where(short, moderate, power - factor)
-
-
-def _excess_series(power: Array, scale: Array, y: Array) -> Array:
-    """``f_a(e^y - 1) / (a (a-1) y²)`` for ``|scale y| <= 1``, a = power, scale >= |a|, 1.
-
-    f_a = sum_{k>=2} (a^k - a) y^k / k!, and (a^k - a)/(a (a-1)) = 1 + a + … + a^{k-2}.
-    """
-    z, ratio = scale * y, power / scale
-    coefficient = jnp.ones_like(power)
-    coefficients = [coefficient / 2.0]
-    inverse = 1.0
-    for j in range(1, _SERIES_TERMS):
-        inverse = inverse / scale
-        coefficient = ratio * coefficient + inverse
-        coefficients.append(coefficient / math.factorial(j + 2))
-    total = coefficients[-1] * jnp.ones_like(z)
-    for term in reversed(coefficients[:-1]):
-        total = total * z + term
-    return total
-
-
-def _log_expm1(x: Array) -> Array:
-    """``log(e^x - 1)`` for x > 0."""
-    return jnp.where(
-        x > 30, x, jnp.log(jnp.expm1(jnp.minimum(x, 30.0)))
-    )
 
 
 def _bumps(centers: list[Array]) -> tuple[list[Array], list[Array], list[Array]]:

@@ -1,0 +1,1 @@
+"""From a step to numbers: Rényi-DP, epsilon, delta, calibration, reports."""

@@ -1,0 +1,84 @@
+"""``f_a(v) = (1+v)^a - 1 - a v``, the excess of a power over its tangent.
+
+Moments of privacy losses are integrals of f_a. Both its ends are delicate: for small v
+it is ``a (a-1) v²/2``, far below the terms that it is the difference of, and for large
+powers it overflows long before its integral's logarithm does.
+"""
+
+from __future__ import annotations
+
+import math
+
+import jax.numpy as jnp
+from jax import Array
+
+# Terms of the power series of f_a, used where |a log(1 + v)| <= 1: the next one is
+# below 1e-15 of the sum.
+_SERIES_TERMS = 17
+
+
+def scaled_power_excess(y: Array, b: Array, t: Array, direction: str) -> Array:
+    """``e^b f(e^y - 1)`` without cancellation and without overflow of ``e^y``.
+
+    Args:
+      y: (..., n) log(1 + v).
+      b: (..., n) logarithm of the weight.
+      t: (n,) > 0; the order is ``alpha = 1 + t``.
+      direction: "forward" for ``f_alpha``, "backward" for ``f_{1-alpha}``, "symmetric"
+        for their sum.
+
+    Returns:
+      (..., n), >= 0; relative error a few 1e-15.
+    """
+    alpha = 1 + t
+    base = jnp.exp(b)
+    small = jnp.abs(alpha * y) <= 1
+    y_small = jnp.where(small, y, 0.0)
+    y_large = jnp.where(small, 1.0, y)
+    tilted = jnp.exp(y_large + b)  # density of P
+    linear = t * (tilted - base)
+    near, away = 0.0, 0.0
+    if direction != "backward":
+        near = near + _excess_series(alpha, alpha, y_small)
+        # (1+v)^alpha - 1 - alpha v = (1+v) ((1+v)^t - 1) - t v
+        away = away + _times_expm1(y_large + b, tilted, t * y_large) - linear
+    if direction != "forward":
+        near = near + _excess_series(-t, alpha, y_small)
+        # (1+v)^{-t} - 1 + t v
+        away = away + _times_expm1(b, base, -t * y_large) + linear
+    near = base * (t * alpha) * y_small * y_small * near
+    return jnp.where(small, near, away)
+
+
+def _times_expm1(log_factor: Array, factor: Array, exponent: Array) -> Array:
+    """``factor (e^exponent - 1)`` where e^exponent alone may overflow."""
+    short = exponent <= 1.0
+    moderate = factor * jnp.expm1(jnp.where(short, exponent, 0.0))
+    power = jnp.exp(jnp.where(short, -jnp.inf, exponent + log_factor))
+    return jnp.where(short, moderate, power - factor)
+
+
+def _excess_series(power: Array, scale: Array, y: Array) -> Array:
+    """``f_a(e^y - 1) / (a (a-1) y²)`` for ``|scale y| <= 1``, a = power, scale >= |a|, 1.
+
+    f_a = sum_{k>=2} (a^k - a) y^k / k!, and (a^k - a)/(a (a-1)) = 1 + a + … + a^{k-2}.
+    """
+    z, ratio = scale * y, power / scale
+    coefficient = jnp.ones_like(power)
+    coefficients = [coefficient / 2.0]
+    inverse = 1.0
+    for j in range(1, _SERIES_TERMS):
+        inverse = inverse / scale
+        coefficient = ratio * coefficient + inverse
+        coefficients.append(coefficient / math.factorial(j + 2))
+    total = coefficients[-1] * jnp.ones_like(z)
+    for term in reversed(coefficients[:-1]):
+        total = total * z + term
+    return total
+
+
+def log_expm1(x: Array) -> Array:
+    """``log(e^x - 1)`` for x > 0."""
+    return jnp.where(
+        x > 30, x, jnp.log(jnp.expm1(jnp.minimum(x, 30.0)))
+    )

@@ -1,0 +1,169 @@
+"""RDP curves and privacy profiles of one release, as pure JAX functions.
+
+RDP functions take the orders as a vector (K,), consumed as the trailing axis, and
+parameters of shape (...,); they return (..., K). Profiles are elementwise. Nothing is
+validated here. A result that would underflow is rounded up to the smallest normal
+number instead of down to 0.
+"""
+
+from __future__ import annotations
+
+import math
+
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+_SQRT_2PI = math.sqrt(2 * math.pi)
+# Taylor coefficients of (e^x - 1 - x) / x² for |x| <= 1/2: the next term is < 1e-19.
+_REMAINDER_COEFFICIENTS = tuple(1 / math.factorial(k) for k in range(2, 18))
+# e^{-v²/2} is e^{-40} of its peak at this distance, which ends the integration window.
+_WINDOW = math.sqrt(80.0)
+# Panels halve towards the window's lower end, where 1 - e^{-sy} may rise steeply.
+_WINDOW_EDGES = np.concatenate([[0.0], 0.5 ** np.arange(25, -1, -1)])
+_PANEL_NODES, _PANEL_WEIGHTS = np.polynomial.legendre.leggauss(40)
+
+
+def gaussian_rdp(orders: Array, noise_multiplier: Array) -> Array:
+    """``alpha / (2 sigma²)``.
+
+    Reference: Mironov (2017), arXiv:1702.07476, Proposition 7.
+    """
+    inverse = 1 / noise_multiplier[..., None]
+    return _round_up((0.5 * orders * inverse) * inverse, inverse > 0)
+
+
+def laplace_rdp(orders: Array, scale: Array) -> Array:
+    """``log M / (alpha - 1)`` of two Laplace laws at distance ``s = 1/scale``.
+
+    ``M = (alpha e^{(alpha-1)s} + (alpha-1) e^{-alpha s}) / (2 alpha - 1)``. The linear
+    terms of the exponentials cancel, and so does the 1: ``M - 1 = [alpha f((alpha-1)s)
+    + (alpha-1) f(-alpha s)] / (2 alpha - 1)`` with ``f(x) = e^x - 1 - x >= 0``.
+
+    Reference: Mironov (2017), arXiv:1702.07476, Proposition 6.
+    """
+    shift = 1 / scale[..., None]
+    t = orders - 1
+    rise = t * shift
+    near = rise <= 1
+    rise_near = jnp.where(near, rise, 0.0)
+    fall_near = jnp.where(near, -orders * shift, 0.0)
+    excess = orders * _exp_remainder(rise_near) + t * _exp_remainder(fall_near)
+    log_moment_near = jnp.log1p(excess / (orders + t))
+    ratio = t / orders * jnp.exp(-(orders + t) * shift)  # of the two exponentials
+    log_moment_far = rise + jnp.log1p(ratio) - jnp.log1p(t / orders)
+    return _round_up(jnp.where(near, log_moment_near, log_moment_far) / t, shift > 0)
+
+
+def randomized_response_rdp(orders: Array, epsilon: Array) -> Array:
+    """``log M / (alpha - 1)`` of a bit and its opposite, each told by its bearer.
+
+    ``M = (e^{alpha eps} + e^{(1-alpha) eps}) / (1 + e^eps)``, in which nothing cancels
+    once written
+    ``M - 1 = (1 - e^{-alpha eps}) (e^{(alpha-1) eps} - 1) / (1 + e^{-eps})``.
+
+    Reference: Mironov (2017), arXiv:1702.07476, Proposition 5.
+    """
+    eps = epsilon[..., None]
+    t = orders - 1
+    near = t * eps <= 1
+    safe = jnp.where(near, eps, 0.0)
+    excess = -jnp.expm1(-orders * safe) * jnp.expm1(t * safe)
+    log_moment_near = jnp.log1p(excess / (1 + jnp.exp(-safe)))
+    correction = jnp.log1p(jnp.exp(-(orders + t) * eps)) - jnp.log1p(jnp.exp(-eps))
+    rdp = jnp.where(near, log_moment_near, t * eps + correction) / t
+    return _round_up(rdp, eps > 0)
+
+
+def interpolated_rdp(orders: Array, values: Array) -> Array:
+    """RDP between whole orders, by convexity of ``(alpha - 1) rdp(alpha)``.
+
+    ``values`` is (..., T): upper bounds at the orders 2 … T + 1. The log-moment
+    ``(alpha - 1) rdp(alpha)`` is convex and 0 at ``alpha = 1`` (van Erven and Harremoës
+    2014, arXiv:1206.2459, Corollary 2), so the chord is an upper bound. Orders beyond
+    T + 1 give ``inf``.
+    """
+    num_values = values.shape[-1]
+    whole = jnp.floor(orders)
+    weight = orders - whole
+    index = whole.astype(int) - 2
+    below = jnp.take(values, jnp.clip(index, 0, num_values - 1), axis=-1)
+    above = jnp.take(values, jnp.clip(index + 1, 0, num_values - 1), axis=-1)
+    # Shares of the two ends in the log-moment, divided by alpha - 1. At whole orders
+    # the upper end has no share, also if it is infinite; below 2 the lower end.
+    t = orders - 1
+    from_below = jnp.where(index >= 0, below * ((1 - weight) * (whole - 1) / t), 0.0)
+    from_above = jnp.where(weight > 0, above * (weight * whole / t), 0.0)
+    known = orders <= num_values + 1
+    return jnp.where(known, from_below + from_above, jnp.inf)
+
+
+def gaussian_delta(epsilon: Array, noise_multiplier: Array) -> Array:
+    """``Phi(s/2 - eps/s) - e^eps Phi(-s/2 - eps/s)`` with ``s = 1/sigma``.
+
+    The difference cancels. The same number is ``int_0^inf (1 - e^{-s y}) phi(y + t)
+    dy``, ``t = eps/s - s/2``: the expectation of ``(1 - e^{eps - L})_+`` over the
+    privacy loss L, all terms positive.
+
+    Reference: Balle and Wang (2018), arXiv:1805.06530, Theorem 8.
+    """
+    shift, eps = jnp.broadcast_arrays(1 / noise_multiplier, epsilon)
+    regular = (shift > 0) & jnp.isfinite(shift) & jnp.isfinite(eps)
+    s = jnp.where(regular, shift, 1.0)
+    t = jnp.where(regular, eps, 0.0) / s - s / 2
+    # y = start + z and v = y + t = first + z over the window where phi(v) has weight;
+    # kept apart because start and t cancel when both are large.
+    start = jnp.maximum(-t - _WINDOW, 0.0)
+    first = jnp.maximum(t, -_WINDOW)
+    ahead = jnp.maximum(t, 0.0)
+    width = jnp.where(
+        t >= 0, 80.0 / (ahead + jnp.sqrt(ahead * ahead + 80.0)), _WINDOW - first
+    )
+    s, t, start, first, width = (
+        a[..., None, None] for a in (s, t, start, first, width)
+    )
+    edges = _WINDOW_EDGES.astype(shift.dtype)
+    half = width * (np.diff(edges)[:, None] / 2)
+    z = width * edges[:-1, None] + half * (1 + _PANEL_NODES.astype(shift.dtype))
+    exponent = jnp.where(t >= 0, -z * (t + z / 2), -0.5 * jnp.square(first + z))
+    terms = -jnp.expm1(-s * (start + z)) * jnp.exp(exponent)
+    total = jnp.sum(half * _PANEL_WEIGHTS.astype(shift.dtype) * terms, axis=(-2, -1))
+    delta = jnp.minimum(total / _SQRT_2PI * jnp.exp(-0.5 * ahead * ahead), 1.0)
+    limit = jnp.where(jnp.isinf(shift), 1.0, 0.0)
+    return jnp.where(regular, _round_up(delta, regular), limit)
+
+
+def laplace_delta(epsilon: Array, scale: Array) -> Array:
+    """``1 - e^{(epsilon - s)/2}`` for ``epsilon < s = 1/scale``, else 0.
+
+    Reference: Balle, Barthe and Gaboardi (2018), arXiv:1807.01647, Theorem 3.
+    """
+    return -jnp.expm1(_shortfall(epsilon, 1 / scale) / 2)
+
+
+def randomized_response_delta(epsilon: Array, pure_epsilon: Array) -> Array:
+    """``(e^eps0 - e^eps) / (1 + e^eps0)`` for ``eps < eps0``, else 0."""
+    gap = _shortfall(epsilon, pure_epsilon)
+    return -jnp.expm1(gap) / (1 + jnp.exp(-pure_epsilon))
+
+
+def _shortfall(epsilon: Array, limit: Array) -> Array:
+    """``min(epsilon - limit, 0)``; ``-inf`` at an infinite limit, also at inf - inf."""
+    finite = jnp.isfinite(limit)
+    gap = jnp.minimum(epsilon - jnp.where(finite, limit, 0.0), 0.0)
+    return jnp.where(finite, gap, -jnp.inf)
+
+
+def _round_up(value: Array, positive: Array) -> Array:
+    """At least the smallest normal number where ``positive``; 0 elsewhere."""
+    return jnp.where(positive, jnp.maximum(value, jnp.finfo(value.dtype).tiny), 0.0)
+
+
+def _exp_remainder(x: Array) -> Array:
+    """``e^x - 1 - x``: Taylor near 0, where the difference cancels."""
+    small = jnp.abs(x) <= 0.5
+    near = jnp.where(small, x, 0.0)
+    series = jnp.zeros_like(near)
+    for coefficient in reversed(_REMAINDER_COEFFICIENTS):
+        series = series * near + coefficient
+    return jnp.where(small, near * near * series, jnp.expm1(x) - x)

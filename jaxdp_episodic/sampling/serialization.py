@@ -1,0 +1,186 @@
+"""Specs to plain dictionaries and back: one schema for TOML, JSON lines and ledgers.
+
+A spec becomes ``{"version": 1, "type": "Poisson", ...}``: one key a field, arrays as
+nested lists, fields that are ``None`` left out (TOML has no null), nested specs as
+dictionaries with a ``"type"`` of their own. Reading is strict: an unknown key, a
+missing key, a type or version that is not known is refused, and the message says
+where (``step.sampling.levels[1]: unknown key 'sise'; did you mean 'size'?``).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from jaxdp_episodic import _validation
+
+SCHEMA_VERSION = 1
+# Deeper than any schema here and than any array that makes sense; far from the
+# interpreter's recursion limit.
+_MAX_DEPTH = 32
+_MAX_INTEGER = 2**63 - 1
+
+
+def spec_to_dict(spec: Any) -> dict[str, Any]:
+    """Returns the JSON- and TOML-safe dictionary of a spec, with its version."""
+    return {"version": SCHEMA_VERSION, **_encode_spec(spec)}
+
+
+def spec_from_dict(
+    allowed: type | Sequence[type], mapping: Any, *, where: str | None = None
+) -> Any:
+    """Returns the spec that a dictionary describes; the inverse of `spec_to_dict`.
+
+    Args:
+      allowed: the class, or the classes, that ``mapping["type"]`` may name.
+      mapping: what `spec_to_dict` returned, or the same from a TOML or JSON file. It
+        may come from a stranger.
+      where: how errors call the place of ``mapping``, e.g. ``"step.sampling"``;
+        default: the names of the allowed classes.
+
+    Raises:
+      TypeError: something is not a mapping, or a field has the wrong type.
+      ValueError: an unknown or missing key, type or version; a value out of range;
+        nesting deeper than 32 levels; an integer of more than 64 bits.
+      NotImplementedError: a well-formed description of something not covered.
+    """
+    classes = (allowed,) if isinstance(allowed, type) else tuple(allowed)
+    where = where or " or ".join(cls.__name__ for cls in classes)
+    _refuse_hostile(where, mapping)
+    return _decode(classes, mapping, where, nested=False)
+
+
+def spec_fields(spec: Any) -> tuple[str, ...]:
+    """Returns the names of the fields that make up a spec's value.
+
+    Fields declared with ``compare=False`` are labels: neither compared nor written.
+    """
+    return tuple(f.name for f in dataclasses.fields(spec) if f.compare)
+
+
+def _encode_spec(spec: Any) -> dict[str, Any]:
+    """A spec's dictionary without the version."""
+    values = {name: getattr(spec, name) for name in spec_fields(spec)}
+    encoded = {k: _encode(v) for k, v in values.items() if v is not None}
+    return {"type": type(spec).__name__, **encoded}
+
+
+def _encode(value: Any) -> Any:
+    """One field: spec, tuple, array or plain value."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return _encode_spec(value)
+    if isinstance(value, tuple):
+        return [_encode(item) for item in value]
+    if isinstance(value, np.ndarray | np.generic):
+        return value.tolist()
+    return value
+
+
+def _decode(
+    classes: tuple[type, ...], mapping: Any, where: str, *, nested: bool
+) -> Any:
+    """Builds the spec named by ``mapping["type"]`` from its fields."""
+    if not isinstance(mapping, Mapping):
+        raise TypeError(f"{where} must be a table of keys, got {_show(mapping)}")
+    _check_version(mapping, where, required=not nested)
+    cls: Any = _named_class(classes, mapping, where)
+    fields = {k: v for k, v in mapping.items() if k not in ("version", "type")}
+    _check_keys(cls, fields, where)
+    for key, options in cls.nested_specs.items():
+        if key in fields:
+            fields[key] = _decode_nested(options, fields[key], f"{where}.{key}")
+    try:
+        return cls.from_fields(fields)
+    except NotImplementedError as error:
+        raise NotImplementedError(f"{where}: {error}") from error
+    except TypeError as error:
+        raise TypeError(f"{where}: {error}") from error
+    except ValueError as error:
+        raise ValueError(f"{where}: {error}") from error
+
+
+def _decode_nested(classes: tuple[type, ...], value: Any, where: str) -> Any:
+    """A nested spec, or a list of them."""
+    if isinstance(value, list | tuple):
+        return tuple(
+            _decode(classes, item, f"{where}[{i}]", nested=True)
+            for i, item in enumerate(value)
+        )
+    return _decode(classes, value, where, nested=True)
+
+
+def _check_version(mapping: Mapping[Any, Any], where: str, *, required: bool) -> None:
+    if "version" not in mapping:
+        if required:
+            raise ValueError(
+                f"{where}: missing key 'version' (this library writes {SCHEMA_VERSION})"
+            )
+        return
+    version = mapping["version"]
+    if type(version) is not int or version != SCHEMA_VERSION:
+        raise ValueError(
+            f"{where}: version must be {SCHEMA_VERSION}, got {_show(version)}"
+        )
+
+
+def _named_class(
+    classes: tuple[type, ...], mapping: Mapping[Any, Any], where: str
+) -> type:
+    names = {cls.__name__: cls for cls in classes}
+    if "type" not in mapping:
+        raise ValueError(
+            f"{where}: missing key 'type', which must be one of {tuple(names)}"
+        )
+    return names[_validation.choice(f"{where}.type", mapping["type"], names)]
+
+
+def _check_keys(cls: type, fields: Mapping[Any, Any], where: str) -> None:
+    """Refuses unknown keys first: a typo also makes the right key missing."""
+    known = spec_fields(cls)
+    for key in fields:
+        if not isinstance(key, str):
+            raise TypeError(
+                f"{where}: keys must be strings, got one of type {type(key).__name__}"
+            )
+        if key not in known:
+            hint = _validation.nearest(key, known) or f"; the keys are {known}"
+            raise ValueError(f"{where}: unknown key {_show(key)}{hint}")
+    for field in dataclasses.fields(cls):
+        required = (
+            field.default is dataclasses.MISSING
+            and field.default_factory is dataclasses.MISSING
+        )
+        if field.compare and required and field.name not in fields:
+            raise ValueError(f"{where}: missing key {field.name!r}")
+
+
+def _refuse_hostile(where: str, root: Any) -> None:
+    """Refuses nesting and integers that would break Python's own repr or NumPy.
+
+    Iterative on purpose: the input may be nested deeper than the call stack.
+    """
+    stack = [(root, 0)]
+    while stack:
+        container, depth = stack.pop()
+        if depth > _MAX_DEPTH:
+            raise ValueError(f"{where}: nested deeper than {_MAX_DEPTH} levels")
+        for item in _items(container):
+            if isinstance(item, Mapping | list | tuple):
+                stack.append((item, depth + 1))
+            elif isinstance(item, int) and abs(item) > _MAX_INTEGER:
+                raise ValueError(f"{where}: holds an integer of more than 64 bits")
+
+
+def _items(value: Any) -> Iterable[Any]:
+    """The values of a mapping, the elements of a list, or the value itself."""
+    if isinstance(value, Mapping):
+        return value.values()
+    return value if isinstance(value, list | tuple) else (value,)
+
+
+def _show(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."

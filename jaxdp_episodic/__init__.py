@@ -1,6 +1,11 @@
 """Differential-privacy accounting for episodic training, in JAX."""
 
 from jaxdp_episodic.accounting.answers import delta, epsilon, rdp
+from jaxdp_episodic.accounting.calibration import (
+    calibrate_noise_multiplier,
+    calibrate_num_steps,
+    calibrate_rate,
+)
 from jaxdp_episodic.accounting.step import ComposedSteps, GaussianStep, compose
 from jaxdp_episodic.sampling.designs import GroupedClasses, IndependentEpisodes
 from jaxdp_episodic.sampling.population import Population
@@ -22,6 +27,9 @@ __all__ = [
     "Poisson",
     "Population",
     "WithoutReplacement",
+    "calibrate_noise_multiplier",
+    "calibrate_num_steps",
+    "calibrate_rate",
     "compose",
     "delta",
     "epsilon",

@@ -38,9 +38,8 @@ class Resolution(NamedTuple):
 FINE = Resolution(16, 16)  # 1e-10 relative in rdp
 COARSE = Resolution(9, 6)  # 1e-3 or so: good enough to find the order
 
-_SEARCH_STEPS = 11
+_SEARCH_STEPS = 9
 _LOG_T_RANGE = (-90.0, 90.0)
-_LARGEST_SEARCH_STEP = 3.0
 
 
 class StepGroup(NamedTuple):
@@ -110,13 +109,16 @@ def best_epsilon(
 ) -> tuple[Array, Array]:
     """Smallest epsilon at ``delta`` over all orders > 1, and the order; each (n,)."""
 
+    def objective(t: Array, value: Array) -> Array:
+        return (value - log_delta - jnp.log1p(t)) / t - jnp.log1p(1 / t)
+
     def residual(t: Array, value: Array, slope: Array) -> Array:
         curvature = jnp.maximum(t * slope - value, 0.0) + jnp.log1p(t)
         return jnp.log(curvature) - jnp.log(-log_delta)
 
-    t = _search(kinds, groups, residual, highest=-log_delta)
+    t = _search(kinds, groups, objective, residual, -log_delta, -log_delta)
     value = log_moment(kinds, "forward", t, groups, FINE)
-    return epsilon_at(t, value, log_delta), 1 + t
+    return jnp.maximum(objective(t, value), 0.0), 1 + t
 
 
 def best_log_delta(
@@ -124,92 +126,94 @@ def best_log_delta(
 ) -> tuple[Array, Array]:
     """Smallest log(delta) at ``epsilon`` over all orders > 1, and the order."""
 
+    def objective(t: Array, value: Array) -> Array:
+        return value - t * (epsilon + jnp.log1p(1 / t)) - jnp.log1p(t)
+
     def residual(t: Array, value: Array, slope: Array) -> Array:
         del value
         return jnp.log(slope) - jnp.log(epsilon + jnp.log1p(1 / t))
 
-    t = _search(kinds, groups, residual, highest=_LOG_T_RANGE[1])
+    t = _search(kinds, groups, objective, residual, _LOG_T_RANGE[1], 10.0)
     value = log_moment(kinds, "forward", t, groups, FINE)
-    return log_delta_at(t, value, epsilon), 1 + t
-
-
-def epsilon_at(t: Array, value: Array, log_delta: Array) -> Array:
-    """Epsilon from ``L(t)`` at one order; upper bound, at least 0."""
-    epsilon = (value - log_delta - jnp.log1p(t)) / t - jnp.log1p(1 / t)
-    return jnp.maximum(epsilon, 0.0)
-
-
-def log_delta_at(t: Array, value: Array, epsilon: Array) -> Array:
-    """log(delta) from ``L(t)`` at one order; upper bound, at most 0."""
-    log_delta = value - t * (epsilon + jnp.log1p(1 / t)) - jnp.log1p(t)
-    return jnp.minimum(log_delta, 0.0)
+    return jnp.minimum(objective(t, value), 0.0), 1 + t
 
 
 def _search(
     kinds: tuple[str, ...],
     groups: tuple[StepGroup, ...],
+    objective: Callable[[Array, Array], Array],
     residual: Callable[[Array, Array, Array], Array],
     highest: Array | float,
+    budget: Array | float,
 ) -> Array:
-    """The t where an increasing residual of log t changes sign; coarse quadrature.
+    """The t that minimises the objective, with the coarse quadrature.
 
-    A secant in log t, kept inside a bracket and to steps of a factor e³. The residuals
-    behave as a power of t with exponent about 2 away from the phase transition of the
-    sampled Gaussian, whence the first slope.
+    Newton's method in log t on the objective's derivative (``residual``, increasing),
+    kept inside a bracket. The best t that was visited is returned.
     """
 
-    def evaluate(log_t: Array) -> Array:
+    def value_and_slope(log_t: Array) -> tuple[Array, Array]:
+        def moment(t: Array) -> Array:
+            return log_moment(kinds, "forward", t, groups, COARSE)
+
         t = jnp.exp(log_t)
-        value, slope = jax.jvp(
-            lambda t: log_moment(kinds, "forward", t, groups, COARSE),
-            (t,),
-            (jnp.ones_like(t),),
-        )
-        result = residual(t, value, slope)
-        # An overflow means that t is far too large.
-        return jnp.where(jnp.isnan(result), jnp.inf, result)
+        value, slope = jax.jvp(moment, (t,), (jnp.ones_like(t),))
+        return residual(t, value, slope), objective(t, value)
 
     def improve(_: int, state: tuple[Array, ...]) -> tuple[Array, ...]:
-        log_t, low, high, last_log_t, last, slope = state
-        value = evaluate(log_t)
-        low = jnp.where(value <= 0, log_t, low)
-        high = jnp.where(value > 0, log_t, high)
-        moved = jnp.abs(log_t - last_log_t) > 1e-9
-        gap = jnp.where(moved, log_t - last_log_t, 1.0)
-        secant = (value - last) / gap
-        slope = jnp.where(moved & jnp.isfinite(secant), secant, slope)
-        slope = jnp.clip(slope, 0.05, 1e6)
-        step = jnp.clip(-value / slope, -_LARGEST_SEARCH_STEP, _LARGEST_SEARCH_STEP)
-        proposal = log_t + step
-        bracketed = (low > _LOG_T_RANGE[0]) & (high < highest)
-        inside = (proposal > low) & (proposal < high)
-        fallback = jnp.where(bracketed, 0.5 * (low + high), jnp.clip(proposal, low, high))
-        return (
-            jnp.where(inside, proposal, fallback),
-            low,
-            high,
-            log_t,
-            jnp.where(jnp.isfinite(value), value, last),
-            slope,
+        log_t, low, high, best, best_log_t = state
+        (value, cost), (slope, _) = jax.jvp(
+            value_and_slope, (log_t,), (jnp.ones_like(log_t),)
         )
+        # An overflow means that t is far too large.
+        too_high = ~(value <= 0)
+        better = cost < best
+        best, best_log_t = (
+            jnp.where(better, cost, best),
+            jnp.where(better, log_t, best_log_t),
+        )
+        low, high = jnp.where(too_high, low, log_t), jnp.where(too_high, log_t, high)
+        step = jnp.clip(-value / jnp.maximum(slope, 0.05), -4.0, 4.0)
+        proposal = log_t + jnp.where(jnp.isfinite(step), step, -1.0)
+        inside = (proposal > low) & (proposal < high)
+        log_t = jnp.where(inside, proposal, 0.5 * (low + high))
+        return log_t, low, high, best, best_log_t
 
     example = groups[0].count[0]
     low = jnp.full_like(example, _LOG_T_RANGE[0])
     high = jnp.broadcast_to(jnp.minimum(highest, _LOG_T_RANGE[1]), example.shape)
-    start = jnp.clip(_first_order(kinds, groups), low, high)
-    # The first secant has nothing to compare with: `last` equal to the start.
-    state = (start, low, high, start, jnp.zeros_like(start), jnp.full_like(start, 2.0))
-    log_t, *_ = jax.lax.fori_loop(0, _SEARCH_STEPS, improve, state)
-    return jnp.exp(log_t)
+    start = jnp.clip(_first_order(kinds, groups, budget), low, high)
+    state = (start, low, high, jnp.full_like(start, jnp.inf), start)
+    *_, best_log_t = jax.lax.fori_loop(0, _SEARCH_STEPS, improve, state)
+    return jnp.exp(best_log_t)
 
 
-def _first_order(kinds: tuple[str, ...], groups: tuple[StepGroup, ...]) -> Array:
-    """A rough log t: where a run with the small-rate curvature spends 10 nats."""
-    total = 0.0
-    for _, group in zip(kinds, groups, strict=True):
-        rate = group.rate * group.inner_rate
-        growth = jnp.expm1(jnp.minimum(group.shift**2, 30.0))
-        total = total + jnp.sum(
-            group.count * group.outer_rate * (rate**2 * growth), axis=0
-        )
-    return 0.5 * (jnp.log(20.0) - jnp.log(total))
+def _first_order(
+    kinds: tuple[str, ...], groups: tuple[StepGroup, ...], budget: Array | float
+) -> Array:
+    """A rough log t of the best order: the smaller of two simple answers.
+
+    One is where a run spends ``budget`` nats at the curvature of small rates,
+    ``rate² (e^{shift²} - 1) t²``. The other is where the term ``rate^alpha
+    e^{alpha (alpha-1) shift²/2}`` takes over: beyond it L(t) jumps by orders of
+    magnitude within a thousandth of log t, and a search that starts on the wrong side
+    of the jump would have to bisect.
+    """
+    curvature, jump = 0.0, jnp.inf
+    for kind, group in zip(kinds, groups, strict=True):
+        rate, s = group.rate * group.inner_rate, group.shift
+        growth = jnp.expm1(jnp.minimum(s * s, 30.0))
+        curvature += jnp.sum(group.count * group.outer_rate * rate**2 * growth, axis=0)
+        spent = jnp.log(jnp.maximum(group.count * group.outer_rate, 1e-300))
+        target = jnp.log(budget) + 4.0 - spent
+        linear = jnp.log(rate)
+        if kind == "antipodal":  # P/Q grows like r p/(1-p) e^{sx}
+            linear -= jnp.maximum(jnp.log1p(-group.rate), -50.0)
+        # s²/2 alpha² + (linear - s²/2) alpha = target
+        half = 0.5 * s * s
+        b = linear - half
+        root = jnp.sqrt(jnp.maximum(b * b + 4 * half * target, 0.0))
+        alpha = (root - b) / (2 * half)
+        jump = jnp.minimum(jump, jnp.min(jnp.where(b < 0, alpha, jnp.inf), axis=0))
+    smooth = 0.5 * (jnp.log(2.0 * budget) - jnp.log(curvature))
+    return jnp.minimum(smooth, jnp.log(jnp.maximum(jump - 1, 1e-3)))

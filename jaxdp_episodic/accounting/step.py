@@ -121,6 +121,14 @@ class GaussianStep(Spec):
             return path_rates(drawn.sampling, self.population, used - 1)
         return path_rates(drawn, self.population, used)
 
+    @property
+    def level_names_used(self) -> tuple[str, ...]:
+        """Names of the levels that ``path_rates`` has, top to bottom."""
+        names = self.sampling.level_names
+        if isinstance(self.sampling, IndependentEpisodes):
+            names = names[1:]  # the episode itself is not drawn out of anything
+        return names[: self.path_rates.num_levels]
+
     @functools.cached_property
     def num_protected_units(self) -> int | None:
         """How many units are protected, where a `Population` says so; else None."""
@@ -259,9 +267,7 @@ def _check_small_units(step: GaussianStep) -> None:
     rates = step.path_rates
     if step.small_units == "keep":
         return
-    names = step.sampling.level_names[-rates.num_levels :]
-    if isinstance(step.sampling, IndependentEpisodes | GroupedClasses):
-        names = step.sampling.level_names[1:] if rates.num_levels == 2 else names
+    names = step.level_names_used
     for level, small in enumerate(rates.clipped):
         if not np.any(small):
             continue

@@ -38,27 +38,24 @@ def integrate_panels(
     """Sums the integrals of ``integrand`` over the panels of each batch element.
 
     Args:
-      integrand: maps nodes (nodes_per_panel, n) to values of the same shape.
+      integrand: maps nodes (num_panels, n) to values of the same shape.
       lefts: (num_panels, n) left edges.
       rights: (num_panels, n) right edges.
       nodes_per_panel: Gauss–Legendre nodes in each panel (static).
 
     Returns:
-      (n,) the sums. Panels are visited one after the other, so memory does not grow
-      with their number.
+      (n,) the sums. The loop runs over the nodes, with all panels side by side: one
+      fused pass over arrays that fit the cache, whatever the number of nodes.
     """
-    unit_nodes, unit_weights = gauss_legendre(nodes_per_panel)
-    # Plain Python floats multiply: an array would make them part of the loop's input.
-    unit_nodes, unit_weights = unit_nodes[:, None], unit_weights[:, None]
+    width = rights - lefts
 
-    def add_panel(total: Array, edges: tuple[Array, Array]) -> tuple[Array, None]:
-        left, right = edges
-        width = right - left
-        values = integrand(left + width * unit_nodes)
-        return total + width * jnp.sum(values * unit_weights, axis=0), None
+    def add_node(total: Array, rule: tuple[Array, Array]) -> tuple[Array, None]:
+        node, weight = rule
+        return total + weight * integrand(lefts + width * node), None
 
-    total, _ = jax.lax.scan(add_panel, jnp.zeros_like(lefts[0]), (lefts, rights))
-    return total
+    rule = tuple(jnp.asarray(a, lefts.dtype) for a in gauss_legendre(nodes_per_panel))
+    total, _ = jax.lax.scan(add_node, jnp.zeros_like(lefts), rule)
+    return jnp.sum(width * total, axis=0)
 
 
 def lay_panels(

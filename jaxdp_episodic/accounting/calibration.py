@@ -1,0 +1,354 @@
+"""How much noise, how many steps, which rate: the settings that meet a target.
+
+Every answer ends on the private side: it was evaluated and its epsilon is at most the
+target.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+
+from jaxdp_episodic import _validation
+from jaxdp_episodic.accounting.answers import check_method, worst_epsilon
+from jaxdp_episodic.accounting.resolution import DominatingPair, dominating_pair
+from jaxdp_episodic.accounting.step import GaussianStep, Sampling
+from jaxdp_episodic.numerics.roots import largest_within
+from jaxdp_episodic.sampling.designs import GroupedClasses, IndependentEpisodes
+from jaxdp_episodic.sampling.population import Population
+from jaxdp_episodic.sampling.schemes import (
+    MultistageSampling,
+    Poisson,
+    Scheme,
+)
+
+_TOLERANCE = 1e-7
+_NOISE_RANGE = (1e-9, 1e18)
+_SMALLEST_PROBABILITY = 1e-15
+_MAX_STEPS = 2**53
+
+
+def calibrate_noise_multiplier(
+    sampling: Sampling | Scheme,
+    *,
+    epsilon: Any,
+    delta: Any,
+    num_steps: Any,
+    clip_unit: str | None = None,
+    privacy_unit: str | None = None,
+    neighboring_relation: str = "add_remove",
+    population: Population | None = None,
+    small_units: str | None = None,
+    method: str = "rdp",
+) -> np.ndarray | np.float64:
+    """Returns the smallest noise multiplier that keeps epsilon within the target.
+
+    Args:
+      sampling: as in `GaussianStep`, like the arguments not listed here.
+      epsilon: target, > 0 and finite, nats.
+      delta: in (0, 1).
+      num_steps: whole number >= 0.
+      clip_unit: as in `GaussianStep`.
+      privacy_unit: as in `GaussianStep`.
+      neighboring_relation: as in `GaussianStep`.
+      population: as in `GaussianStep`.
+      small_units: as in `GaussianStep`.
+      method: how epsilon is computed; see `epsilon`.
+
+    Returns:
+      float64 of the broadcast shape, within 1e-7 relative of the smallest such noise
+      and never below what was checked to be enough; 0 where nothing is drawn or no
+      step taken, ``inf`` where a noise multiplier of 1e18 is not enough.
+
+    Raises:
+      TypeError: an argument of the wrong type.
+      ValueError: a value out of range.
+      NotImplementedError: a method or combination that is not covered.
+    """
+    check_method(method)
+    step = GaussianStep(
+        sampling,
+        noise_multiplier=1.0,
+        clip_unit=clip_unit,
+        privacy_unit=privacy_unit,
+        neighboring_relation=neighboring_relation,
+        population=population,
+        small_units=small_units,
+    )
+    run = _Targets(step, epsilon, delta, num_steps)
+
+    def excess(inverse_noise: np.ndarray, active: np.ndarray) -> np.ndarray:
+        return run.excess(active, noise_multiplier=1 / inverse_noise)
+
+    least, most = _NOISE_RANGE
+    everywhere = np.arange(run.size)
+    start = run.rough_noise()
+    low, high = _bracket(excess, 1 / start, floor=1 / most, ceiling=1 / least)
+    found = 1 / largest_within(excess, low, high, tolerance=_TOLERANCE)
+    # 1 / (1 / x) may round down; what is returned must be what was checked.
+    bad = np.isfinite(found) & (run.excess(everywhere, noise_multiplier=found) > 0)
+    found = np.where(bad, found * (1 + _TOLERANCE), found)
+    found = np.where(low == 0, np.inf, found)
+    found = np.where(run.is_silent(), 0.0, found)
+    return run.shaped(found)
+
+
+def calibrate_num_steps(
+    step: GaussianStep, *, epsilon: Any, delta: Any, method: str = "rdp"
+) -> np.ndarray | np.int64:
+    """Returns the largest number of steps that stays within the target epsilon.
+
+    Args:
+      step: the step.
+      epsilon: target, > 0 and finite, nats.
+      delta: in (0, 1).
+      method: how epsilon is computed; see `epsilon`.
+
+    Returns:
+      int64 of the broadcast shape; 0 where one step is too many, 2**53 where that many
+      or more are within the target.
+
+    Raises:
+      TypeError: an argument of the wrong type.
+      ValueError: a value out of range.
+      NotImplementedError: a method that is not covered.
+    """
+    check_method(method)
+    _check_is_step(step)
+    run = _Targets(step, epsilon, delta, 1)
+
+    def excess(count: np.ndarray, active: np.ndarray) -> np.ndarray:
+        return run.excess(active, num_steps=count)
+
+    everywhere = np.arange(run.size)
+    one = np.ones(run.size)
+    too_many = ~(excess(one, everywhere) <= 0)
+    low, high = _bracket(excess, one, floor=1.0, ceiling=float(_MAX_STEPS))
+    found = largest_within(excess, low, high, tolerance=0, integer=True)
+    found = np.where(too_many, 0, found).astype(np.int64)
+    return run.shaped(found)
+
+
+def calibrate_rate(
+    step: GaussianStep,
+    *,
+    level: str,
+    epsilon: Any,
+    delta: Any,
+    num_steps: Any,
+    method: str = "rdp",
+) -> np.ndarray | np.float64 | np.int64:
+    """Returns the largest rate of one level that keeps epsilon within the target.
+
+    Args:
+      step: the step; the rate it has at ``level`` is ignored.
+      level: name of the level. Where it is drawn by `Poisson`, its sampling
+        probability is sought; without replacement, its size.
+      epsilon: target, > 0 and finite, nats.
+      delta: in (0, 1).
+      num_steps: whole number >= 0.
+      method: how epsilon is computed; see `epsilon`.
+
+    Returns:
+      The broadcast shape: float64 probabilities (within 1e-7 relative of the largest,
+      on the private side), or int64 sizes, at most the population's, 0 where not even
+      one is within the target.
+
+    Raises:
+      TypeError: an argument of the wrong type.
+      ValueError: a value out of range, an unknown level, or one that is not drawn.
+      NotImplementedError: a method that is not covered.
+    """
+    check_method(method)
+    _check_is_step(step)
+    scheme = _scheme_of(step, level)
+    one = dataclasses.replace(step, sampling=_with_rate(step, level, np.asarray(1)))
+    run = _Targets(one, epsilon, delta, num_steps)
+    everywhere = np.arange(run.size)
+    all_rates = np.ones(run.size)
+
+    def excess(rate: np.ndarray, active: np.ndarray) -> np.ndarray:
+        all_rates[active] = rate
+        shaped = all_rates.reshape(run.shape)
+        changed = _with_rate(step, level, shaped)
+        pair = dominating_pair(dataclasses.replace(step, sampling=changed))
+        return run.excess(active, pair=pair)
+
+    if isinstance(scheme, Poisson):
+        least = np.full(run.size, _SMALLEST_PROBABILITY)
+        most = np.ones(run.size)
+        hopeless = ~(excess(least, everywhere) <= 0)
+        full = excess(most, everywhere) <= 0
+        low, high = np.where(full, 1.0, least), np.where(full | hopeless, 0.0, most)
+        found = largest_within(excess, low, high, tolerance=_TOLERANCE)
+        return run.shaped(np.where(hopeless, 0.0, found))
+    most = np.broadcast_to(_largest_size(one, level), run.shape).reshape(-1)
+    most = most.astype(np.float64)
+    least = np.ones(run.size)
+    hopeless = ~(excess(least, everywhere) <= 0)
+    full = excess(most, everywhere) <= 0
+    low = np.where(full, most, least)
+    high = np.where(full | hopeless, 0.0, most)
+    found = largest_within(excess, low, high, tolerance=0, integer=True)
+    return run.shaped(np.where(full, most, np.where(hopeless, 0, found)).astype(int))
+
+
+class _Targets:
+    """The targets of one calibration, flattened, and the run they are about."""
+
+    def __init__(
+        self, step: GaussianStep, epsilon: Any, delta: Any, num_steps: Any
+    ) -> None:
+        targets = {
+            "epsilon": _validation.positive_array("epsilon", epsilon),
+            "delta": _validation.open_unit_array("delta", delta),
+            "num_steps": _validation.integer_array("num_steps", num_steps, minimum=0),
+        }
+        self.shape = _validation.broadcast_shape(
+            step=np.empty(step.shape, np.uint8), **targets
+        )
+        self.size = int(np.prod(self.shape))
+        flat = {k: self._flat(v.astype(np.float64)) for k, v in targets.items()}
+        self.epsilon, self.delta = flat["epsilon"], flat["delta"]
+        self.num_steps = flat["num_steps"]
+        self.pair = dominating_pair(step)
+
+    def excess(
+        self,
+        active: np.ndarray,
+        *,
+        pair: DominatingPair | None = None,
+        noise_multiplier: np.ndarray | None = None,
+        num_steps: np.ndarray | None = None,
+    ) -> np.ndarray:
+        """``log(epsilon / target)`` of some elements, with something changed."""
+        pair = self._taken(self.pair if pair is None else pair, active)
+        if noise_multiplier is not None:
+            pair = pair.with_noise_multiplier(noise_multiplier)
+        steps = self.num_steps[active] if num_steps is None else num_steps
+        value = worst_epsilon(
+            (pair,), (steps[:, None],), self.delta[active], (len(active),)
+        )
+        with np.errstate(divide="ignore"):
+            return np.log(value) - np.log(self.epsilon[active])
+
+    def is_silent(self) -> np.ndarray:
+        """Where no noise is needed: nothing is drawn on any path, or no step taken."""
+        rate = self.pair.outer_rate * self.pair.rate * self.pair.inner_rate
+        nothing = np.broadcast_to((rate == 0).all(axis=-1), self.shape)
+        return nothing.reshape(-1) | (self.num_steps == 0)
+
+    def rough_noise(self) -> np.ndarray:
+        """A first guess: the Gaussian mechanism with the amplified sensitivity."""
+        pair = self.pair
+        rate = pair.rate * pair.inner_rate * pair.num_episodes * pair.sensitivity
+        rate = np.broadcast_to(rate.max(axis=-1), self.shape).reshape(-1)
+        spread = np.sqrt(2 * self.num_steps * -np.log(self.delta))
+        return np.clip(0.5 + rate * spread / self.epsilon, 0.1, 1e9)
+
+    def shaped(self, values: np.ndarray) -> Any:
+        """The flat answers in the targets' shape; a NumPy scalar if 0-d."""
+        return values.reshape(self.shape)[()]
+
+    def _flat(self, array: np.ndarray) -> np.ndarray:
+        return np.broadcast_to(array, self.shape).reshape(-1)
+
+    def _taken(self, pair: DominatingPair, active: np.ndarray) -> DominatingPair:
+        """The pair's fields at some of the flattened settings, (len(active), P)."""
+        shape = self.shape or (1,)
+        index = np.unravel_index(active, shape)
+
+        def take(field: np.ndarray) -> np.ndarray:
+            if field.size == 1:
+                return field.reshape(1, 1)
+            return np.broadcast_to(field, (*shape, field.shape[-1]))[index]
+
+        return DominatingPair(pair.kind, *(take(np.asarray(f)) for f in pair[1:]))
+
+
+def _bracket(
+    excess: Any, start: np.ndarray, *, floor: float, ceiling: float
+) -> tuple[np.ndarray, np.ndarray]:
+    """Steps out from ``start`` by growing factors until the sign changes.
+
+    Returns ``(low, high)``; ``low = 0`` where even the floor exceeds the target, and
+    ``high = 0`` (finished) there and where even the ceiling does not.
+    """
+    everywhere = np.arange(start.size)
+    start = np.clip(start, floor, ceiling)
+    within = excess(start, everywhere) <= 0
+    low, high = np.where(within, start, 0.0), np.where(within, 0.0, start)
+    factor = 2.0
+    active = everywhere
+    while active.size:
+        upward = low[active] > 0
+        edge = np.where(upward, low[active], high[active])
+        x = np.where(upward, edge * factor, edge / factor)
+        x = np.clip(np.rint(x) if floor == 1.0 else x, floor, ceiling)
+        ok = excess(x, active) <= 0
+        low[active] = np.where(ok, x, low[active])
+        high[active] = np.where(ok, high[active], x)
+        at_end = np.where(upward, x >= ceiling, x <= floor)
+        unfinished = (low[active] == 0) | (high[active] == 0)
+        active = active[unfinished & ~at_end]
+        factor = min(factor * factor, 1e4)
+    never = low == 0
+    return np.where(never, 0.0, low), np.where(never, 0.0, high)
+
+
+def _check_is_step(step: Any) -> None:
+    if not isinstance(step, GaussianStep):
+        raise TypeError(f"step must be a GaussianStep, got {step!r}")
+
+
+def _scheme_of(step: GaussianStep, level: str) -> Scheme:
+    """The scheme that draws a level."""
+    drawn = step.sampling
+    _validation.choice("level", level, drawn.level_names)
+    if isinstance(drawn, IndependentEpisodes):
+        drawn = drawn.sampling
+    schemes = (
+        (drawn.episodes, drawn.classes, drawn.examples)
+        if isinstance(drawn, GroupedClasses)
+        else drawn.levels
+    )
+    for scheme in schemes:
+        if scheme is not None and scheme.name == level:
+            return scheme
+    raise ValueError(f"level must be one that is drawn, got {level!r}, which is not")
+
+
+def _with_rate(step: GaussianStep, level: str, rate: np.ndarray) -> Sampling:
+    """The step's sampling with another probability or size at one level."""
+    scheme = _scheme_of(step, level)
+    field = "sampling_probability" if isinstance(scheme, Poisson) else "size"
+    changed = dataclasses.replace(scheme, **{field: rate})
+    return _with_scheme(step.sampling, changed)
+
+
+def _with_scheme(drawn: Sampling, changed: Scheme) -> Sampling:
+    if isinstance(drawn, IndependentEpisodes):
+        inner = _with_scheme(drawn.sampling, changed)
+        return dataclasses.replace(drawn, sampling=inner)
+    if isinstance(drawn, GroupedClasses):
+        field = {"episode": "episodes", "class": "classes", "example": "examples"}
+        return dataclasses.replace(drawn, **{field[changed.name]: changed})
+    return MultistageSampling(
+        *(changed if scheme.name == changed.name else scheme for scheme in drawn.levels)
+    )
+
+
+def _largest_size(step: GaussianStep, level: str) -> np.ndarray:
+    """Sizes beyond this draw nothing more, or are refused where small units are."""
+    rates = step.path_rates
+    names = step.level_names_used
+    if level not in names:
+        raise ValueError(
+            f"level must be one of {names}, at or above the privacy unit, got {level!r}"
+        )
+    group = rates.group_sizes[names.index(level)]
+    assert group is not None  # a level without replacement has a size
+    refused = step.small_units == "error"
+    return group.min(axis=-1) if refused else group.max(axis=-1)

@@ -1,0 +1,89 @@
+"""Vectorized search for the last point that keeps a promise.
+
+Host-side NumPy: the functions searched here are whole accountants, and only the
+elements that still move are evaluated.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+_MAX_EVALUATIONS = 200
+
+
+def largest_within(
+    excess: Callable[[np.ndarray, np.ndarray], np.ndarray],
+    low: np.ndarray,
+    high: np.ndarray,
+    *,
+    tolerance: float,
+    integer: bool = False,
+) -> np.ndarray:
+    """Largest x in [low, high) that was seen to have ``excess(x) <= 0``.
+
+    A secant in (log x, excess), kept inside the bracket; when the bracket does not
+    halve in two steps, its middle. Probes are placed half a tolerance beside the
+    estimate, on the side whose end is farther away, so that both ends close in.
+
+    Args:
+      excess: maps x (m,) and the indices (m,) of the elements meant to an increasing
+        function of x, (m,); NaN counts as positive.
+      low: (n,) > 0, known to have excess <= 0.
+      high: (n,) > low, known to have excess > 0. An element with ``high <= low`` is
+        finished: its answer is ``low``.
+      tolerance: relative width of the final bracket; ignored if ``integer``.
+      integer: search whole numbers only, to the last one.
+
+    Returns:
+      (n,) x with ``excess(x) <= 0`` in the very evaluation that was made, or ``low``.
+
+    Raises:
+      RuntimeError: no convergence, which a function that is not increasing at all
+        can cause.
+    """
+    low, high = np.array(low, np.float64), np.array(high, np.float64)
+    last_x, last_f = low.copy(), np.full(low.shape, np.nan)
+    old_width = np.full((2, *low.shape), np.inf)
+    guess = np.sqrt(low) * np.sqrt(high)
+    for _ in range(_MAX_EVALUATIONS):
+        open_ = high - low > (1 if integer else tolerance * low)
+        active = np.flatnonzero(open_)
+        if active.size == 0:
+            return low
+        x = _inside(guess[active], low[active], high[active], integer)
+        f = excess(x, active)
+        within = f <= 0
+        low[active] = np.where(within, x, low[active])
+        high[active] = np.where(within, high[active], x)
+        guess[active] = _secant(x, f, last_x[active], last_f[active])
+        last_x[active], last_f[active] = x, f
+        width = np.log(high) - np.log(low)
+        # The end that is farther from the estimate is the one to move.
+        with np.errstate(invalid="ignore"):
+            nudge = 1 + (0.5 / high if integer else 0.4 * tolerance)
+            guess *= np.where(high / guess > guess / low, nudge, 1 / nudge)
+        stuck = ~(guess > low) | ~(guess < high) | (width > 0.5 * old_width[0])
+        guess = np.where(stuck, np.sqrt(low) * np.sqrt(high), guess)
+        old_width = np.stack([old_width[1], width])
+    raise RuntimeError(f"no convergence after {_MAX_EVALUATIONS} evaluations")
+
+
+def _secant(
+    x: np.ndarray, f: np.ndarray, last_x: np.ndarray, last_f: np.ndarray
+) -> np.ndarray:
+    """Where the line through two points in (log x, f) crosses 0; NaN if it cannot."""
+    with np.errstate(all="ignore"):
+        slope = (f - last_f) / np.log(x / last_x)
+        guess = x * np.exp(-f / slope)
+    return np.where((slope > 0) & np.isfinite(guess), guess, np.nan)
+
+
+def _inside(
+    guess: np.ndarray, low: np.ndarray, high: np.ndarray, integer: bool
+) -> np.ndarray:
+    """The guess as a point strictly between the ends."""
+    if integer:
+        return np.clip(np.rint(guess), low + 1, high - 1)
+    return guess

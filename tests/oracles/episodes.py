@@ -1,0 +1,230 @@
+"""Exact releases of grouped classes and of independent episodes, by enumeration.
+
+Grouped classes: every class is in at most one episode of a step. Three draws of the
+episodes are enumerated: "partition" (all classes are partitioned afresh, then each
+episode is drawn with a probability), "without_replacement" (classes are drawn, then
+grouped) and "poisson" (every class with a probability, then grouped, left-overs
+dropped). The content of an episode is the frozenset of its classes' contents.
+
+Independent episodes: B episodes, each a fresh draw through all stages of a tree.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from oracles import mixtures, trees
+
+Groups = frozenset[frozenset[int]]
+
+
+class GroupedDesign(NamedTuple):
+    """A pool of classes, how episodes are drawn from it, and who is protected.
+
+    `draw` is "partition" (`value` = an episode's probability), "without_replacement"
+    (`value` = number of episodes) or "poisson" (`value` = a class's probability).
+    `path` is (class,) or (class, example). A class removed leaves the pool, or, with
+    `emptied`, stays on the list without examples.
+    """
+
+    pool: tuple
+    ways: int
+    draw: str
+    value: float
+    examples: trees.Scheme
+    path: tuple[int, ...]
+    relation: str
+    s: float
+    emptied: bool = False
+
+    def neighbours(self) -> tuple[tuple, tuple]:
+        """The larger (or original) pool and its neighbour."""
+        name, classes = self.pool
+        if self.emptied:
+            i = self.path[0]
+            emptied = (classes[i][0], ())
+            return self.pool, (name, (*classes[:i], emptied, *classes[i + 1 :]))
+        root = trees.Design(
+            self.pool, (), 0, self.path, self.relation, self.s
+        ).neighbours()
+        return root
+
+    def rates(self) -> tuple[float, float]:
+        """Rate of the class (or of its episode), and of what is protected below it."""
+        classes = self.pool[1]
+        r_in = 1.0
+        if len(self.path) == 2:
+            r_in = self.examples.rate(len(classes[self.path[0]][1]))
+        if self.draw == "without_replacement":
+            return self.value * self.ways / len(classes), r_in
+        return self.value, r_in
+
+
+def _groupings(drawn: tuple[int, ...], ways: int) -> dict[Groups, float]:
+    """Uniformly random episodes of `ways` classes; the left-overs are dropped."""
+    found: dict[Groups, float] = {}
+    weight = 1 / math.factorial(len(drawn))
+    used = len(drawn) // ways * ways
+    for order in itertools.permutations(drawn):
+        groups = frozenset(frozenset(order[i : i + ways]) for i in range(0, used, ways))
+        found[groups] = found.get(groups, 0.0) + weight
+    return found
+
+
+def _draws(design: GroupedDesign, num_classes: int) -> dict[Groups, float]:
+    """Probability of every set of candidate episodes."""
+    everyone = range(num_classes)
+    if design.draw == "partition":
+        return _groupings(tuple(everyone), design.ways)
+    if design.draw == "poisson":
+        scheme = trees.Scheme("poisson", design.value)
+    else:
+        size = int(design.value) * design.ways
+        scheme = trees.Scheme("without_replacement", size)
+    found: dict[Groups, float] = {}
+    for weight, drawn in scheme.subsets(num_classes):
+        for groups, share in _groupings(drawn, design.ways).items():
+            found[groups] = found.get(groups, 0.0) + weight * share
+    return found
+
+
+class _Pool:
+    """One neighbour with its draws enumerated."""
+
+    def __init__(self, design: GroupedDesign, pool: tuple) -> None:
+        classes = pool[1]
+        below = [trees.contents(unit, (design.examples,)) for unit in classes]
+        self.draws = _draws(design, len(classes))
+        self.chance = design.value if design.draw == "partition" else 1.0
+        self.contents: dict[frozenset[int], trees.Distribution] = {}
+        for group in {group for groups in self.draws for group in groups}:
+            self.contents[group] = {}
+            for drawn in itertools.product(*(below[i].items() for i in sorted(group))):
+                key = frozenset(content for content, _ in drawn)
+                self.contents[group][key] = float(np.prod([w for _, w in drawn]))
+
+    def release(self, groups: Groups, table: dict) -> mixtures.Mixture:
+        """Mixture of the release, given the candidate episodes."""
+        sums: mixtures.Mixture = {0.0: 1.0}
+        for group in groups:
+            episode: mixtures.Mixture = {0.0: 1 - self.chance}
+            for content, weight in self.contents[group].items():
+                value = table[content]
+                episode[value] = episode.get(value, 0.0) + weight * self.chance
+            sums = mixtures.convolved(sums, episode)
+        return sums
+
+    def mixed(self, table: dict) -> mixtures.Mixture:
+        """Mixture of the release when the grouping stays secret."""
+        total: mixtures.Mixture = {}
+        for groups, weight in self.draws.items():
+            for value, chance in self.release(groups, table).items():
+                total[value] = total.get(value, 0.0) + weight * chance
+        return total
+
+
+def grouped(design: GroupedDesign, *, reveal: bool = False):
+    """All contents, and table, g -> both divergences of the enumerated step; exact.
+
+    With `reveal` (only "partition", with the same classes listed in both neighbours)
+    the partition is part of the release.
+    """
+    first, second = (_Pool(design, pool) for pool in design.neighbours())
+    keys = {c for pool in (first, second) for d in pool.contents.values() for c in d}
+
+    def divergences(table: dict, g: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        if not reveal:
+            one, two = first.mixed(table), second.mixed(table)
+            return (
+                mixtures.hockey_stick(one, two, design.s, g),
+                mixtures.hockey_stick(two, one, design.s, g),
+            )
+        totals = [np.zeros(len(g)), np.zeros(len(g))]
+        for groups, weight in first.draws.items():
+            one, two = (pool.release(groups, table) for pool in (first, second))
+            totals[0] += weight * mixtures.hockey_stick(one, two, design.s, g)
+            totals[1] += weight * mixtures.hockey_stick(two, one, design.s, g)
+        return totals[0], totals[1]
+
+    return sorted(keys, key=repr), divergences
+
+
+def grouped_claim(design: GroupedDesign, g: np.ndarray):
+    """Both directions of the claimed profile."""
+    rate, r_in = design.rates()
+    if design.draw == "partition":
+        h = mixtures.claimed_symmetric(rate, r_in, design.s, g)
+    else:
+        h = mixtures.claimed_swapped(rate * r_in, 2 * design.s, g)
+    return h, h
+
+
+def worst_grouped_table(design: GroupedDesign, keys: list) -> dict:
+    """+1 where the protected unit is reached, -1 (0 in other episodes) where not."""
+    name = design.pool[1][design.path[0]][0]
+    private = trees.Design(
+        design.pool, (), 0, design.path, design.relation, design.s
+    ).private_leaves()
+    table = {}
+    for key in keys:
+        drawn = {leaf for unit in key for leaf in trees.content_leaves(unit)} & private
+        if drawn:
+            table[key] = -1.0 if any(str(t).endswith("'") for t in drawn) else 1.0
+        elif design.draw == "partition" and all(unit[0] != name for unit in key):
+            table[key] = 0.0
+        else:
+            table[key] = -1.0
+    return table
+
+
+class IndependentDesign(NamedTuple):
+    """B episodes of a tree, each drawn afresh through all levels."""
+
+    root: tuple
+    schemes: tuple[trees.Scheme, ...]
+    num_episodes: int
+    path: tuple[int, ...]
+    relation: str
+    s: float
+
+    def as_step(self) -> trees.Design:
+        """One episode as a step that is clipped as a whole."""
+        return trees.Design(
+            self.root, self.schemes, 0, self.path, self.relation, self.s
+        )
+
+
+def independent(design: IndependentDesign):
+    """All contents, and table, g -> both divergences of the enumerated step; exact."""
+    step = design.as_step()
+    first, second = (
+        trees.prepare(tree, design.schemes, 0) for tree in step.neighbours()
+    )
+
+    def power(one: mixtures.Mixture) -> mixtures.Mixture:
+        total: mixtures.Mixture = {0.0: 1.0}
+        for _ in range(design.num_episodes):
+            total = mixtures.convolved(total, one)
+        return total
+
+    def divergences(table: dict[Any, float], g: np.ndarray):
+        one, two = power(first(table)), power(second(table))
+        return (
+            mixtures.hockey_stick(one, two, design.s, g),
+            mixtures.hockey_stick(two, one, design.s, g),
+        )
+
+    return trees.all_contents(step), divergences
+
+
+def independent_claim(design: IndependentDesign, g: np.ndarray):
+    """Both directions of the claimed profile."""
+    sizes = design.as_step().path_sizes()
+    pairs = zip(design.schemes, sizes, strict=False)
+    eta = float(np.prod([scheme.rate(size) for scheme, size in pairs]))
+    h = mixtures.claimed_independent_episodes(design.num_episodes, eta, design.s, g)
+    return h, h

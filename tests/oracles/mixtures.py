@@ -1,0 +1,149 @@
+"""Hockey-stick divergences of one-dimensional normal mixtures, and the claims.
+
+`hockey_stick` is the truth for a finite mixture; the `claimed_*` functions are plain
+NumPy and SciPy closed forms of the profiles under test, written for the middle of the
+range only (values above 1e-12). They exist so that the enumeration of small trees can
+be checked by itself, without the library.
+
+Letters: s = contribution's norm over the noise, g = e^epsilon, p = sampling
+probability at the clip level, r_in / r_out = product of the rates below / above it.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from scipy.special import log_ndtr, ndtr
+from scipy.stats import binom
+
+_GRID_STEP = 0.01
+_REACH = 9.0
+_MOST_MEANS = 5_000
+
+Mixture = dict[float, float]
+"""Probability of each mean; the means are multiples of the clip norm."""
+
+
+def hockey_stick(top: Mixture, bottom: Mixture, s: float, g: np.ndarray) -> np.ndarray:
+    """H_g(top || bottom) of mixtures of N(s * mean, 1), for every g; exact.
+
+    The sign changes of P - g Q are bracketed on a grid of step 0.01 and narrowed, and
+    P - g Q is integrated over the positive intervals with normal distribution
+    functions. Any event gives a lower bound on H_g, so a sign change misplaced or
+    missed can only make the answer smaller: never a false alarm.
+    """
+    g = np.atleast_1d(np.asarray(g, dtype=float))
+    means, tops, bottoms = _aligned(top, bottom)
+    if means.size > _MOST_MEANS:
+        raise ValueError(f"at most {_MOST_MEANS} means fit in memory, got {means.size}")
+    means = means * s
+    x = np.arange(means.min() - _REACH, means.max() + _REACH, _GRID_STEP)
+    p, q = _densities(x, means, tops, bottoms)
+    out = np.empty(g.size)
+    for i, level in enumerate(g):
+        gap = p - level * q
+        flips = np.flatnonzero((gap[:-1] > 0) != (gap[1:] > 0))
+        roots = _roots(x[flips], means, tops - level * bottoms)
+        ends = np.concatenate([[-np.inf], roots, [np.inf]])
+        weights = tops - level * bottoms
+        # The upper tail keeps small masses accurate to the right of a mean.
+        below = (ndtr(ends[:, None] - means) * weights).sum(1)
+        above = (ndtr(means - ends[:, None]) * weights).sum(1)
+        mass = np.where(
+            np.abs(below[1:]) < np.abs(above[:-1]),
+            below[1:] - below[:-1],
+            above[:-1] - above[1:],
+        )
+        start = 0 if gap[0] > 0 else 1
+        out[i] = mass[start::2].sum()
+    return np.maximum(out, 0.0)
+
+
+def convolved(one: Mixture, two: Mixture) -> Mixture:
+    """Distribution of the sum of two independent values; equal sums merged."""
+    result: Mixture = {}
+    for a, wa in one.items():
+        for b, wb in two.items():
+            key = round(a + b, 12)
+            result[key] = result.get(key, 0.0) + wa * wb
+    return result
+
+
+def _aligned(top: Mixture, bottom: Mixture):
+    """All means, with both mixtures' weights on them."""
+    means = sorted({*top, *bottom})
+    tops = np.array([top.get(m, 0.0) for m in means])
+    bottoms = np.array([bottom.get(m, 0.0) for m in means])
+    return np.array(means, dtype=float), tops, bottoms
+
+
+def _densities(x: np.ndarray, means: np.ndarray, *weights: np.ndarray):
+    """Each weighting's mixture density, up to the common constant."""
+    kernel = np.exp(-((x[:, None] - means) ** 2) / 2)
+    return [kernel @ w for w in weights]
+
+
+def _roots(left: np.ndarray, means: np.ndarray, weights: np.ndarray) -> np.ndarray:
+    """Bisect the sign changes of the signed mixture in [left, left + step]."""
+    low, high = left.copy(), left + _GRID_STEP
+    (at_low,) = _densities(low, means, weights)
+    for _ in range(20):
+        middle = (low + high) / 2
+        (value,) = _densities(middle, means, weights)
+        same = (value > 0) == (at_low > 0)
+        low, high = np.where(same, middle, low), np.where(same, high, middle)
+    return (low + high) / 2
+
+
+def gaussian(shift: float, g: np.ndarray) -> np.ndarray:
+    """D(shift, g) = H_g(N(shift, 1) || N(0, 1))."""
+    log_g = np.log(g)
+    t = log_g / shift - shift / 2
+    return ndtr(-t) - np.exp(log_g + log_ndtr(-t - shift))
+
+
+def claimed_swapped(eta: float, shift: float, g: np.ndarray, r_out: float = 1.0):
+    """Profile where one contribution is swapped; shift = 2s. Both directions."""
+    if eta == 0:
+        return np.zeros_like(g)
+    return r_out * eta * gaussian(shift, 1 + (g - 1) / eta)
+
+
+def claimed_sampled(
+    p: float, shift: float, g: np.ndarray, r_out: float = 1.0
+) -> tuple[np.ndarray, np.ndarray]:
+    """Forward and backward profile of the sampled pair."""
+    if p == 0:
+        return np.zeros_like(g), np.zeros_like(g)
+    forward = p * gaussian(shift, 1 + (g - 1) / p)
+    k = 1 - g * (1 - p)
+    safe = np.where(k > 0, k, 1.0)
+    backward = np.where(k > 0, safe * gaussian(shift, g * p / safe), 0.0)
+    return r_out * forward, r_out * backward
+
+
+def claimed_symmetric(
+    p: float, r_in: float, s: float, g: np.ndarray, r_out: float = 1.0
+):
+    """H_g(P* || Q*) by the mixture evaluator; both directions."""
+    top = {0.0: 1 - p, -1.0: p * (1 - r_in), 1.0: p * r_in}
+    return r_out * hockey_stick(top, {0.0: 1 - p, -1.0: p}, s, g)
+
+
+def claimed_independent_episodes(
+    num_episodes: int, eta: float, s: float, g: np.ndarray
+):
+    """Profile of B episodes drawn afresh, each clipped; both directions."""
+    reached = -np.expm1(num_episodes * np.log1p(-eta)) if eta < 1 else 1.0
+    return sum(
+        binom.pmf(k, num_episodes, eta) * gaussian(2 * k * s, 1 + (g - 1) / reached)
+        for k in range(1, num_episodes + 1)
+    )
+
+
+def naive_product_rate(inclusion: float, s: float, g: np.ndarray) -> np.ndarray:
+    """The wrong claim: the whole inclusion rate inside the profile.
+
+    Tests plant it and must see it violated. It is false when contributions are
+    clipped below an outer level, because the draw of the outer unit shows.
+    """
+    return claimed_swapped(inclusion, 2 * s, g)

@@ -1,0 +1,249 @@
+"""Exact release distributions of one step on small trees, by enumeration.
+
+A node above the last level is (name, children); a node of the last level is a name.
+Each level's scheme draws children of every unit drawn one level up. The drawn content
+of a clip unit is (name, frozenset of drawn children's contents), and its contribution
+is a table's entry for that content, in [-1, 1] clip norms: equal contents contribute
+equally, in both neighbours, and nothing else is looked at. The release is then a
+finite mixture of normals whose means are sums of contributions.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from oracles import mixtures
+
+Content = Any
+Distribution = dict[Any, float]
+
+
+class Scheme(NamedTuple):
+    """How children are drawn: "poisson" with a probability, or a size."""
+
+    kind: str
+    value: float
+
+    def rate(self, population: int) -> float:
+        """Probability that one of `population` children is drawn."""
+        if self.kind == "poisson":
+            return self.value
+        return min(self.value, population) / population
+
+    def subsets(self, population: int) -> Iterator[tuple[float, tuple[int, ...]]]:
+        """Every sample of range(population), with its probability."""
+        everyone = range(population)
+        if self.kind == "without_replacement":
+            samples = list(
+                itertools.combinations(everyone, min(int(self.value), population))
+            )
+            yield from ((1 / len(samples), sample) for sample in samples)
+            return
+        for size in range(population + 1):
+            weight = self.value**size * (1 - self.value) ** (population - size)
+            if weight > 0:
+                for sample in itertools.combinations(everyone, size):
+                    yield weight, sample
+
+
+class Design(NamedTuple):
+    """A step on a tree, a private unit in it, and the relation that hides it.
+
+    `clip_level` is 0 for the whole step; levels count from 1. `path` gives the
+    positions that lead to the privacy unit, so its length is that unit's level.
+    """
+
+    root: tuple
+    schemes: tuple[Scheme, ...]
+    clip_level: int
+    path: tuple[int, ...]
+    relation: str
+    s: float
+
+    def neighbours(self) -> tuple[tuple, tuple]:
+        """The larger (or original) tree and its neighbour."""
+        return self.root, _edited(self.root, self.path, self.relation == "replace_one")
+
+    def path_sizes(self) -> list[int]:
+        """Number of siblings, itself included, at each level down the path."""
+        sizes, node = [], self.root
+        for position in self.path:
+            sizes.append(len(node[1]))
+            node = node[1][position]
+        return sizes
+
+    def private_leaves(self) -> frozenset:
+        """Names of the examples inside the privacy unit, in either neighbour."""
+        node: Any = self.root
+        for position in self.path:
+            node = node[1][position]
+        return frozenset({*_leaves(node), *_leaves(_renamed(node))})
+
+
+def _renamed(node: Any) -> Any:
+    """The unit with every example's value changed."""
+    if isinstance(node, tuple):
+        return node[0], tuple(_renamed(child) for child in node[1])
+    return f"{node}'"
+
+
+def _edited(node: Any, path: tuple[int, ...], replace: bool) -> Any:
+    """The tree without the unit at `path`, or with its value changed in place."""
+    name, children = node
+    here, rest = path[0], path[1:]
+    if rest:
+        middle = (_edited(children[here], rest, replace),)
+    else:
+        middle = (_renamed(children[here]),) if replace else ()
+    return name, (*children[:here], *middle, *children[here + 1 :])
+
+
+def _leaves(node: Any) -> Iterator[Any]:
+    if isinstance(node, tuple):
+        for child in node[1]:
+            yield from _leaves(child)
+    else:
+        yield node
+
+
+def content_leaves(content: Content) -> Iterator[Any]:
+    """Names of the examples drawn in a content."""
+    if isinstance(content, tuple):
+        for child in content[1]:
+            yield from content_leaves(child)
+    else:
+        yield content
+
+
+def contents(node: Any, schemes: tuple[Scheme, ...]) -> Distribution:
+    """Probability of every drawn content of one unit; schemes of the levels below."""
+    if not isinstance(node, tuple):
+        return {node: 1.0}
+    name, children = node
+    below = [contents(child, schemes[1:]) for child in children]
+    result: Distribution = {}
+    for weight, sample in schemes[0].subsets(len(children)):
+        for drawn in itertools.product(*(below[i].items() for i in sample)):
+            key = name, frozenset(content for content, _ in drawn)
+            chance = weight * float(np.prod([w for _, w in drawn]))
+            result[key] = result.get(key, 0.0) + chance
+    return result
+
+
+def clip_units(node: Any, depth: int) -> list[Any]:
+    """The units `depth` levels down."""
+    if depth == 0:
+        return [node]
+    return [unit for child in node[1] for unit in clip_units(child, depth - 1)]
+
+
+def all_contents(design: Design) -> list[Content]:
+    """Every content that a clip unit can have, in either neighbour."""
+    found: dict[Content, None] = {}
+    for tree in design.neighbours():
+        for unit in clip_units(tree, design.clip_level):
+            found |= dict.fromkeys(contents(unit, design.schemes[design.clip_level :]))
+    return list(found)
+
+
+Release = Callable[[dict[Content, float]], mixtures.Mixture]
+
+
+def prepare(tree: Any, schemes: tuple[Scheme, ...], clip_level: int) -> Release:
+    """Enumerate the draws once; give the release's mixture for any table."""
+    if clip_level == 0:
+        drawn = list(contents(tree, schemes).items())
+
+        def leaf(table: dict[Content, float]) -> mixtures.Mixture:
+            result: mixtures.Mixture = {}
+            for content, weight in drawn:
+                value = table[content]
+                result[value] = result.get(value, 0.0) + weight
+            return result
+
+        return leaf
+    children = [prepare(child, schemes[1:], clip_level - 1) for child in tree[1]]
+    samples = list(schemes[0].subsets(len(children)))
+
+    def inner(table: dict[Content, float]) -> mixtures.Mixture:
+        below = [child(table) for child in children]
+        total: mixtures.Mixture = {}
+        for weight, sample in samples:
+            sums = {0.0: weight}
+            for i in sample:
+                sums = mixtures.convolved(sums, below[i])
+            for value, chance in sums.items():
+                total[value] = total.get(value, 0.0) + chance
+        return total
+
+    return inner
+
+
+def enumerated(design: Design):
+    """Enumerate a design once; then table, g -> both divergences, exact.
+
+    The result is H_g(M(T) || M(T')) and H_g(M(T') || M(T)), T the larger neighbour.
+    """
+    first, second = (
+        prepare(tree, design.schemes, design.clip_level) for tree in design.neighbours()
+    )
+
+    def divergences(table: dict[Content, float], g: np.ndarray):
+        one, two = first(table), second(table)
+        return (
+            mixtures.hockey_stick(one, two, design.s, g),
+            mixtures.hockey_stick(two, one, design.s, g),
+        )
+
+    return divergences
+
+
+def claimed(design: Design, g: np.ndarray) -> tuple[str, np.ndarray, np.ndarray]:
+    """Which row of the theorem applies to this path, and its two profiles."""
+    unit, clip, s = len(design.path), design.clip_level, design.s
+    rates = [
+        scheme.rate(size)
+        for scheme, size in zip(design.schemes, design.path_sizes(), strict=False)
+    ]
+    if clip > unit:
+        # Clipped below the privacy unit: one group of at most k contributions.
+        s, clip = s * max(1, _most_contributions(design)), unit
+    r_out = float(np.prod(rates[: max(clip - 1, 0)]))
+    p = rates[clip - 1] if clip else 1.0
+    r_in = float(np.prod(rates[clip:unit]))
+    last = clip == unit and design.relation == "add_remove"
+    if clip and design.schemes[clip - 1].kind == "poisson":
+        if last:
+            return "poisson_last", *mixtures.claimed_sampled(p, s, g, r_out)
+        h = mixtures.claimed_symmetric(p, r_in, s, g, r_out)
+        return "poisson", h, h
+    if last and clip:
+        if design.schemes[clip - 1].value >= design.path_sizes()[clip - 1]:
+            h = r_out * mixtures.gaussian(s, g)
+            return "all_drawn", h, h
+        return "wor_last", *mixtures.claimed_sampled(p, 2 * s, g, r_out)
+    h = mixtures.claimed_swapped(p * r_in, 2 * s, g, r_out)
+    return ("step" if clip == 0 else "wor"), h, h
+
+
+def _most_contributions(design: Design) -> int:
+    """Largest number of clipped contributions of any unit of the privacy unit's level.
+
+    Any, because without replacement the private unit is swapped for another one,
+    whose contributions may be more.
+    """
+
+    def most(node: Any, level: int) -> int:
+        if level == design.clip_level:
+            return 1
+        counts = sorted((most(child, level + 1) for child in node[1]), reverse=True)
+        scheme = design.schemes[level]
+        drawn = len(counts) if scheme.kind == "poisson" else int(scheme.value)
+        return sum(counts[:drawn])
+
+    level = len(design.path)
+    return max(most(unit, level) for unit in clip_units(design.root, level))

@@ -6,6 +6,7 @@ from jaxdp_episodic.accounting.calibration import (
     calibrate_num_steps,
     calibrate_rate,
 )
+from jaxdp_episodic.accounting.profile import privacy_profile
 from jaxdp_episodic.accounting.step import ComposedSteps, GaussianStep, compose
 from jaxdp_episodic.sampling.designs import GroupedClasses, IndependentEpisodes
 from jaxdp_episodic.sampling.population import Population
@@ -34,5 +35,6 @@ __all__ = [
     "delta",
     "epsilon",
     "inclusion_rates",
+    "privacy_profile",
     "rdp",
 ]

@@ -22,8 +22,8 @@ from jaxdp_episodic.accounting import rdp_kernels
 from jaxdp_episodic.accounting.resolution import DominatingPair
 from jaxdp_episodic.accounting.rdp_kernels import StepGroup
 
-_CPU_BLOCK = 128
-_CPU_CHUNKS = (8, _CPU_BLOCK, 32 * _CPU_BLOCK)
+_CPU_BLOCK = 64
+_CPU_CHUNKS = (8, _CPU_BLOCK, 64 * _CPU_BLOCK)
 _ACCELERATOR_CHUNKS = (8, 2048, 131072)
 
 # Rates and inverse noise are raised to these floors, which raises epsilon: their

@@ -36,8 +36,9 @@ class Resolution(NamedTuple):
 
 
 FINE = Resolution(16, 16)  # 1e-10 relative in rdp
-COARSE = Resolution(9, 6)  # 1e-3 or so: good enough to find the order
-
+# The search for the order: good enough to resolve the phase transition of the sampled
+# Gaussian, where the best order sits at the foot of a cliff.
+COARSE = Resolution(12, 8)
 _SEARCH_STEPS = 9
 _LOG_T_RANGE = (-90.0, 90.0)
 
@@ -146,46 +147,61 @@ def _search(
     highest: Array | float,
     budget: Array | float,
 ) -> Array:
-    """The t that minimises the objective, with the coarse quadrature.
+    """The t that minimises the objective, found with the coarse quadrature.
 
     Newton's method in log t on the objective's derivative (``residual``, increasing),
     kept inside a bracket. The best t that was visited is returned.
     """
-
-    def value_and_slope(log_t: Array) -> tuple[Array, Array]:
-        def moment(t: Array) -> Array:
-            return log_moment(kinds, "forward", t, groups, COARSE)
-
-        t = jnp.exp(log_t)
-        value, slope = jax.jvp(moment, (t,), (jnp.ones_like(t),))
-        return residual(t, value, slope), objective(t, value)
-
-    def improve(_: int, state: tuple[Array, ...]) -> tuple[Array, ...]:
-        log_t, low, high, best, best_log_t = state
-        (value, cost), (slope, _) = jax.jvp(
-            value_and_slope, (log_t,), (jnp.ones_like(log_t),)
-        )
-        # An overflow means that t is far too large.
-        too_high = ~(value <= 0)
-        better = cost < best
-        best, best_log_t = (
-            jnp.where(better, cost, best),
-            jnp.where(better, log_t, best_log_t),
-        )
-        low, high = jnp.where(too_high, low, log_t), jnp.where(too_high, log_t, high)
-        step = jnp.clip(-value / jnp.maximum(slope, 0.05), -4.0, 4.0)
-        proposal = log_t + jnp.where(jnp.isfinite(step), step, -1.0)
-        inside = (proposal > low) & (proposal < high)
-        log_t = jnp.where(inside, proposal, 0.5 * (low + high))
-        return log_t, low, high, best, best_log_t
-
     example = groups[0].count[0]
     low = jnp.full_like(example, _LOG_T_RANGE[0])
     high = jnp.broadcast_to(jnp.minimum(highest, _LOG_T_RANGE[1]), example.shape)
-    start = jnp.clip(_first_order(kinds, groups, budget), low, high)
-    state = (start, low, high, jnp.full_like(start, jnp.inf), start)
+    log_t = jnp.clip(_first_order(kinds, groups, budget), low, high)
+
+    def improve(_: int, state: tuple[Array, ...]) -> tuple[Array, ...]:
+        log_t, low, high, best, best_log_t = state
+        cost, value, slope = _derivatives(kinds, groups, objective, residual, log_t)
+        better = cost < best
+        best = jnp.where(better, cost, best)
+        best_log_t = jnp.where(better, log_t, best_log_t)
+        # Not a number is an overflow: t is far too large.
+        too_high = ~(value <= 0)
+        low = jnp.where(too_high, low, log_t)
+        high = jnp.where(too_high, log_t, high)
+        step = jnp.clip(-value / jnp.maximum(slope, 0.05), -4.0, 4.0)
+        proposal = log_t + jnp.where(jnp.isfinite(step), step, -1.0)
+        inside = (proposal > low) & (proposal < high)
+        settled = jnp.abs(step) < 1e-9
+        log_t = jnp.where(
+            settled, log_t, jnp.where(inside, proposal, 0.5 * (low + high))
+        )
+        return log_t, low, high, best, best_log_t
+
+    state = (log_t, low, high, jnp.full_like(log_t, jnp.inf), log_t)
     *_, best_log_t = jax.lax.fori_loop(0, _SEARCH_STEPS, improve, state)
     return jnp.exp(best_log_t)
+
+
+def _derivatives(
+    kinds: tuple[str, ...],
+    groups: tuple[StepGroup, ...],
+    objective: Callable[[Array, Array], Array],
+    residual: Callable[[Array, Array, Array], Array],
+    log_t: Array,
+) -> tuple[Array, Array, Array]:
+    """The objective, the residual and the residual's slope in log t; each (n,)."""
+
+    def moment(t: Array) -> Array:
+        return log_moment(kinds, "forward", t, groups, COARSE)
+
+    def cost_and_residual(log_t: Array) -> tuple[Array, Array]:
+        t = jnp.exp(log_t)
+        value, slope = jax.jvp(moment, (t,), (jnp.ones_like(t),))
+        return objective(t, value), residual(t, value, slope)
+
+    (cost, value), (_, slope) = jax.jvp(
+        cost_and_residual, (log_t,), (jnp.ones_like(log_t),)
+    )
+    return cost, value, slope
 
 
 def _first_order(
@@ -202,18 +218,37 @@ def _first_order(
     curvature, jump = 0.0, jnp.inf
     for kind, group in zip(kinds, groups, strict=True):
         rate, s = group.rate * group.inner_rate, group.shift
+        # The variance of the privacy loss: of order rate² where losses are small; for
+        # large shifts a loss of s²/2 comes up with probability `rate`.
         growth = jnp.expm1(jnp.minimum(s * s, 30.0))
-        curvature += jnp.sum(group.count * group.outer_rate * rate**2 * growth, axis=0)
-        spent = jnp.log(jnp.maximum(group.count * group.outer_rate, 1e-300))
-        target = jnp.log(budget) + 4.0 - spent
-        linear = jnp.log(rate)
+        variance = jnp.minimum(rate**2 * growth, rate * (s**2 + 0.25 * s**4))
+        curvature += jnp.sum(group.count * group.outer_rate * variance, axis=0)
+        log_rate = jnp.log(rate)
         if kind == "antipodal":  # P/Q grows like r p/(1-p) e^{sx}
-            linear -= jnp.maximum(jnp.log1p(-group.rate), -50.0)
-        # s²/2 alpha² + (linear - s²/2) alpha = target
-        half = 0.5 * s * s
-        b = linear - half
-        root = jnp.sqrt(jnp.maximum(b * b + 4 * half * target, 0.0))
-        alpha = (root - b) / (2 * half)
-        jump = jnp.minimum(jump, jnp.min(jnp.where(b < 0, alpha, jnp.inf), axis=0))
+            log_rate -= jnp.maximum(jnp.log1p(-group.rate), -50.0)
+        last = _jump_order(log_rate, s, group, budget)
+        jump = jnp.minimum(jump, jnp.min(last, axis=0))
     smooth = 0.5 * (jnp.log(2.0 * budget) - jnp.log(curvature))
     return jnp.minimum(smooth, jnp.log(jnp.maximum(jump - 1, 1e-3)))
+
+
+def _jump_order(
+    log_rate: Array, s: Array, group: StepGroup, budget: Array | float
+) -> Array:
+    """The order at which the jump of L(t) has spent the budget; inf without a jump."""
+    half = 0.5 * s * s
+
+    def reaching(log_excess: Array) -> Array:
+        """alpha with ``alpha log_rate + alpha (alpha-1) s²/2 = log_excess``."""
+        b = log_rate - half
+        root = jnp.sqrt(jnp.maximum(b * b + 4 * half * log_excess, 0.0))
+        return jnp.where(b < 0, (root - b) / (2 * half), jnp.inf)
+
+    counts = jnp.maximum(group.count, 1e-300)
+    log_outer = jnp.log(group.outer_rate)
+    top = reaching(-log_outer)  # where M - 1 = 1 and growth slows down
+    steepness = jnp.maximum((top - 1) * (log_rate + top * s * s), 1.0)
+    # t L' = count M steepness = budget; one nat more, to start on the steep side.
+    needed = jnp.log(budget) - jnp.log(counts * steepness) + 1.0
+    beyond = jnp.maximum(top, jnp.sqrt(2 * budget / counts) / s)
+    return jnp.where(needed > 0, beyond, reaching(jnp.minimum(needed, 0.0) - log_outer))

@@ -1,0 +1,1 @@
+"""What the draw of the episodes buys: one module per family of theorems."""

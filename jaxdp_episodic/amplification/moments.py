@@ -178,7 +178,8 @@ def log_excess_episodes(
     any_rate = -jnp.expm1(episodes * log_absent)
 
     def add_term(k: Array, total: Array) -> Array:
-        count = jnp.minimum(k.astype(s.dtype), episodes)
+        k = k.astype(s.dtype)
+        count = jnp.minimum(k, episodes)
         log_weight = log_binomial(episodes, count) + count * jnp.log(eta)
         rest = episodes - count
         log_weight += jnp.where(rest > 0, rest * log_absent, 0.0) - jnp.log(any_rate)
@@ -361,20 +362,28 @@ def _settle(slope, start: Array, low: Array, high: Array) -> Array:
     than a unit Gaussian, the plain fixed-point step elsewhere, and the middle of the
     bracket where those leave it.
     """
-    x = start
-    for _ in range(14):
+
+    def follow(_: int, state: tuple[Array, Array, Array]):
+        x, low, high = state
         value, derivative = jax.jvp(slope, (x,), (jnp.ones_like(x),))
         low = jnp.where(value >= x, x, low)
         high = jnp.where(value <= x, x, high)
         step = x + (value - x) / jnp.maximum(1.0 - derivative, 1.0)
         x = jnp.where((step >= low) & (step <= high), step, 0.5 * (low + high))
+        return x, low, high
+
+    x, _, _ = jax.lax.fori_loop(0, 14, follow, (start, low, high))
     return x
 
 
 def _only_root(slope, low: Array, high: Array) -> Array:
     """The one solution of ``x = slope(x)`` for a decreasing slope, by bisection."""
-    for _ in range(40):
+
+    def halve(_: int, bracket: tuple[Array, Array]) -> tuple[Array, Array]:
+        low, high = bracket
         middle = 0.5 * (low + high)
         above = slope(middle) >= middle
-        low, high = jnp.where(above, middle, low), jnp.where(above, high, middle)
+        return jnp.where(above, middle, low), jnp.where(above, high, middle)
+
+    low, high = jax.lax.fori_loop(0, 40, halve, (low, high))
     return 0.5 * (low + high)

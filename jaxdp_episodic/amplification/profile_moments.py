@@ -10,8 +10,9 @@ For a pair (P, Q) with profiles ``h_f(g) = H_g(P || Q)`` and ``h_b(g) = H_g(Q ||
 1 keeps its relative precision however small it is.
 
 Nothing is assumed about the places of the integrand's features. Profiles decrease, so
-on every panel both its maximum and its integral are bounded by values at the two ends;
-panels are halved until they are known to be negligible or their integral is settled.
+the values at the nodes of a panel bound its integral from above; panels are halved
+until they are known to be negligible, or their bound is in reach and their integral
+settled.
 The kernels of ``amplification.moments`` give the same numbers for the library's own
 designs, far faster; this is for profiles that have no such kernel, and to check them.
 """
@@ -37,7 +38,7 @@ _FIRST_EDGES = np.concatenate([[0.0], 2.0 ** np.arange(-80, 41)])
 # Panels are evaluated this many at a time, so that the profile is compiled once.
 _CHUNK = 128
 _MOST_ROUNDS = 60
-_MOST_PANELS = 50_000
+_MOST_PANELS = 200_000
 # Weight at the last edge above this share of the whole: the integral may diverge.
 _LOG_TAIL_SHARE = -60.0
 # Gauss–Legendre sums of 16 nodes are exact to 1e-13 where the logarithm of a smooth
@@ -76,10 +77,10 @@ def rdp_from_profile(
       relative_tolerance: of the quadrature.
 
     Returns:
-      Array of the shape of ``orders`` (``np.float64`` for a scalar), nats. *Exact* up to
-      the quadrature error for the pair that the profile belongs to, where the estimated
-      error is added, so that it errs upwards; an *upper bound* if the profile is one.
-      ``inf`` where the moment diverges or the quadrature does not settle.
+      Array of the shape of ``orders`` (``np.float64`` for a scalar), nats. For the pair
+      that the profile belongs to *exact* up to the quadrature error, whose estimate is
+      added so that it errs upwards; an *upper bound* if the profile is one. ``inf``
+      where the moment diverges or the quadrature does not settle.
 
     Raises:
       TypeError: orders are not numbers, or the direction is not a string.
@@ -132,15 +133,26 @@ def log_excess_from_profile(
     t = np.asarray(t, np.float64)[:, None]
     evaluate = _evaluator(log_profile, reverse=direction == "backward")
     panels = _measure(evaluate, _FIRST_EDGES[:-1], _FIRST_EDGES[1:], t)
-    log_last = _log_weight(*evaluate(_FIRST_EDGES[-1:]), _FIRST_EDGES[-1:], t)
-    log_last = log_last[:, 0] + np.log(_FIRST_EDGES[-1])
-    log_total, log_error = _settle(evaluate, panels, t, tolerance)
-    log_excess = np.logaddexp(log_total, log_error) + np.log(t * (1 + t))[:, 0]
     # h decreases, so weight at the last edge that is far below the whole says that
     # e^{t u} h has turned down for good; otherwise nothing is known of the tail.
-    with np.errstate(invalid="ignore"):
-        runs_on = ~(log_last <= log_total + _LOG_TAIL_SHARE)
-    return np.where(runs_on | np.isnan(log_excess), np.inf, log_excess)
+    last = _FIRST_EDGES[-1:]
+    forward, backward = evaluate(last)
+    log_last = _log_weight(forward, backward, last, t)[:, 0] + np.log(last)
+    log_whole = _log_sum(panels.log_integral)
+    ends = (log_last <= log_whole + _LOG_TAIL_SHARE) & (log_whole < np.inf)
+    log_excess = np.full(t.shape[0], np.inf)
+    # All orders together share the evaluations; where one order keeps the others from
+    # settling, each gets a try of its own.
+    alone = [np.arange(t.shape[0]) == i for i in np.flatnonzero(ends)]
+    for group in (ends, *alone):
+        group = group & np.isposinf(log_excess)
+        if group.any():
+            log_total, log_error = _settle(
+                evaluate, _rows(panels, group), t[group], tolerance
+            )
+            log_factor = np.log(t * (1 + t))[group, 0]
+            log_excess[group] = np.logaddexp(log_total, log_error) + log_factor
+    return log_excess
 
 
 def _settle(
@@ -198,6 +210,10 @@ def _evaluator(log_profile: LogProfile, *, reverse: bool) -> Callable:
             np.concatenate([np.broadcast_to(p[i], length) for p in parts])[: u.size]
             for i in (0, 1)
         )
+        # What is not a number is not known, and counts as infinite.
+        forward, backward = (
+            np.where(np.isnan(h), np.inf, h) for h in (forward, backward)
+        )
         return (backward, forward) if reverse else (forward, backward)
 
     return evaluate
@@ -212,39 +228,49 @@ def _measure(
         empty = np.empty((t.shape[0], 0))
         return _Panels(left, right, empty, empty, empty)
     width = right - left
-    u = (left[:, None] + width[:, None] * nodes).ravel()
-    log_forward, log_backward = evaluate(np.concatenate([u, left]))
-    at_left = log_forward[u.size :], log_backward[u.size :]
-    inside = log_forward[: u.size], log_backward[: u.size]
-    log_values = _log_weight(*inside, u, t).reshape(t.shape[0], left.size, _NODES)
-    log_integral = _log_sum(log_values + np.log(weights)) + np.log(width)
-    # Both profiles decrease: the largest weight of each meets its largest value.
-    log_bound = np.log(width) + np.logaddexp(
-        t * right + at_left[0], -(1 + t) * left + at_left[1]
+    u = left[:, None] + width[:, None] * nodes
+    starts = np.concatenate([left[:, None], u], axis=1)
+    ends = np.concatenate([u, right[:, None]], axis=1)
+    at_starts = tuple(h.reshape(starts.shape) for h in evaluate(starts.ravel()))
+    order = t[..., None]
+    # Both profiles decrease: up to the next node each is at most its value at the last,
+    # while the forward weight grows and the backward one falls.
+    log_bounds = np.logaddexp(
+        order * ends + at_starts[0], -(1 + order) * starts + at_starts[1]
     )
-    return _Panels(left, right, log_integral, log_bound, _rounding(inside, u, t))
+    log_bound = _log_sum(log_bounds + np.log(ends - starts))
+    at_nodes = at_starts[0][:, 1:], at_starts[1][:, 1:]
+    log_values = _log_weight(*at_nodes, u, order)
+    log_integral = _log_sum(log_values + np.log(weights)) + np.log(width)
+    rounding = _rounding(*at_nodes, u, order)
+    return _Panels(left, right, log_integral, log_bound, rounding)
+
+
+def _rounding(
+    log_forward: np.ndarray, log_backward: np.ndarray, u: np.ndarray, order: np.ndarray
+) -> np.ndarray:
+    """(K, m) relative error that float64 leaves where a panel's integrand is largest.
+
+    A weight e^{t u} h near 1 may be the product of e^{1e6} and e^{-1e6}, of which the
+    logarithms are only known to 1e-10.
+    """
+    forward, backward = order * u + log_forward, -(1 + order) * u + log_backward
+    with np.errstate(invalid="ignore"):
+        size = np.where(
+            forward >= backward,
+            order * u + np.abs(log_forward),
+            (1 + order) * u + np.abs(log_backward),
+        )
+    peak = np.argmax(np.maximum(forward, backward), axis=-1)[..., None]
+    size = np.take_along_axis(size, peak, axis=-1)[..., 0]
+    return _ROUNDING * (1 + np.where(np.isfinite(size), size, 0.0))
 
 
 def _log_weight(
     log_forward: np.ndarray, log_backward: np.ndarray, u: np.ndarray, t: np.ndarray
 ) -> np.ndarray:
-    """(K, n) logarithm of the integrand of (1)."""
+    """Logarithm of the integrand of (1)."""
     return np.logaddexp(t * u + log_forward, -(1 + t) * u + log_backward)
-
-
-def _rounding(log_profiles: tuple, u: np.ndarray, t: np.ndarray) -> np.ndarray:
-    """(K, m) relative error that float64 leaves where a panel's integrand is largest.
-
-    A weight e^{t u} h near 1 may be the product of e^{1e6} and e^{-1e6}, whose logarithms
-    are only known to 1e-10.
-    """
-    forward, backward = (np.where(np.isfinite(h), h, 0.0) for h in log_profiles)
-    is_forward = t * u + log_profiles[0] >= -(1 + t) * u + log_profiles[1]
-    size = np.where(is_forward, t * u - forward, (1 + t) * u - backward)
-    shape = (t.shape[0], -1, _NODES)
-    log_values = _log_weight(*log_profiles, u, t).reshape(shape)
-    peak = np.argmax(log_values, axis=-1)[..., None]
-    return _ROUNDING * (1 + np.take_along_axis(size.reshape(shape), peak, -1)[..., 0])
 
 
 def _log_sum(log_values: np.ndarray) -> np.ndarray:
@@ -258,6 +284,11 @@ def _log_abs_difference(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     with np.errstate(divide="ignore", invalid="ignore"):
         difference = larger + np.log(-np.expm1(smaller - larger))
     return np.where(np.isneginf(larger), -np.inf, difference)
+
+
+def _rows(panels: _Panels, keep: np.ndarray) -> _Panels:
+    """The same panels for the orders that are marked."""
+    return _Panels(*panels[:2], *(field[keep] for field in panels[2:]))
 
 
 def _select(panels: _Panels, keep: np.ndarray) -> _Panels:

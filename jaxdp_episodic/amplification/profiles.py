@@ -28,6 +28,7 @@ import math
 import jax
 import jax.numpy as jnp
 from jax import Array
+from jax.typing import ArrayLike
 
 from jaxdp_episodic.numerics.combinatorics import log_binomial
 from jaxdp_episodic.numerics.special import (
@@ -47,7 +48,7 @@ _LOG_ZERO = -1e30
 _LARGEST_EXPONENT = 100.0
 
 
-def log_gaussian_profile(shift: Array, u: Array) -> Array:
+def log_gaussian_profile(shift: ArrayLike, u: ArrayLike) -> Array:
     """``log D(shift, e^u)``, ``D(mu, g) = H_g(N(mu, 1) || N(0, 1))``; both directions.
 
     ``D = phi(t) (m(t) - m(t + mu))`` with ``t = u / mu - mu / 2`` and m the Mills
@@ -67,7 +68,10 @@ def log_gaussian_profile(shift: Array, u: Array) -> Array:
 
 
 def log_sampled_profile(
-    u: Array, outer_rate: Array, sampling_probability: Array, shift: Array
+    u: ArrayLike,
+    outer_rate: ArrayLike,
+    sampling_probability: ArrayLike,
+    shift: ArrayLike,
 ) -> tuple[Array, Array]:
     """Profile of the sampled Gaussian pair ``((1-p) N(0,1) + p N(shift,1), N(0,1))``.
 
@@ -102,7 +106,7 @@ def log_sampled_profile(
 
 
 def log_swapped_profile(
-    u: Array, outer_rate: Array, rate: Array, shift: Array
+    u: ArrayLike, outer_rate: ArrayLike, rate: ArrayLike, shift: ArrayLike
 ) -> tuple[Array, Array]:
     """Profile where one contribution is exchanged for another with probability eta.
 
@@ -127,11 +131,11 @@ def log_swapped_profile(
 
 
 def log_antipodal_profile(
-    u: Array,
-    outer_rate: Array,
-    sampling_probability: Array,
-    inner_rate: Array,
-    shift: Array,
+    u: ArrayLike,
+    outer_rate: ArrayLike,
+    sampling_probability: ArrayLike,
+    inner_rate: ArrayLike,
+    shift: ArrayLike,
 ) -> tuple[Array, Array]:
     """Profile of a unit drawn by Poisson sampling whose contribution may turn around.
 
@@ -174,7 +178,7 @@ def log_antipodal_profile(
 
 
 def log_episodes_profile(
-    u: Array, episode_rate: Array, shift: Array, num_episodes: Array
+    u: ArrayLike, episode_rate: ArrayLike, shift: ArrayLike, num_episodes: ArrayLike
 ) -> tuple[Array, Array]:
     """Profile of independent episodes, each of which may hold the protected unit.
 
@@ -204,12 +208,13 @@ def log_episodes_profile(
     inner = _inner_exponent(u, any_rate)
 
     def add_term(k: Array, total: Array) -> Array:
-        count = jnp.minimum(k.astype(s.dtype), episodes)
+        index = k.astype(s.dtype)
+        count = jnp.minimum(index, episodes)
         log_weight = log_binomial(episodes, count) + count * jnp.log(safe)
         log_weight += (episodes - count) * log_absent
         term = log_weight + log_gaussian_profile(count * s, inner)
         term = jnp.where(s > 0, term, _LOG_ZERO)
-        return jnp.where(k <= episodes, jnp.logaddexp(total, term), total)
+        return jnp.where(index <= episodes, jnp.logaddexp(total, term), total)
 
     last = jnp.max(episodes, initial=0.0).astype(jnp.int32)
     start = jnp.full_like(s, _LARGEST * _LOG_ZERO)

@@ -102,7 +102,7 @@ def _whole_panels(share: Array, length: Array, num_panels: int) -> Array:
     for j in range(share.shape[0]):
         run_share = run_share + jnp.where(run == run[j], share[j], 0.0)
     total = jnp.sum(share, axis=0)
-    spare = num_panels - jnp.sum(is_gap, axis=0) - 1
+    spare = num_panels - 1 - jnp.sum(is_gap, axis=0, dtype=share.dtype)
     safe_run = jnp.where(run_share > 0, run_share, 1.0)
     safe_total = jnp.where(total > 0, total, 1.0)
     whole = jnp.ceil(run_share * (spare / safe_total) * (1 - 1e-12))

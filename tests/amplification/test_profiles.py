@@ -1,0 +1,281 @@
+import itertools
+
+import jax
+import jax.numpy as jnp
+import mpmath as mp
+import numpy as np
+import pytest
+
+from jaxdp_episodic._precision import float64_boundary
+from jaxdp_episodic.amplification import profiles
+from oracles import precise
+
+
+def boundary(kernel):
+    return float64_boundary(jax.jit(kernel))
+
+
+GAUSSIAN = boundary(profiles.log_gaussian_profile)
+SAMPLED = boundary(profiles.log_sampled_profile)
+SWAPPED = boundary(profiles.log_swapped_profile)
+ANTIPODAL = boundary(profiles.log_antipodal_profile)
+EPISODES = boundary(profiles.log_episodes_profile)
+
+# Every kernel as a function of (u, outer rate, rate, inner rate, shift).
+KERNELS = {
+    "gaussian": lambda u, o, p, r, s: (profiles.log_gaussian_profile(s, u),) * 2,
+    "sampled": lambda u, o, p, r, s: profiles.log_sampled_profile(u, o, p, s),
+    "swapped": lambda u, o, p, r, s: profiles.log_swapped_profile(u, o, p, s),
+    "antipodal": profiles.log_antipodal_profile,
+    "episodes": lambda u, o, p, r, s: profiles.log_episodes_profile(
+        u, p, s, jnp.full_like(u, 3.0)
+    ),
+}
+
+
+def gradients(kernel):
+    """Derivatives along each argument, (2, number of arguments, ...), forward mode."""
+
+    def along_each(*args):
+        def along(direction):
+            pairs = zip(direction, args, strict=True)
+            return jax.jvp(kernel, args, tuple(jnp.full_like(a, d) for d, a in pairs))[
+                1
+            ]
+
+        return jax.vmap(along)(jnp.eye(len(args), dtype=args[0].dtype))
+
+    return along_each
+
+
+def random_settings(count, seed):
+    """u, outer rate, p, r, s over the whole range, edges included."""
+    rng = np.random.default_rng(seed)
+
+    def rate():
+        near_one = 1 - 10 ** rng.uniform(-12, 0, count)
+        value = 10 ** rng.uniform(-12, 0, count)
+        value = np.where(rng.random(count) < 0.25, near_one, value)
+        return np.where(rng.random(count) < 0.1, 1.0, value)
+
+    small = 10 ** rng.uniform(-13, 1, count)
+    u = np.where(rng.random(count) < 0.4, small, rng.uniform(0, 50, count))
+    u = np.where(rng.random(count) < 0.05, 0.0, u)
+    s = 10 ** rng.uniform(-6, 3, count)
+    return u, 10 ** rng.uniform(-3, 0, count), rate(), rate(), s
+
+
+def exact_inner(u, rate):
+    return 1 + mp.expm1(mp.mpf(u)) / mp.mpf(rate)
+
+
+def exact_sampled(u, p, s):
+    g, p = mp.exp(mp.mpf(u)), mp.mpf(p)
+    k = 1 - g * (1 - p)
+    forward = p * precise.mp_gaussian_profile(s, 1 + (g - 1) / p)
+    backward = k * precise.mp_gaussian_profile(s, g * p / k) if k > 0 else mp.mpf(0)
+    return forward, backward
+
+
+def exact_antipodal(u, p, r, s):
+    """From the quadratic's root and three normal tails."""
+    g, p, r, s = exact_inner(u, r), mp.mpf(p), mp.mpf(r), mp.mpf(s)
+    d, a = p * mp.exp(-s * s / 2), (1 - g) * (1 - p)
+    t = mp.log((-a + mp.sqrt(a * a + 4 * d * d * g)) / (2 * d)) / s
+    tail = [mp.erfc(x / mp.sqrt(2)) / 2 for x in (t, t + s, t - s)]
+    return r * ((1 - g) * (1 - p) * tail[0] - g * p * tail[1] + p * tail[2])
+
+
+def assert_logs_close(found, exact):
+    """1e-12 absolute, or 1e-14 of a logarithm so large that this is its rounding."""
+    for i, (value, reference) in enumerate(zip(found, exact, strict=True)):
+        if reference == 0:
+            assert value == -np.inf, i
+        else:
+            reference = mp.log(reference)
+            error = abs(mp.mpf(float(value)) - reference)
+            assert error <= max(mp.mpf("1e-12"), abs(reference) * mp.mpf("1e-14")), i
+
+
+@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow)])
+def test_against_many_digits(seed):
+    u, outer, p, r, s = random_settings(120 if seed == 0 else 3000, seed)
+    rows = list(zip(u, p, r, s, strict=True))
+    scale = [mp.mpf(float(o)) for o in outer]
+    with mp.workdps(120):
+        gaussian = [precise.mp_gaussian_profile(s, mp.exp(u)) for u, _, _, s in rows]
+        assert_logs_close(GAUSSIAN(s, u), gaussian)
+
+        forward, backward = SAMPLED(u, outer, p, s)
+        exact = [exact_sampled(u, p, s) for u, p, _, s in rows]
+        pairs = list(zip(scale, exact, strict=True))
+        assert_logs_close(forward, [o * e[0] for o, e in pairs])
+        assert_logs_close(backward, [o * e[1] for o, e in pairs])
+
+        both = SWAPPED(u, outer, p, s)
+        assert_logs_close(both[0], [o * e[0] for o, e in pairs])
+        assert np.array_equal(*both)
+
+        both = ANTIPODAL(u, outer, p, r, s)
+        exact = [exact_antipodal(*row) for row in rows]
+        pairs = zip(scale, exact, strict=True)
+        assert_logs_close(both[0], [o * e for o, e in pairs])
+        assert np.array_equal(*both)
+
+
+@pytest.mark.parametrize("p, r, s", [(0.1, 0.3, 1.0), (0.7, 1.0, 0.5), (1.0, 0.2, 2.0)])
+def test_against_the_integral_of_the_positive_part(p, r, s):
+    for u in (0.0, 0.02, 1.0):
+        g = mp.exp(mp.mpf(u))
+        top, bottom = precise.sampled_pair(p, s)
+        forward, backward = SAMPLED(u, 1.0, p, s)
+        exact = precise.mp_hockey_stick(top, bottom, g)
+        assert float(abs(mp.exp(forward) / exact - 1)) < 1e-12
+        exact = precise.mp_hockey_stick(bottom, top, g)
+        assert float(abs(mp.exp(backward) - exact)) <= 1e-12 * float(exact)
+        exact = precise.mp_hockey_stick(*precise.symmetric_pair(p, r, s), g)
+        assert float(abs(mp.exp(ANTIPODAL(u, 1.0, p, r, s)[0]) / exact - 1)) < 1e-12
+
+
+@pytest.mark.parametrize("eta, episodes", [(0.03, 1), (0.03, 40), (1e-9, 7), (1.0, 4)])
+def test_independent_episodes_against_the_sum(eta, episodes):
+    u = np.array([0.0, 1e-9, 0.1, 2.0, 30.0])
+    found, same = EPISODES(u, eta, 0.8, float(episodes))
+    assert np.array_equal(found, same)
+    with mp.workdps(80):
+        rate, shift = mp.mpf(eta), mp.mpf(0.8)
+        any_rate = 1 - (1 - rate) ** episodes
+        exact = [
+            mp.fsum(
+                mp.binomial(episodes, k)
+                * rate**k
+                * (1 - rate) ** (episodes - k)
+                * precise.mp_gaussian_profile(k * shift, exact_inner(v, any_rate))
+                for k in range(1, episodes + 1)
+            )
+            for v in u
+        ]
+        assert_logs_close(found, exact)
+
+
+def test_many_episodes_of_a_batch_each_keep_their_own_number():
+    u, episodes = np.array([0.5, 0.5, 0.5]), np.array([1.0, 3.0, 200.0])
+    batch = EPISODES(u, 0.01, 0.5, episodes)[0]
+    single = [EPISODES(0.5, 0.01, 0.5, b)[0] for b in episodes]
+    np.testing.assert_allclose(batch, single, rtol=1e-14)
+    np.testing.assert_allclose(batch[0], SWAPPED(0.5, 1.0, 0.01, 0.5)[0], rtol=1e-14)
+
+
+def test_full_rates_are_the_gaussian_mechanism():
+    u, s = np.meshgrid([0.0, 1e-6, 0.4, 1.0, 5.0, 800.0], [1e-3, 0.7, 30.0])
+    gaussian = GAUSSIAN(s, u)
+    for found, expected in (
+        (SAMPLED(u, 1.0, 1.0, s), (gaussian, gaussian)),
+        (SWAPPED(u, 1.0, 1.0, s), (gaussian, gaussian)),
+        (ANTIPODAL(u, 1.0, 1.0, 1.0, s)[0], GAUSSIAN(2 * s, u)),
+        (ANTIPODAL(u, 0.1, 1.0, 0.3, s)[0], SWAPPED(u, 0.1, 0.3, 2 * s)[0]),
+    ):
+        np.testing.assert_allclose(found, expected, rtol=1e-13, atol=1e-15)
+
+
+@pytest.mark.parametrize("name", KERNELS)
+def test_convex_decreasing_and_part_of_a_dominating_pair(name):
+    # log spacing of g - 1, where the action of small rates is
+    excess = np.concatenate([[0.0], np.geomspace(1e-6, 1e3, 400)])
+    u = np.log1p(excess)
+    for o, p, r, s in [(1.0, 0.01, 0.1, 1.0), (0.3, 0.9, 0.5, 3.0), (1.0, 0.2, 1, 0.1)]:
+        logs = boundary(KERNELS[name])(u, o * np.ones(u.shape), p, r, s)
+        forward, backward = np.exp(np.asarray(logs))
+        for h in (forward, backward):
+            assert np.all(np.diff(h) <= 0)
+            slopes = np.diff(h) / np.diff(excess)
+            rounding = 2e-15 * h[:-1] / np.diff(excess)
+            assert np.all(np.diff(slopes) >= -rounding[:-1])
+        assert forward[0] == pytest.approx(backward[0], rel=1e-12)
+        slopes = (forward[1] - forward[0] + backward[1] - backward[0]) / excess[1]
+        assert slopes >= backward[0] - 1 - 1e-6
+
+
+@pytest.mark.parametrize("name", ["sampled", "swapped", "antipodal", "episodes"])
+def test_more_noise_or_a_smaller_rate_is_more_private(name):
+    kernel = boundary(KERNELS[name])
+    u = np.linspace(0, 3, 40)[:, None] * np.ones(60)
+    grid = np.geomspace(1e-9, 1, 60)
+    for direction in (0, 1):
+        by_rate = kernel(u, 1.0, grid, 0.5, 1.0)[direction]
+        by_inner_rate = kernel(u, 1.0, 0.5, grid, 1.0)[direction]
+        by_shift = kernel(u, 1.0, 0.5, 0.5, 100 * grid)[direction]
+        for log_h in (by_rate, by_inner_rate, by_shift):
+            with np.errstate(invalid="ignore"):
+                fall = log_h[:, :-1] - log_h[:, 1:]
+            assert np.nanmax(fall / np.maximum(1, np.abs(log_h[:, 1:]))) < 1e-13
+
+
+def test_zero_rates_and_infinite_noise_leak_nothing():
+    for name, kernel in KERNELS.items():
+        for o, p, r, s in [(1, 1, 1, 0), (0, 1, 1, 1), (1, 0, 1, 1), (1, 1, 0, 1)]:
+            used = {
+                "gaussian": s,
+                "episodes": p * s,
+                "sampled": o * p * s,
+                "swapped": o * p * s,
+                "antipodal": o * p * r * s,
+            }[name]
+            found = np.asarray(boundary(kernel)(np.array([0.0, 1.0]), o, p, r, s))
+            assert np.all(np.isneginf(found)) == (used == 0), (name, o, p, r, s)
+
+
+def test_no_noise_gives_the_total_variation_of_the_draw():
+    u = np.array([0.0, 0.01, 5.0])
+    for s in (1e9, np.inf):
+        assert np.array_equal(GAUSSIAN(s, u), np.zeros(3))
+        forward, backward = SAMPLED(u, 0.5, 0.1, s)
+        np.testing.assert_allclose(np.exp(forward), 0.05)
+        k = np.maximum(1 - np.exp(u) * 0.9, 0)
+        np.testing.assert_allclose(np.exp(backward), 0.5 * k, rtol=1e-13)
+        np.testing.assert_allclose(np.exp(SWAPPED(u, 0.5, 0.1, s)[0]), 0.05)
+        np.testing.assert_allclose(np.exp(ANTIPODAL(u, 0.5, 0.2, 0.1, s)[0]), 0.01)
+        found = np.exp(EPISODES(u, 0.1, s, 3.0)[0])
+        np.testing.assert_allclose(found, 1 - 0.9**3)
+
+
+@pytest.mark.parametrize("name", KERNELS)
+def test_never_nan_and_finite_derivatives_at_every_edge(name):
+    inf = np.inf
+    below_one = np.nextafter(1, 0)
+    u = [
+        0,
+        5e-324,
+        1e-20,
+        1e-12,
+        0.5,
+        1,
+        np.nextafter(1, 2),
+        36.7,
+        710,
+        1e4,
+        1e300,
+        inf,
+    ]
+    rates = [0, 5e-324, 1e-200, 1e-12, 0.3, below_one, 1]
+    shifts = [0, 5e-324, 1e-200, 1e-6, 1, 14, 25, 1e3, 1e8, 1e150, inf]
+    grid = tuple(np.array(list(itertools.product(u, [0.5, 1], rates, rates, shifts))).T)
+    kernel = KERNELS[name]
+    values = np.asarray(boundary(kernel)(*grid))
+    assert not np.isnan(values).any()
+    assert np.all(values <= 0)
+
+    assert np.all(np.isfinite(np.asarray(boundary(gradients(kernel))(*grid))))
+
+
+@pytest.mark.parametrize("name", KERNELS)
+def test_derivatives_against_differences(name):
+    kernel = KERNELS[name]
+    point = [0.05, 0.7, 0.2, 0.4, 1.3]
+
+    found = np.asarray(boundary(gradients(kernel))(*point)).swapaxes(0, 1)
+    value = boundary(kernel)
+    for i, step in enumerate([1e-5] * 5):
+        up = np.asarray(value(*(p + step * (i == j) for j, p in enumerate(point))))
+        down = np.asarray(value(*(p - step * (i == j) for j, p in enumerate(point))))
+        np.testing.assert_allclose(found[i], (up - down) / (2 * step), rtol=1e-7)

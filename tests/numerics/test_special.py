@@ -1,0 +1,168 @@
+import functools
+
+import jax
+import mpmath as mp
+import numpy as np
+
+from jaxdp_episodic._precision import float64_boundary
+from jaxdp_episodic.numerics import special
+
+LOG_MILLS = float64_boundary(jax.jit(special.log_mills))
+LOG_TAIL = float64_boundary(jax.jit(special.log_normal_tail))
+LOG_DIFFERENCE = float64_boundary(jax.jit(special.log_mills_difference))
+LOG_SATURATING = float64_boundary(jax.jit(special.log_saturating_tail))
+
+
+def tail(x):
+    return mp.erfc(mp.mpf(x) / mp.sqrt(2)) / 2
+
+
+def mills(x):
+    x = mp.mpf(x)
+    return tail(x) * mp.sqrt(2 * mp.pi) * mp.exp(x * x / 2)
+
+
+def with_digits(digits):
+    def decorate(test):
+        @functools.wraps(test)
+        def run(*args, **kwargs):
+            with mp.workdps(digits):
+                return test(*args, **kwargs)
+
+        return run
+
+    return decorate
+
+
+def worst(values, references):
+    """Largest error of logarithms, absolute or relative, whichever is smaller."""
+    errors = [
+        abs(mp.mpf(float(v)) - r) for v, r in zip(values, references, strict=True)
+    ]
+    return float(
+        max(e / max(1, abs(r)) for e, r in zip(errors, references, strict=True))
+    )
+
+
+def random_positions(seed):
+    rng = np.random.default_rng(seed)
+    edges = [-1.0, np.nextafter(-1, 0), np.nextafter(-1, -2), 0.0, -0.0, 5e-324]
+    return np.concatenate(
+        [rng.uniform(-40, 40, 100), 10 ** rng.uniform(-5, 3, 40), edges]
+    )
+
+
+@with_digits(400)
+def test_log_mills_and_log_tail_against_many_digits():
+    x = random_positions(0)
+    # 400 digits: 1 - Q(40) is still not 1
+    assert worst(LOG_MILLS(x), [mp.log(mills(float(v))) for v in x]) < 1e-15
+    exact = [mp.log(tail(float(v))) for v in x]
+    found = LOG_TAIL(x)
+    positive = x >= 0
+    relative = [abs(float(f) / e - 1) for f, e in zip(found, exact, strict=True)]
+    assert float(max(np.array(relative)[positive])) < 1e-14
+    absolute = [abs(float(f) - e) for f, e in zip(found, exact, strict=True)]
+    assert float(max(np.array(absolute)[~positive])) < 1e-15
+
+
+def test_far_out_nothing_is_nan():
+    x = np.array([-np.inf, -1e200, -1e150, 1e150, 1e200, np.inf])
+    expected = [0, 0, 0, -0.5e300, -np.inf, -np.inf]
+    np.testing.assert_allclose(LOG_TAIL(x), expected, rtol=1e-15)
+    ratios = LOG_MILLS(x)
+    assert ratios[0] == ratios[1] == np.inf
+    np.testing.assert_allclose(ratios[2:5], [0.5e300, -345.3877639491, -460.5170185988])
+    assert ratios[5] == -np.inf
+
+
+@with_digits(90)
+def test_log_mills_difference_against_many_digits():
+    rng = np.random.default_rng(1)
+    x = np.concatenate([rng.uniform(-1, 6, 200), 10 ** rng.uniform(0, 3.5, 200)])
+    width = 10 ** rng.uniform(-9, 3.5, 400)
+    # the two sides of the switch
+    x[:4], width[:4] = [-1, -1, 4, 4], [1, np.nextafter(1, 2), 2, np.nextafter(2, 3)]
+    exact = [
+        mp.log(mills(float(a)) - mills(mp.mpf(float(a)) + mp.mpf(float(w))))
+        for a, w in zip(x, width, strict=True)
+    ]
+    assert worst(LOG_DIFFERENCE(x, width), exact) < 2e-15
+    assert LOG_DIFFERENCE(1.0, 0.0) == -np.inf
+
+
+@with_digits(700)
+def test_log_saturating_tail_against_its_definition():
+    rng = np.random.default_rng(2)
+    x = np.concatenate([-(10 ** rng.uniform(-2, 1.5, 150)), rng.uniform(-1, 9, 100)])
+    width = np.maximum(-x, 0) + 10 ** rng.uniform(-6, 2, 250)
+
+    def definition(x, width):
+        # E[1 - e^{-w(Z-x)}; Z > x], the exponential integrated in closed form
+        x, width = mp.mpf(float(x)), mp.mpf(float(width))
+        return tail(x) - mp.exp(width * x + width**2 / 2) * tail(x + width)
+
+    exact = [mp.log(definition(a, w)) for a, w in zip(x, width, strict=True)]
+    assert worst(LOG_SATURATING(x, width), exact) < 3e-15
+    assert np.array_equal(
+        LOG_SATURATING(np.array([-5.0, 3.0]), 0.0), [-np.inf, -np.inf]
+    )
+    # widths too small for x are taken upwards
+    assert LOG_SATURATING(-5.0, 0.01) == LOG_SATURATING(-5.0, 5.0)
+
+
+@with_digits(90)
+def test_derivatives():
+    x = np.array([-30.0, -1.5, -1.0, -0.2, 0.0, 0.7, 5.0, 80.0, 1e4])
+    ratios = [mills(v) for v in x]
+    for function, exact in (
+        (special.log_normal_tail, [-1 / m for m in ratios]),
+        (special.log_mills, [v - 1 / m for v, m in zip(x, ratios, strict=True)]),
+    ):
+        slope = float64_boundary(jax.jit(jax.vmap(jax.grad(function))))(x)
+        np.testing.assert_allclose(slope, np.array(exact, float), rtol=1e-12)
+
+
+@with_digits(40)
+def test_the_tables_are_the_interpolation_that_they_claim_to_be():
+    nodes, order = 96, 50
+
+    def position(tau):
+        return 8 / (1 - tau) - 5
+
+    def scaled_ratio(tau):
+        x = position(tau)
+        return mills(x) * (x + 3 / (x + 3))
+
+    def scaled_slope(tau):
+        x = position(tau)
+        with mp.workdps(60):
+            return (1 - x * mills(x)) * (x + 3 / (x + 3)) ** 2
+
+    angles = [mp.pi * (k + mp.mpf(1) / 2) / nodes for k in range(nodes)]
+
+    def powers(function, terms):
+        values = [function(mp.cos(angle)) for angle in angles]
+        series = [
+            mp.fsum(v * mp.cos(j * a) for v, a in zip(values, angles, strict=True))
+            * (1 if j == 0 else 2)
+            / nodes
+            for j in range(order)
+        ]
+        assert max(abs(c) for c in series[terms:]) < mp.mpf("3e-17")
+        before, polynomial = [mp.mpf(1)], [mp.mpf(0), mp.mpf(1)]
+        total = [series[0], series[1]] + [mp.mpf(0)] * (terms - 2)
+        for j in range(2, terms):  # T_j = 2 tau T_{j-1} - T_{j-2}
+            following = [mp.mpf(0)] + [2 * c for c in polynomial]
+            for i, c in enumerate(before):
+                following[i] -= c
+            before, polynomial = polynomial, following
+            for i, c in enumerate(polynomial):
+                total[i] += series[j] * c
+        return [float(c) for c in total]
+
+    for table, function in (
+        (special._MILLS_RATIO, scaled_ratio),
+        (special._MILLS_SLOPE, scaled_slope),
+    ):
+        np.testing.assert_allclose(table, powers(function, table.size), rtol=1e-15)

@@ -13,7 +13,12 @@ import numpy as np
 
 from jaxdp_episodic import _validation
 from jaxdp_episodic.accounting.step import ComposedSteps, GaussianStep, compose
-from jaxdp_episodic.sampling.schemes import Poisson, Scheme, WithoutReplacement
+from jaxdp_episodic.sampling.schemes import (
+    MultistageSampling,
+    Poisson,
+    Scheme,
+    WithoutReplacement,
+)
 
 LEVEL = "example"
 
@@ -152,7 +157,9 @@ def _drawn_without_replacement(size: Any, population: Any) -> WithoutReplacement
 
 def _step_of(scheme: Scheme, noise: float, neighboring_relation: str) -> GaussianStep:
     return GaussianStep(
-        scheme, noise_multiplier=noise, neighboring_relation=neighboring_relation
+        MultistageSampling(scheme),
+        noise_multiplier=noise,
+        neighboring_relation=neighboring_relation,
     )
 
 

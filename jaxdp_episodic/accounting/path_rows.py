@@ -22,6 +22,7 @@ from jaxdp_episodic.accounting.resolution import DominatingPair
 
 # Rates are rounded up to powers of exp(spacing); the finest, 0.1 %, is tried first.
 _FINEST_SPACING = 2.0**-10
+_COARSER = 2.0**0.5
 # Covers the rounding errors of log and exp of a rate above 1e-300.
 _ROUNDING_MARGIN = 1e-12
 _MOST_COMPARISONS = 10**8
@@ -38,6 +39,7 @@ def take_paths(pairs: Pairs, index: np.ndarray) -> Pairs:
     """Returns the pairs on some of the paths only."""
 
     def take(field: np.ndarray) -> np.ndarray:
+        # An axis of length 1 stands for all paths.
         return field if field.shape[-1] == 1 else field[..., index]
 
     return tuple(DominatingPair(p.kind, *map(take, p[1:])) for p in pairs)
@@ -74,6 +76,12 @@ def undominated_paths(pairs: Pairs) -> np.ndarray:
     return np.sort(np.concatenate([np.array(kept, np.int64), left]))
 
 
+def equal_paths(pairs: Pairs, path: int) -> np.ndarray:
+    """Returns the paths that cost what one path costs because their pairs are equal."""
+    columns = _columns(pairs)
+    return np.flatnonzero((columns == columns[path]).all(axis=1))
+
+
 def rounded_up(pairs: Pairs, most: int) -> tuple[Pairs, np.ndarray, float]:
     """Returns pairs on at most ``most`` paths that are at least as costly.
 
@@ -100,7 +108,7 @@ def rounded_up(pairs: Pairs, most: int) -> tuple[Pairs, np.ndarray, float]:
         if len(first) <= most or spacing > 1024:
             excess = float(np.expm1(spacing)) if spacing < 700 else np.inf
             return take_paths(coarse, first), place, excess + 2 * _ROUNDING_MARGIN
-        spacing *= 2
+        spacing *= _COARSER
 
 
 def _columns(pairs: Pairs) -> np.ndarray:

@@ -6,6 +6,7 @@ import math
 import textwrap
 from collections.abc import Mapping
 from dataclasses import dataclass
+from decimal import ROUND_CEILING, Context
 from typing import Any
 
 import numpy as np
@@ -39,6 +40,34 @@ class WorstPath:
 
 
 @dataclass(frozen=True, eq=False)
+class UnitDistribution:
+    """Chance to take part and epsilon over the protected units of a `Population`.
+
+    Units that may join where nobody is now are not counted, except as paths. A
+    quantile is the smallest value that at least so many of the units do not exceed;
+    its names are "min", "5%", "25%", "50%", "75%", "95%" and "max".
+
+    Attributes:
+      num_units: protected units.
+      num_paths: distinct paths, those included that lead to nobody.
+      inclusion_rate_quantiles: name to chance to take part in a step, averaged over
+        the run's steps. Empty if there are no units, as the next.
+      epsilon_quantiles: name to epsilon; *upper bounds*, nats.
+      rate_rounding: these epsilons and ``unit_epsilons`` were computed with rates
+        rounded up by at most this share; 0 if not at all.
+      unit_epsilons: (num_units,) epsilon of each protected unit, in the order of the
+        `Population`; *upper bounds*, nats. None if not asked for.
+    """
+
+    num_units: int
+    num_paths: int
+    inclusion_rate_quantiles: Mapping[str, float]
+    epsilon_quantiles: Mapping[str, float]
+    rate_rounding: float
+    unit_epsilons: np.ndarray | None
+
+
+@dataclass(frozen=True, eq=False)
 class PrivacyReport:
     """Epsilon at every level, its distribution over units, and what it rests on.
 
@@ -56,19 +85,10 @@ class PrivacyReport:
       epsilon: at the privacy unit: that of the worst path.
       epsilon_by_level: level name to epsilon with that level as the privacy unit, or to
         the reason why it has none.
-      num_units: protected units; None without a `Population`, like the following.
-      num_paths: distinct paths to them, those that lead to empty units included.
-      inclusion_rate_quantiles: share of the units ("min", "5%", ..., "max") to the
-        smallest chance to take part in a step that so many units do not exceed. Units
-        that may join are not counted. None also if there are no units.
-      epsilon_quantiles: the same for epsilon.
-      rate_rounding: epsilons of the single units were computed with rates rounded up
-        by at most this share; 0 if exact. Epsilon itself is not affected.
       worst_path: the path that decides epsilon.
-      unit_epsilons: (num_units,) epsilon of each protected unit, in the order of the
-        `Population`; None if not asked for.
       warnings: what the numbers do not show at first sight.
       preconditions: what must be true and the library cannot check.
+      distribution: rates and epsilons over the units; None without a `Population`.
     """
 
     privacy_unit: str
@@ -80,15 +100,10 @@ class PrivacyReport:
     noise_multipliers: tuple[float, ...]
     epsilon: float
     epsilon_by_level: Mapping[str, float | str]
-    num_units: int | None
-    num_paths: int | None
-    inclusion_rate_quantiles: Mapping[str, float] | None
-    epsilon_quantiles: Mapping[str, float] | None
-    rate_rounding: float
     worst_path: WorstPath
-    unit_epsilons: np.ndarray | None
     warnings: tuple[str, ...]
     preconditions: tuple[str, ...]
+    distribution: UnitDistribution | None
 
     def to_dict(self) -> dict[str, Any]:
         """Returns a dictionary for JSON, with "version" and "type".
@@ -97,8 +112,10 @@ class PrivacyReport:
         ``float`` reads; what does not apply is None. In "epsilon_by_level" each level
         has either an "epsilon" or a "not_covered" with the reason.
         """
-        fields = {name: getattr(self, name) for name in self.__dataclass_fields__}
+        fields = dict(vars(self))
         fields["worst_path"] = vars(self.worst_path)
+        if self.distribution is not None:
+            fields["distribution"] = vars(self.distribution)
         fields["epsilon_by_level"] = {
             level: {"not_covered" if isinstance(value, str) else "epsilon": value}
             for level, value in self.epsilon_by_level.items()
@@ -106,7 +123,7 @@ class PrivacyReport:
         return {"version": SCHEMA_VERSION, "type": "PrivacyReport", **_plain(fields)}
 
     def __str__(self) -> str:
-        return "\n".join([
+        lines = [
             *_headline(self),
             "",
             *_levels(self),
@@ -114,30 +131,30 @@ class PrivacyReport:
             "",
             *_worst(self),
             *_listed("Warnings", self.warnings),
-            *_listed("What must be true, and cannot be checked here", self.preconditions),
-        ])
+            *_listed("Must be true, unchecked", self.preconditions),
+        ]
+        return "\n".join(lines)
 
 
 def _headline(report: PrivacyReport) -> list[str]:
     """Epsilon, delta, who is protected, and the run."""
-    relation = {"add_remove": "added or removed", "replace_one": "replaced"}
     rows = [
-        ("protected", f"one {report.privacy_unit}, {relation[_relation(report)]}"),
-        ("epsilon", f"{_number(report.epsilon)} at delta {_number(report.delta)}"),
+        ("protected", f"one {report.privacy_unit} ({report.neighboring_relation})"),
+        ("epsilon", f"{_upward(report.epsilon)} at delta {report.delta:g}"),
         ("method", f"{report.method} (upper bound)"),
     ]
     steps = zip(
         report.num_steps, report.noise_multipliers, report.clip_units, strict=True
     )
     for count, noise, clip in steps:
-        text = f"{count} with noise multiplier {_number(noise)}, clipping each {clip}"
+        text = f"{count:,} with noise multiplier {noise:g}, clipping each {clip}"
         rows.append(("steps", text.replace("each step", "the whole step")))
     return ["Privacy report", *_aligned(rows)]
 
 
 def _levels(report: PrivacyReport) -> list[str]:
     rows = [
-        (level, f"not covered: {value}" if isinstance(value, str) else _number(value))
+        (level, f"not covered: {value}" if isinstance(value, str) else _upward(value))
         for level, value in report.epsilon_by_level.items()
     ]
     return ["Epsilon by privacy unit", *_aligned(rows)]
@@ -145,19 +162,22 @@ def _levels(report: PrivacyReport) -> list[str]:
 
 def _distribution(report: PrivacyReport) -> list[str]:
     """Quantiles over units, side by side; nothing without a population."""
-    rates, epsilons = report.inclusion_rate_quantiles, report.epsilon_quantiles
-    if rates is None or epsilons is None:
+    units = report.distribution
+    if units is None or not units.epsilon_quantiles:
         return []
     title = (
-        f"Over {report.num_units} units ({report.privacy_unit}) on "
-        f"{report.num_paths} distinct paths"
+        f"Over {units.num_units:,} units ({report.privacy_unit}) on "
+        f"{units.num_paths:,} distinct paths"
     )
     rows = [("share", "inclusion rate", "epsilon")]
-    rows += [(q, _number(rates[q]), _number(epsilons[q])) for q in rates]
-    if report.rate_rounding:
-        up = _number(100 * report.rate_rounding)
-        rows.append(("", "", f"(rates rounded up by at most {up} %)"))
-    return ["", title, *_aligned(rows)]
+    for name, epsilon in units.epsilon_quantiles.items():
+        rate = f"{units.inclusion_rate_quantiles[name]:.5g}"
+        rows.append((name, rate, _upward(epsilon)))
+    lines = ["", title, *_aligned(rows)]
+    if units.rate_rounding:
+        share = _upward(100 * units.rate_rounding)
+        lines.append(f"  (epsilons here: with rates rounded up by at most {share} %)")
+    return lines
 
 
 def _worst(report: PrivacyReport) -> list[str]:
@@ -172,10 +192,10 @@ def _worst(report: PrivacyReport) -> list[str]:
         sizes = ", ".join(f"{k} {v}" for k, v in worst.sizes.items())
         rows.append(("drawn out of", sizes))
     for rates in worst.rates:
-        text = ", ".join(f"{k} {_number(v)}" for k, v in rates.items())
+        text = ", ".join(f"{k} {v:.5g}" for k, v in rates.items())
         rows.append(("rates", text))
-    rows.append(("inclusion rate", _number(worst.inclusion_rate)))
-    rows.append(("epsilon", _number(worst.epsilon)))
+    rows.append(("inclusion rate", f"{worst.inclusion_rate:.5g}"))
+    rows.append(("epsilon", _upward(worst.epsilon)))
     return ["Worst path", *_aligned(rows)]
 
 
@@ -208,19 +228,11 @@ def _aligned(rows: list[tuple[str, ...]]) -> list[str]:
     return lines
 
 
-def _relation(report: PrivacyReport) -> str:
-    return report.neighboring_relation
-
-
-def _number(value: float) -> str:
-    """Five digits, rounded up: what is printed is a bound as well."""
+def _upward(value: float) -> str:
+    """Five digits, rounded up: an epsilon that is printed is a bound as well."""
     if value == 0 or not math.isfinite(value):
         return f"{value:g}"
-    text = f"{value:.5g}"
-    if float(text) >= value:
-        return text
-    step = 10.0 ** (math.floor(math.log10(abs(value))) - 4)
-    return f"{value + step / 2:.5g}"
+    return f"{Context(prec=5, rounding=ROUND_CEILING).create_decimal(value):g}"
 
 
 def _plain(value: Any) -> Any:

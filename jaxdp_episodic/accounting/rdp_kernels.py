@@ -55,10 +55,15 @@ class StepGroup(NamedTuple):
 
 
 def log_excess(
-    kind: str, direction: str, t: Array, group: StepGroup, resolution: Resolution
-) -> Array:
+    kind: str,
+    direction: str,
+    t: Array,
+    group: StepGroup,
+    resolution: Resolution,
+    with_derivatives: bool,
+) -> tuple[Array, ...]:
     """``log(M - 1)`` of one step of each kind, without the outer rate; all (n,)."""
-    sizes = resolution._asdict()
+    sizes = {**resolution._asdict(), "with_derivatives": with_derivatives}
     if kind == "sampled":
         return moments.log_excess_sampled(
             t, group.rate, group.shift, direction=direction, **sizes
@@ -82,16 +87,32 @@ def log_moment(
     t: Array,
     groups: tuple[StepGroup, ...],
     resolution: Resolution,
-) -> Array:
-    """``L(t)`` of the whole run, (n,) >= 0; upper bound, exact up to quadrature."""
-    total = jnp.zeros_like(t)
+    *,
+    with_derivatives: bool = False,
+) -> tuple[Array, ...]:
+    """``L(t)`` of the whole run, (n,) >= 0; upper bound, exact up to quadrature.
+
+    With derivatives ``(L, L', L'')``, else ``(L,)``.
+    """
+    totals: list[Array] = [jnp.zeros_like(t)] * (3 if with_derivatives else 1)
     for kind, group in zip(kinds, groups, strict=True):
+        shape = group.count.shape
         flat = StepGroup(*(a.reshape(-1) for a in group))
-        orders = jnp.broadcast_to(t, group.count.shape).reshape(-1)
-        excess = log_excess(kind, direction, orders, flat, resolution)
-        one_step = jnp.logaddexp(0.0, excess + jnp.log(flat.outer_rate))
-        total = total + jnp.sum(group.count * one_step.reshape(group.count.shape), 0)
-    return total
+        orders = jnp.broadcast_to(t, shape).reshape(-1)
+        excess, *ratios = log_excess(
+            kind, direction, orders, flat, resolution, with_derivatives
+        )
+        log_odds = excess + jnp.log(flat.outer_rate)
+        parts = [jnp.logaddexp(0.0, log_odds)]
+        if with_derivatives:
+            # M = 1 + r E: M'/M = E'/E (1 - 1/M), and so on
+            first, second = ratios
+            slope = jax.nn.sigmoid(log_odds) * first
+            curvature = jax.nn.sigmoid(log_odds) * second - slope * slope
+            parts += [slope, jnp.maximum(curvature, 0.0)]
+        for i, part in enumerate(parts):
+            totals[i] = totals[i] + jnp.sum(group.count * part.reshape(shape), axis=0)
+    return tuple(totals)
 
 
 def rdp(
@@ -102,7 +123,8 @@ def rdp(
 ) -> Array:
     """``rdp(alpha)`` in nats, (n,), for one order each."""
     t = orders - 1
-    return log_moment(kinds, direction, t, groups, FINE) / t
+    (value,) = log_moment(kinds, direction, t, groups, FINE)
+    return value / t
 
 
 def best_epsilon(
@@ -113,12 +135,13 @@ def best_epsilon(
     def objective(t: Array, value: Array) -> Array:
         return (value - log_delta - jnp.log1p(t)) / t - jnp.log1p(1 / t)
 
-    def residual(t: Array, value: Array, slope: Array) -> Array:
-        curvature = jnp.maximum(t * slope - value, 0.0) + jnp.log1p(t)
-        return jnp.log(curvature) - jnp.log(-log_delta)
+    def residual(t: Array, value: Array, first: Array, second: Array):
+        spent = jnp.maximum(t * first - value, 0.0) + jnp.log1p(t)
+        slope = t * (t * second + 1 / (1 + t)) / spent
+        return jnp.log(spent) - jnp.log(-log_delta), slope
 
     t = _search(kinds, groups, objective, residual, -log_delta, -log_delta)
-    value = log_moment(kinds, "forward", t, groups, FINE)
+    (value,) = log_moment(kinds, "forward", t, groups, FINE)
     return jnp.maximum(objective(t, value), 0.0), 1 + t
 
 
@@ -130,12 +153,14 @@ def best_log_delta(
     def objective(t: Array, value: Array) -> Array:
         return value - t * (epsilon + jnp.log1p(1 / t)) - jnp.log1p(t)
 
-    def residual(t: Array, value: Array, slope: Array) -> Array:
+    def residual(t: Array, value: Array, first: Array, second: Array):
         del value
-        return jnp.log(slope) - jnp.log(epsilon + jnp.log1p(1 / t))
+        paid = epsilon + jnp.log1p(1 / t)
+        slope = t * second / first + 1 / ((1 + t) * paid)
+        return jnp.log(first) - jnp.log(paid), slope
 
     t = _search(kinds, groups, objective, residual, _LOG_T_RANGE[1], 10.0)
-    value = log_moment(kinds, "forward", t, groups, FINE)
+    (value,) = log_moment(kinds, "forward", t, groups, FINE)
     return jnp.minimum(objective(t, value), 0.0), 1 + t
 
 
@@ -143,14 +168,14 @@ def _search(
     kinds: tuple[str, ...],
     groups: tuple[StepGroup, ...],
     objective: Callable[[Array, Array], Array],
-    residual: Callable[[Array, Array, Array], Array],
+    residual: Callable[..., tuple[Array, Array]],
     highest: Array | float,
     budget: Array | float,
 ) -> Array:
     """The t that minimises the objective, found with the coarse quadrature.
 
-    Newton's method in log t on the objective's derivative (``residual``, increasing),
-    kept inside a bracket. The best t that was visited is returned.
+    Newton's method in log t on the objective's derivative (``residual``, increasing, with
+    its own slope), kept inside a bracket. The best t that was visited is returned.
     """
     example = groups[0].count[0]
     low = jnp.full_like(example, _LOG_T_RANGE[0])
@@ -159,7 +184,10 @@ def _search(
 
     def improve(_: int, state: tuple[Array, ...]) -> tuple[Array, ...]:
         log_t, low, high, best, best_log_t = state
-        cost, value, slope = _derivatives(kinds, groups, objective, residual, log_t)
+        t = jnp.exp(log_t)
+        moment = log_moment(kinds, "forward", t, groups, COARSE, with_derivatives=True)
+        cost = objective(t, moment[0])
+        value, slope = residual(t, *moment)
         better = cost < best
         best = jnp.where(better, cost, best)
         best_log_t = jnp.where(better, log_t, best_log_t)
@@ -179,29 +207,6 @@ def _search(
     state = (log_t, low, high, jnp.full_like(log_t, jnp.inf), log_t)
     *_, best_log_t = jax.lax.fori_loop(0, _SEARCH_STEPS, improve, state)
     return jnp.exp(best_log_t)
-
-
-def _derivatives(
-    kinds: tuple[str, ...],
-    groups: tuple[StepGroup, ...],
-    objective: Callable[[Array, Array], Array],
-    residual: Callable[[Array, Array, Array], Array],
-    log_t: Array,
-) -> tuple[Array, Array, Array]:
-    """The objective, the residual and the residual's slope in log t; each (n,)."""
-
-    def moment(t: Array) -> Array:
-        return log_moment(kinds, "forward", t, groups, COARSE)
-
-    def cost_and_residual(log_t: Array) -> tuple[Array, Array]:
-        t = jnp.exp(log_t)
-        value, slope = jax.jvp(moment, (t,), (jnp.ones_like(t),))
-        return objective(t, value), residual(t, value, slope)
-
-    (cost, value), (_, slope) = jax.jvp(
-        cost_and_residual, (log_t,), (jnp.ones_like(log_t),)
-    )
-    return cost, value, slope
 
 
 def _first_order(

@@ -31,7 +31,11 @@ import jax.numpy as jnp
 from jax import Array
 
 from jaxdp_episodic.numerics.combinatorics import log_binomial
-from jaxdp_episodic.numerics.power_excess import log_expm1, scaled_power_excess
+from jaxdp_episodic.numerics.power_excess import (
+    log_expm1,
+    scaled_power_excess,
+    scaled_power_excess_derivatives,
+)
 from jaxdp_episodic.numerics.quadrature import integrate_panels, lay_panels
 
 # Half-width, in standard deviations, of the window around a Gaussian bump, and the
@@ -53,7 +57,8 @@ def log_excess_sampled(
     direction: str,
     num_panels: int,
     nodes_per_panel: int,
-) -> Array:
+    with_derivatives: bool = False,
+) -> tuple[Array, ...]:
     """Log-excess of the sampled Gaussian pair ``((1-p) N(0,1) + p N(shift,1), N(0,1))``.
 
     Args:
@@ -64,9 +69,12 @@ def log_excess_sampled(
         (both profiles equal to the forward one, as under a swap).
       num_panels: panels of the quadrature.
       nodes_per_panel: nodes in each panel.
+      with_derivatives: see Returns.
 
     Returns:
-      (n,) ``log(E_Q[(P/Q)^alpha] - 1)``; exact up to quadrature error.
+      ``(log_excess,)``, (n,): ``log(E_Q[(P/Q)^alpha] - 1)``, exact up to quadrature
+      error. With derivatives, three arrays: the first two derivatives of the excess
+      in t follow, each divided by the excess, good enough for a search.
     """
     t, p, s = jnp.broadcast_arrays(t, sampling_probability, shift)
     log_odds = jnp.log1p(-p) - jnp.log(p)  # -inf at p = 1
@@ -80,10 +88,17 @@ def log_excess_sampled(
         return log_ratio, -0.5 * x * x - _LOG_SQRT_2PI
 
     excess = _log_integral(
-        log_parts, windows, bumps, floor, t, direction, num_panels, nodes_per_panel
+        log_parts,
+        windows,
+        bumps,
+        floor,
+        t,
+        direction,
+        num_panels,
+        nodes_per_panel,
+        with_derivatives,
     )
-    gaussian = log_expm1(0.5 * t * (1 + t) * s * s)
-    return jnp.where(p >= 1, gaussian, excess)
+    return _unless_gaussian(p >= 1, 0.5 * s * s, t, excess)
 
 
 def log_excess_antipodal(
@@ -94,7 +109,8 @@ def log_excess_antipodal(
     *,
     num_panels: int,
     nodes_per_panel: int,
-) -> Array:
+    with_derivatives: bool = False,
+) -> tuple[Array, ...]:
     """Log-excess of the antipodal pair, both profiles equal to ``H_g(P || Q)``.
 
     ``P = (1-p) N(0) + p (1-r) N(-s) + p r N(s)``, ``Q = (1-p) N(0) + p N(-s)``, unit
@@ -108,9 +124,10 @@ def log_excess_antipodal(
       shift: (n,) clip norm in units of the noise, > 0.
       num_panels: panels of the quadrature.
       nodes_per_panel: nodes in each panel.
+      with_derivatives: see `log_excess_sampled`.
 
     Returns:
-      (n,) log-excess; exact up to quadrature error.
+      As `log_excess_sampled`.
     """
     t, p, r, s = jnp.broadcast_arrays(t, sampling_probability, inner_rate, shift)
     log_p, log_q, log_r = jnp.log(p), jnp.log1p(-p), jnp.log(r)
@@ -140,9 +157,9 @@ def log_excess_antipodal(
         "symmetric",
         num_panels,
         nodes_per_panel,
+        with_derivatives,
     )
-    gaussian = log_expm1(2.0 * t * (1 + t) * s * s)
-    return jnp.where((p >= 1) & (r >= 1), gaussian, excess)
+    return _unless_gaussian((p >= 1) & (r >= 1), 2.0 * s * s, t, excess)
 
 
 def log_excess_episodes(
@@ -153,7 +170,8 @@ def log_excess_episodes(
     *,
     num_panels: int,
     nodes_per_panel: int,
-) -> Array:
+    with_derivatives: bool = False,
+) -> tuple[Array, ...]:
     """Log-excess for independent episodes, each of which may hold the protected unit.
 
     With J ~ Binomial(B, eta) the number of episodes that hold it, ``e1 = P(J >= 1)``
@@ -169,32 +187,57 @@ def log_excess_episodes(
         moments of high order.
       num_panels: panels of the quadrature.
       nodes_per_panel: nodes in each panel.
+      with_derivatives: see `log_excess_sampled`.
 
     Returns:
-      (n,) log-excess; exact up to quadrature error.
+      As `log_excess_sampled`.
     """
     t, eta, s, episodes = jnp.broadcast_arrays(t, episode_rate, shift, num_episodes)
     log_absent = jnp.log1p(-eta)  # -inf at eta = 1
     any_rate = -jnp.expm1(episodes * log_absent)
 
-    def add_term(k: Array, total: Array) -> Array:
+    def add_term(k: Array, totals: tuple[Array, ...]) -> tuple[Array, ...]:
         k = k.astype(s.dtype)
         count = jnp.minimum(k, episodes)
         log_weight = log_binomial(episodes, count) + count * jnp.log(eta)
         rest = episodes - count
         log_weight += jnp.where(rest > 0, rest * log_absent, 0.0) - jnp.log(any_rate)
-        term = log_weight + log_excess_sampled(
+        excess, *derivatives = log_excess_sampled(
             t,
             any_rate,
             count * s,
             direction="symmetric",
             num_panels=num_panels,
             nodes_per_panel=nodes_per_panel,
+            with_derivatives=with_derivatives,
         )
-        return jnp.where(k <= episodes, jnp.logaddexp(total, term), total)
+        total, *sums = totals
+        term = jnp.where(k <= episodes, log_weight + excess, -jnp.inf)
+        larger = jnp.logaddexp(total, term)
+        finite = jnp.where(jnp.isfinite(larger), larger, 0.0)
+        old, new = jnp.exp(total - finite), jnp.exp(term - finite)
+        means = (old * a + new * b for a, b in zip(sums, derivatives, strict=True))
+        return larger, *means
 
     last = jnp.max(episodes).astype(jnp.int32)
-    return jax.lax.fori_loop(1, last + 1, add_term, jnp.full_like(s, -jnp.inf))
+    zeros = (jnp.zeros_like(s),) * (2 * with_derivatives)
+    start = (jnp.full_like(s, -jnp.inf), *zeros)
+    return jax.lax.fori_loop(1, last + 1, add_term, start)
+
+
+def _unless_gaussian(
+    is_gaussian: Array, scale: Array, t: Array, excess: tuple[Array, ...]
+) -> tuple[Array, ...]:
+    """Replaces the integral where the pair is Gaussian, ``L(t) = scale t (1 + t)``."""
+    exponent = scale * t * (1 + t)
+    results = [log_expm1(exponent)]
+    if len(excess) > 1:
+        slope, inverse = scale * (1 + 2 * t), 1 / -jnp.expm1(-exponent)
+        results += [slope * inverse, (2 * scale + slope * slope) * inverse]
+    return tuple(
+        jnp.where(is_gaussian, exact, integral)
+        for exact, integral in zip(results, excess, strict=True)
+    )
 
 
 def _log_mixture_ratio(log_likelihood_ratio: Array, p: Array) -> Array:
@@ -219,11 +262,13 @@ def _log_integral(
     direction: str,
     num_panels: int,
     nodes_per_panel: int,
-) -> Array:
+    with_derivatives: bool,
+) -> tuple[Array, ...]:
     """``log of the integral of e^{b(x)} f(e^{y(x)} - 1)`` over x >= floor.
 
     ``y`` is the log-ratio and ``b`` the log-density. f is ``f_alpha`` (forward),
-    ``f_{1-alpha}`` (backward) or their sum (symmetric).
+    ``f_{1-alpha}`` (backward) or their sum (symmetric). With derivatives, also the
+    first two derivatives of the integral in t, divided by it.
     """
     # The panels are a choice of nodes, not part of the function: no gradient.
     windows, bumps, floor = jax.lax.stop_gradient((windows, bumps, floor))
@@ -235,13 +280,17 @@ def _log_integral(
     peak = jnp.max(jnp.concatenate(exponents), axis=0)
     peak = jax.lax.stop_gradient(jnp.maximum(peak - _LARGEST_EXPONENT, 0.0))
 
-    def integrand(x: Array) -> Array:
+    def integrand(x: Array) -> tuple[Array, ...]:
         y, b = log_parts(x)
-        return scaled_power_excess(y, b - peak, t, direction)
+        if with_derivatives:
+            return scaled_power_excess_derivatives(y, b - peak, t, direction)
+        return (scaled_power_excess(y, b - peak, t, direction),)
 
     lefts, rights = lay_panels(*windows, floor, num_panels=num_panels)
-    total = integrate_panels(integrand, lefts, rights, nodes_per_panel=nodes_per_panel)
-    return jnp.log(total) + peak
+    total, *derivatives = integrate_panels(
+        integrand, lefts, rights, nodes_per_panel=nodes_per_panel
+    )
+    return jnp.log(total) + peak, *(d / total for d in derivatives)
 
 
 def _bumps(centers: list[Array]) -> tuple[list[Array], list[Array], list[Array]]:

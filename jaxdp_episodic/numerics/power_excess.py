@@ -50,6 +50,53 @@ def scaled_power_excess(y: Array, b: Array, t: Array, direction: str) -> Array:
     return jnp.where(small, near, away)
 
 
+def scaled_power_excess_derivatives(
+    y: Array, b: Array, t: Array, direction: str
+) -> tuple[Array, Array, Array]:
+    """``e^b f(e^y - 1)`` and its first two derivatives in t, at half the cost.
+
+    For searches: relative error 1e-7 where ``|t y|`` is moderate, and a little more
+    for tiny y. Arguments as `scaled_power_excess`, direction "forward" or "symmetric".
+    """
+    x = t * y
+    base, tilted = jnp.exp(b), jnp.exp(y + b)
+    tiny = jnp.abs(y) < 0.03
+    square = base * (y * y)
+    # (1+v) y - v, the slope of f_alpha at t = 0
+    slope = jnp.where(
+        tiny,
+        square * (1 / 2 + y * (1 / 3 + y * (1 / 8 + y / 30))),
+        tilted * y - (tilted - base),
+    )
+    power = jnp.exp(x + y + b)
+    # (1+v) (e^x - 1 - x)
+    rest = jnp.where(
+        jnp.abs(x) < 0.03, tilted * _exp_remainder(x), power - tilted * (1 + x)
+    )
+    value, first = rest + t * slope, y * (rest + tilted * x) + slope
+    second = y * y * power
+    if direction == "symmetric":
+        # v - y, the slope of f_{-t} at t = 0
+        slope = jnp.where(
+            tiny,
+            square * (1 / 2 + y * (1 / 6 + y * (1 / 24 + y / 120))),
+            tilted - base * (1 + y),
+        )
+        power = jnp.exp(b - x)
+        rest = jnp.where(
+            jnp.abs(x) < 0.03, base * _exp_remainder(-x), power - base * (1 - x)
+        )
+        value += rest + t * slope
+        first += slope - y * (rest - base * x)
+        second += y * y * power
+    return value, first, second
+
+
+def _exp_remainder(x: Array) -> Array:
+    """``e^x - 1 - x`` for small x."""
+    return x * x * (1 / 2 + x * (1 / 6 + x * (1 / 24 + x / 120)))
+
+
 def _times_expm1(log_factor: Array, factor: Array, exponent: Array) -> Array:
     """``factor (e^exponent - 1)`` where e^exponent alone may overflow."""
     short = exponent <= 1.0

@@ -29,33 +29,37 @@ def gauss_legendre(num_nodes: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def integrate_panels(
-    integrand: Callable[[Array], Array],
+    integrand: Callable[[Array], tuple[Array, ...]],
     lefts: Array,
     rights: Array,
     *,
     nodes_per_panel: int,
-) -> Array:
-    """Sums the integrals of ``integrand`` over the panels of each batch element.
+) -> tuple[Array, ...]:
+    """Sums the integrals of functions over the panels of each batch element.
 
     Args:
-      integrand: maps nodes (num_panels, n) to values of the same shape.
+      integrand: maps nodes (num_panels, n) to a tuple of values of the same shape.
       lefts: (num_panels, n) left edges.
       rights: (num_panels, n) right edges.
       nodes_per_panel: Gauss–Legendre nodes in each panel (static).
 
     Returns:
-      (n,) the sums. The loop runs over the nodes, with all panels side by side: one
+      The sums, one (n,) array a function. The loop runs over the nodes, with all panels side by side: one
       fused pass over arrays that fit the cache, whatever the number of nodes.
     """
     width = rights - lefts
 
-    def add_node(total: Array, rule: tuple[Array, Array]) -> tuple[Array, None]:
+    def add_node(totals: tuple[Array, ...], rule: tuple[Array, Array]):
         node, weight = rule
-        return total + weight * integrand(lefts + width * node), None
+        values = integrand(lefts + width * node)
+        return tuple(
+            total + weight * value for total, value in zip(totals, values, strict=True)
+        ), None
 
     rule = tuple(jnp.asarray(a, lefts.dtype) for a in gauss_legendre(nodes_per_panel))
-    total, _ = jax.lax.scan(add_node, jnp.zeros_like(lefts), rule)
-    return jnp.sum(width * total, axis=0)
+    number = len(jax.eval_shape(integrand, lefts))
+    totals, _ = jax.lax.scan(add_node, (jnp.zeros_like(lefts),) * number, rule)
+    return tuple(jnp.sum(width * total, axis=0) for total in totals)
 
 
 def lay_panels(

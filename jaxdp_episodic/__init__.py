@@ -6,7 +6,10 @@ from jaxdp_episodic.accounting.calibration import (
     calibrate_num_steps,
     calibrate_rate,
 )
+from jaxdp_episodic.accounting.dp_event import from_dp_event
+from jaxdp_episodic.accounting.privacy_statement import PrivacyReport
 from jaxdp_episodic.accounting.profile import privacy_profile
+from jaxdp_episodic.accounting.report import privacy_report
 from jaxdp_episodic.accounting.step import ComposedSteps, GaussianStep, compose
 from jaxdp_episodic.sampling.designs import GroupedClasses, IndependentEpisodes
 from jaxdp_episodic.sampling.population import Population
@@ -27,6 +30,7 @@ __all__ = [
     "MultistageSampling",
     "Poisson",
     "Population",
+    "PrivacyReport",
     "WithoutReplacement",
     "calibrate_noise_multiplier",
     "calibrate_num_steps",
@@ -34,7 +38,9 @@ __all__ = [
     "compose",
     "delta",
     "epsilon",
+    "from_dp_event",
     "inclusion_rates",
     "privacy_profile",
+    "privacy_report",
     "rdp",
 ]

@@ -48,7 +48,7 @@ def probability_array(name: str, value: Any) -> np.ndarray:
 
 
 def nonnegative_array(name: str, value: Any) -> np.ndarray:
-    """Returns ``value`` as a float64 array with every element >= 0 (``inf`` is allowed)."""
+    """Returns ``value`` as a float64 array, every element >= 0 (``inf`` allowed)."""
     array = real_array(name, value)
     return _in_range(name, value, array, array >= 0, "be >= 0")
 
@@ -119,7 +119,7 @@ def _numeric(name: str, value: Any) -> np.ndarray:
 
 
 def _holds_bool(value: Any) -> bool:
-    """True if a list or tuple hides a bool that NumPy would silently turn into 0 or 1."""
+    """True if a list or tuple hides a bool that NumPy would turn into 0 or 1."""
     if isinstance(value, list | tuple):
         return any(_holds_bool(v) for v in value)
     return isinstance(value, bool | np.bool_)

@@ -9,6 +9,7 @@ import numpy as np
 
 from jaxdp_episodic import _validation
 from jaxdp_episodic.accounting.evaluation import evaluate
+from jaxdp_episodic.accounting.path_rows import take_paths, undominated_paths
 from jaxdp_episodic.accounting.resolution import DominatingPair, resolve
 from jaxdp_episodic.accounting.step import ComposedSteps, GaussianStep
 
@@ -136,6 +137,7 @@ def delta(
     if np.isinf(target).any():
         raise ValueError(f"epsilon must be finite, got {epsilon!r}")
     pairs, counts, shape = _run(step, num_steps, epsilon=target)
+    pairs = take_paths(pairs, undominated_paths(pairs))
     log_delta, _ = evaluate("best_log_delta", target[..., None], pairs, counts)
     worst = np.broadcast_to(log_delta.max(axis=-1), shape)
     # exp rounds to the nearest: one ulp up keeps the bound.
@@ -149,6 +151,7 @@ def worst_epsilon(
     shape: tuple[int, ...],
 ) -> np.ndarray:
     """Epsilon by Rényi-DP: each path composed first, the largest taken last."""
+    pairs = take_paths(pairs, undominated_paths(pairs))
     value, _ = evaluate("best_epsilon", np.log(delta)[..., None], pairs, counts)
     return np.broadcast_to(value.max(axis=-1), shape)
 
@@ -194,7 +197,8 @@ def _epsilon_on_grid(
     grid = _validation.order_array("orders", orders)
     if grid.ndim != 1 or grid.size == 0:
         raise ValueError(
-            f"orders must be a 1-d array with at least one order, got shape {grid.shape}"
+            "orders must be a 1-d array with at least one order, "
+            f"got shape {grid.shape}"
         )
     grid = np.unique(grid)
     pairs = tuple(

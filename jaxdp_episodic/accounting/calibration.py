@@ -305,7 +305,7 @@ def _check_is_step(step: Any) -> None:
 
 def _scheme_of(step: GaussianStep, level: str) -> Scheme:
     """The scheme that draws a level."""
-    drawn = step.sampling
+    drawn = step.design
     _validation.choice("level", level, drawn.level_names)
     if isinstance(drawn, IndependentEpisodes):
         drawn = drawn.sampling
@@ -325,7 +325,7 @@ def _with_rate(step: GaussianStep, level: str, rate: np.ndarray) -> Sampling:
     scheme = _scheme_of(step, level)
     field = "sampling_probability" if isinstance(scheme, Poisson) else "size"
     changed = dataclasses.replace(scheme, **{field: rate})
-    return _with_scheme(step.sampling, changed)
+    return _with_scheme(step.design, changed)
 
 
 def _with_scheme(drawn: Sampling, changed: Scheme) -> Sampling:

@@ -19,11 +19,11 @@ import numpy as np
 
 from jaxdp_episodic._precision import float64_boundary
 from jaxdp_episodic.accounting import rdp_kernels
-from jaxdp_episodic.accounting.resolution import DominatingPair
 from jaxdp_episodic.accounting.rdp_kernels import StepGroup
+from jaxdp_episodic.accounting.resolution import DominatingPair
 
 _CPU_BLOCK = 64
-_CPU_CHUNKS = (8, _CPU_BLOCK, 64 * _CPU_BLOCK)
+_CPU_CHUNKS = (8, _CPU_BLOCK, 8 * _CPU_BLOCK)
 _ACCELERATOR_CHUNKS = (8, 2048, 131072)
 
 # Rates and inverse noise are raised to these floors, which raises epsilon: their
@@ -103,8 +103,13 @@ def _groups(
         )
         by_kind.setdefault(pair.kind, []).append(group)
     groups = tuple(
-        StepGroup(*(np.stack([_flat(a, shape) for a in field]) for field in zip(*g)))
-        for g in by_kind.values()
+        StepGroup(
+            *(
+                np.stack([_flat(array, shape) for array in field])
+                for field in zip(*group, strict=True)
+            )
+        )
+        for group in by_kind.values()
     )
     return tuple(by_kind), groups, silent, unprotected
 

@@ -19,7 +19,7 @@ Any order gives a valid bound, so the search can only err upwards.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -44,14 +44,17 @@ _LOG_T_RANGE = (-90.0, 90.0)
 
 
 class StepGroup(NamedTuple):
-    """K steps of one kind; every array is (K, n)."""
+    """K steps of one kind; every array is (K, n).
 
-    outer_rate: Array
-    rate: Array
-    inner_rate: Array
-    shift: Array
-    num_episodes: Array
-    count: Array
+    NumPy arrays on the host, JAX arrays in the kernels, hence the open types.
+    """
+
+    outer_rate: Any
+    rate: Any
+    inner_rate: Any
+    shift: Any
+    num_episodes: Any
+    count: Any
 
 
 def log_excess(
@@ -174,8 +177,8 @@ def _search(
 ) -> Array:
     """The t that minimises the objective, found with the coarse quadrature.
 
-    Newton's method in log t on the objective's derivative (``residual``, increasing, with
-    its own slope), kept inside a bracket. The best t that was visited is returned.
+    Newton's method in log t on the objective's derivative (``residual``, increasing,
+    with its own slope), kept inside a bracket. The best t visited is returned.
     """
     example = groups[0].count[0]
     low = jnp.full_like(example, _LOG_T_RANGE[0])
@@ -244,7 +247,7 @@ def _jump_order(
     half = 0.5 * s * s
 
     def reaching(log_excess: Array) -> Array:
-        """alpha with ``alpha log_rate + alpha (alpha-1) s²/2 = log_excess``."""
+        """Alpha with ``alpha log_rate + alpha (alpha-1) s²/2 = log_excess``."""
         b = log_rate - half
         root = jnp.sqrt(jnp.maximum(b * b + 4 * half * log_excess, 0.0))
         return jnp.where(b < 0, (root - b) / (2 * half), jnp.inf)

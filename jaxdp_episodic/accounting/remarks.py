@@ -58,7 +58,7 @@ def preconditions_of(run: ComposedSteps) -> tuple[str, ...]:
             "Poisson draws: everything drawn is processed, without a cap, and an empty "
             "draw still releases noise."
         )
-    if any(isinstance(part.sampling, GroupedClasses) for part in run.steps):
+    if any(isinstance(part.design, GroupedClasses) for part in run.steps):
         found.append(
             "Grouping: the partition of classes into episodes is drawn afresh in every "
             "step and does not look at the data."
@@ -167,7 +167,7 @@ def _private_sizes(run: ComposedSteps) -> list[str]:
 
 def _schemes(step: GaussianStep) -> tuple[Scheme, ...]:
     """The schemes of all levels that are drawn."""
-    drawn = step.sampling
+    drawn = step.design
     if isinstance(drawn, IndependentEpisodes):
         drawn = drawn.sampling
     if isinstance(drawn, GroupedClasses):

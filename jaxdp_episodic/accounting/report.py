@@ -284,9 +284,9 @@ def _inclusion_rate(step: GaussianStep) -> np.ndarray:
     rate = np.ones(1)
     for level in step.path_rates.rates:
         rate = rate * level
-    if isinstance(step.sampling, IndependentEpisodes):
+    if isinstance(step.design, IndependentEpisodes):
         with np.errstate(divide="ignore"):  # log1p(-1) = -inf is meant
-            log_missed = step.sampling.num_episodes * np.log1p(-rate)
+            log_missed = step.design.num_episodes * np.log1p(-rate)
         rate = -np.expm1(log_missed)
     return rate
 
@@ -303,8 +303,8 @@ def _units(step: GaussianStep) -> np.ndarray:
 
 def _tree_levels(step: GaussianStep) -> tuple[str, ...]:
     """Names of the levels that somebody owns: an episode is drawn, not owned."""
-    names = step.sampling.level_names
-    if isinstance(step.sampling, MultistageSampling):
+    names = step.design.level_names
+    if isinstance(step.design, MultistageSampling):
         return names
     return tuple(name for name in names if name != EPISODE)
 

@@ -143,7 +143,7 @@ class CalibrationRequest(Spec):
         _check_given("num_steps", self.num_steps, self.calibrate != NUM_STEPS, self)
         _check_given("level", self.level, self.calibrate == RATE, self)
         if self.level is not None:
-            _validation.choice("level", self.level, self.step.sampling.level_names)
+            _validation.choice("level", self.level, self.step.design.level_names)
         _set(self, "epsilon", _validation.positive_array)
         _set(self, "delta", _validation.open_unit_array)
         _set(self, "num_steps", _whole_number)
@@ -186,7 +186,7 @@ class CalibrationRequest(Spec):
         if self.calibrate == RATE:
             return calibrate_rate(step, level=str(self.level), **target)
         return calibrate_noise_multiplier(
-            step.sampling,
+            step.design,
             clip_unit=step.clip_unit,
             privacy_unit=step.privacy_unit,
             neighboring_relation=step.neighboring_relation,
@@ -203,7 +203,7 @@ def _shape(request: Request) -> tuple[int, ...]:
     """Broadcast shape of a request's step and targets."""
     shape = request.step.shape
     if isinstance(request, CalibrationRequest) and request.calibrate == NOISE:
-        shape = request.step.sampling.shape  # the noise there is replaced
+        shape = request.step.design.shape  # the noise there is replaced
     fields = {
         name: getattr(request, name) for name in ("num_steps", "delta", "epsilon")
     }

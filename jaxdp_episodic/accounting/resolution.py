@@ -65,13 +65,13 @@ def dominating_pair(step: GaussianStep) -> DominatingPair:
       ValueError: contributions clipped below the privacy unit, of which no public
         bound of the number is known.
     """
-    if isinstance(step.sampling, IndependentEpisodes):
+    if isinstance(step.design, IndependentEpisodes):
         rate = _product(step.path_rates.rates)
-        episodes = np.asarray(step.sampling.num_episodes, np.float64)[..., None]
+        episodes = np.asarray(step.design.num_episodes, np.float64)[..., None]
         return _pair(step, EPISODES, rate=rate, sensitivity=2.0, num_episodes=episodes)
-    if isinstance(step.sampling, GroupedClasses):
-        return _grouped_pair(step, step.sampling)
-    return _multistage_pair(step, step.sampling)
+    if isinstance(step.design, GroupedClasses):
+        return _grouped_pair(step, step.design)
+    return _multistage_pair(step, step.design)
 
 
 def resolve(
@@ -86,7 +86,9 @@ def resolve(
     return (dominating_pair(step),), (np.asarray(num_steps, np.float64)[..., None],)
 
 
-def _multistage_pair(step: GaussianStep, sampling: MultistageSampling) -> DominatingPair:
+def _multistage_pair(
+    step: GaussianStep, sampling: MultistageSampling
+) -> DominatingPair:
     """The rows of the multistage theorem."""
     levels = step.path_rates
     last = levels.num_levels
@@ -96,7 +98,7 @@ def _multistage_pair(step: GaussianStep, sampling: MultistageSampling) -> Domina
     clip = sampling.level_names.index(str(step.clip_unit)) + 1
     contributions = np.ones(1)
     if clip > last:
-        # Clipped below the protected unit: that unit is one contribution of k clip norms.
+        # Clipped below the protected unit: the unit contributes k clip norms.
         contributions = _contributions(step, sampling, last, clip)
         clip = last
     outer = _product(levels.rates[: clip - 1])
@@ -161,14 +163,19 @@ def _pair(
     sensitivity: np.ndarray | float = 1.0,
     num_episodes: np.ndarray | float = 1.0,
 ) -> DominatingPair:
-    fields = (outer, rate, inner, sensitivity)
-    noise = np.asarray(step.noise_multiplier, np.float64)[..., None]
     return DominatingPair(
         kind,
-        *(np.atleast_1d(np.asarray(field, np.float64)) for field in fields),
-        noise,
-        np.atleast_1d(np.asarray(num_episodes, np.float64)),
+        outer_rate=_with_path_axis(outer),
+        rate=_with_path_axis(rate),
+        inner_rate=_with_path_axis(inner),
+        sensitivity=_with_path_axis(sensitivity),
+        noise_multiplier=np.asarray(step.noise_multiplier, np.float64)[..., None],
+        num_episodes=_with_path_axis(num_episodes),
     )
+
+
+def _with_path_axis(field: np.ndarray | float) -> np.ndarray:
+    return np.atleast_1d(np.asarray(field, np.float64))
 
 
 def _product(rates: tuple[np.ndarray, ...] | list[np.ndarray]) -> np.ndarray:

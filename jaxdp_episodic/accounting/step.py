@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import numpy as np
 
@@ -20,6 +20,7 @@ from jaxdp_episodic.sampling.rates import (
 from jaxdp_episodic.sampling.schemes import (
     MultistageSampling,
     Poisson,
+    Scheme,
     WithoutReplacement,
 )
 from jaxdp_episodic.sampling.spec import Spec, frozen_number
@@ -81,7 +82,7 @@ class GaussianStep(Spec):
         "population": (Population,),
     }
 
-    sampling: Sampling
+    sampling: Sampling | Scheme
     _: KW_ONLY
     noise_multiplier: float | np.ndarray
     clip_unit: str | None = None
@@ -104,17 +105,22 @@ class GaussianStep(Spec):
         _check_small_units(self)
 
     @property
+    def design(self) -> Sampling:
+        """``sampling``, which the constructor has made a design if it was a scheme."""
+        return cast(Sampling, self.sampling)
+
+    @property
     def shape(self) -> tuple[int, ...]:
         """Broadcast shape of all numeric fields."""
         return _validation.broadcast_shape(
-            sampling=np.empty(self.sampling.shape, np.uint8),
+            sampling=np.empty(self.design.shape, np.uint8),
             noise_multiplier=self.noise_multiplier,
         )
 
     @functools.cached_property
     def path_rates(self) -> PathRates:
         """Rates at every level down to the privacy unit, along every distinct path."""
-        drawn = self.sampling
+        drawn = self.design
         levels = drawn.level_names
         used = levels.index(str(self.privacy_unit)) + 1
         if isinstance(drawn, IndependentEpisodes):
@@ -124,8 +130,8 @@ class GaussianStep(Spec):
     @property
     def level_names_used(self) -> tuple[str, ...]:
         """Names of the levels that ``path_rates`` has, top to bottom."""
-        names = self.sampling.level_names
-        if isinstance(self.sampling, IndependentEpisodes):
+        names = self.design.level_names
+        if isinstance(self.design, IndependentEpisodes):
             names = names[1:]  # the episode itself is not drawn out of anything
         return names[: self.path_rates.num_levels]
 
@@ -219,8 +225,8 @@ def _checked_sampling(sampling: Any) -> Sampling:
 
 def _checked_clip_unit(step: GaussianStep) -> str:
     """The clip unit's level name; episodic designs clip episodes only."""
-    levels = step.sampling.level_names
-    episodic = not isinstance(step.sampling, MultistageSampling)
+    levels = step.design.level_names
+    episodic = not isinstance(step.design, MultistageSampling)
     default = EPISODE if episodic else levels[0] if len(levels) == 1 else None
     clip_unit = default if step.clip_unit is None else step.clip_unit
     if clip_unit is None:
@@ -231,19 +237,19 @@ def _checked_clip_unit(step: GaussianStep) -> str:
     _validation.choice("clip_unit", clip_unit, (STEP, *levels))
     if episodic and clip_unit != EPISODE:
         raise NotImplementedError(
-            f"clip_unit={clip_unit!r} with {type(step.sampling).__name__} has no "
+            f"clip_unit={clip_unit!r} with {type(step.design).__name__} has no "
             "theorem here; covered: clip_unit='episode'"
         )
     return clip_unit
 
 
 def _checked_privacy_unit(step: GaussianStep) -> str:
-    levels = step.sampling.level_names
+    levels = step.design.level_names
     unit = levels[-1] if step.privacy_unit is None else step.privacy_unit
     _validation.choice("privacy_unit", unit, levels)
-    if not isinstance(step.sampling, MultistageSampling) and unit == EPISODE:
+    if not isinstance(step.design, MultistageSampling) and unit == EPISODE:
         raise NotImplementedError(
-            f"privacy_unit='episode' with {type(step.sampling).__name__}: an episode "
+            f"privacy_unit='episode' with {type(step.design).__name__}: an episode "
             f"is drawn, not owned by anybody; covered: {levels[1:]}"
         )
     return unit
@@ -308,5 +314,5 @@ def _check_composable(steps: tuple[GaussianStep, ...]) -> None:
     if len(paths) > 1:
         raise ValueError(
             "composed steps must reach the privacy unit by the same levels of the "
-            f"population, got {tuple(s.sampling.level_names for s in steps)}"
+            f"population, got {tuple(s.design.level_names for s in steps)}"
         )

@@ -9,7 +9,7 @@ The excess, not the moment, is summed: at small sampling rates it is 1e-15 and l
 and would drown in the 1. The same function serves every design:
 
 * sampled Gaussian, forward: ``E_Q[f_alpha(v)]``; backward, with the roles of P and Q
-  exchanged: ``E_Q[f_{1-alpha}(v)]``, because ``E_P[(Q/P)^alpha] = E_Q[(P/Q)^{1-alpha}]``;
+  exchanged: ``E_Q[f_{1-alpha}(v)]``, as ``E_P[(Q/P)^alpha] = E_Q[(P/Q)^{1-alpha}]``;
 * a design whose forward and backward profile are the same function ``H_g(P || Q)``:
   ``E_Q[f_alpha(v) + f_{1-alpha}(v); v > 0]``. (Equation (1) of Sason and Verdú 2016,
   arXiv:1508.00335, writes the moment as an integral of the two profiles; its part in
@@ -59,7 +59,7 @@ def log_excess_sampled(
     nodes_per_panel: int,
     with_derivatives: bool = False,
 ) -> tuple[Array, ...]:
-    """Log-excess of the sampled Gaussian pair ``((1-p) N(0,1) + p N(shift,1), N(0,1))``.
+    """Log-excess of the sampled pair ``((1-p) N(0,1) + p N(shift,1), N(0,1))``.
 
     Args:
       t: (n,) order minus one, > 0.

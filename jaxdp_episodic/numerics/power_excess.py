@@ -106,7 +106,7 @@ def _times_expm1(log_factor: Array, factor: Array, exponent: Array) -> Array:
 
 
 def _excess_series(power: Array, scale: Array, y: Array) -> Array:
-    """``f_a(e^y - 1) / (a (a-1) y²)`` for ``|scale y| <= 1``, a = power, scale >= |a|, 1.
+    """``f_a(e^y - 1) / (a (a-1) y²)``, a = power, scale >= |a| and 1, |scale y| <= 1.
 
     f_a = sum_{k>=2} (a^k - a) y^k / k!, and (a^k - a)/(a (a-1)) = 1 + a + … + a^{k-2}.
     """
@@ -126,6 +126,4 @@ def _excess_series(power: Array, scale: Array, y: Array) -> Array:
 
 def log_expm1(x: Array) -> Array:
     """``log(e^x - 1)`` for x > 0."""
-    return jnp.where(
-        x > 30, x, jnp.log(jnp.expm1(jnp.minimum(x, 30.0)))
-    )
+    return jnp.where(x > 30, x, jnp.log(jnp.expm1(jnp.minimum(x, 30.0))))

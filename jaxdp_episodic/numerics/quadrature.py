@@ -44,8 +44,9 @@ def integrate_panels(
       nodes_per_panel: Gauss–Legendre nodes in each panel (static).
 
     Returns:
-      The sums, one (n,) array a function. The loop runs over the nodes, with all panels side by side: one
-      fused pass over arrays that fit the cache, whatever the number of nodes.
+      The sums, one (n,) array a function. The loop runs over the nodes, with all
+      panels side by side: one fused pass over arrays that fit the cache, whatever the
+      number of nodes.
     """
     width = rights - lefts
 
@@ -56,7 +57,8 @@ def integrate_panels(
             total + weight * value for total, value in zip(totals, values, strict=True)
         ), None
 
-    rule = tuple(jnp.asarray(a, lefts.dtype) for a in gauss_legendre(nodes_per_panel))
+    nodes, weights = gauss_legendre(nodes_per_panel)
+    rule = (jnp.asarray(nodes, lefts.dtype), jnp.asarray(weights, lefts.dtype))
     number = len(jax.eval_shape(integrand, lefts))
     totals, _ = jax.lax.scan(add_node, (jnp.zeros_like(lefts),) * number, rule)
     return tuple(jnp.sum(width * total, axis=0) for total in totals)

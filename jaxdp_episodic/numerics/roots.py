@@ -59,9 +59,10 @@ def largest_within(
         high[active] = np.where(within, high[active], x)
         guess[active] = _secant(x, f, last_x[active], last_f[active])
         last_x[active], last_f[active] = x, f
-        width = np.log(high) - np.log(low)
-        # The end that is farther from the estimate is the one to move.
-        with np.errstate(invalid="ignore"):
+        # Finished elements may have high = 0; what comes out for them is not used.
+        with np.errstate(divide="ignore", invalid="ignore"):
+            width = np.log(high) - np.log(low)
+            # The end that is farther from the estimate is the one to move.
             nudge = 1 + (0.5 / high if integer else 0.4 * tolerance)
             guess *= np.where(high / guess > guess / low, nudge, 1 / nudge)
         stuck = ~(guess > low) | ~(guess < high) | (width > 0.5 * old_width[0])

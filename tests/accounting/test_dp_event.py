@@ -1,5 +1,7 @@
 """Import of dp_accounting's events, against its own accountant where that is right."""
 
+from typing import Any, cast
+
 import dp_accounting
 import numpy as np
 import pytest
@@ -14,7 +16,7 @@ DELTA = 1e-6
 ORDERS = list(range(2, 200))
 
 
-def gaussian(noise=1.0):
+def gaussian(noise: Any = 1.0):
     return dp_event.GaussianDpEvent(noise)
 
 
@@ -78,8 +80,11 @@ def test_equal_events_become_one_step():
     )
     assert run.counts == (9, 1, 1)
     assert [step.noise_multiplier for step in run.steps] == [1.0, 9.0, 1.0]
-    rates = [step.sampling.levels[0].sampling_probability for step in run.steps]
-    assert rates == [0.01, 1.0, 0.02]
+    schemes = [
+        jde.MultistageSampling(jde.Poisson("example", sampling_probability=p))
+        for p in (0.01, 1.0, 0.02)
+    ]
+    assert [step.sampling for step in run.steps] == schemes
     assert {step.privacy_unit for step in run.steps} == {"example"}
     assert {step.clip_unit for step in run.steps} == {"example"}
 
@@ -134,8 +139,9 @@ def test_sampling_without_replacement(relation):
     event = dp_event.SelfComposedDpEvent(
         dp_event.SampledWithoutReplacementDpEvent(1000, 20, gaussian(2.0)), 50
     )
+    scheme = jde.WithoutReplacement("example", size=20, population=1000)
     step = jde.GaussianStep(
-        jde.WithoutReplacement("example", size=20, population=1000),
+        jde.MultistageSampling(scheme),
         noise_multiplier=2.0,
         neighboring_relation=relation,
     )
@@ -201,7 +207,7 @@ def test_other_events_are_refused_by_name(event, name):
         (gaussian("1"), TypeError, "noise_multiplier"),
         (poisson(1.3), ValueError, "sampling_probability"),
         (dp_event.SelfComposedDpEvent(poisson(), -1), ValueError, "count"),
-        (dp_event.SelfComposedDpEvent(poisson(), 1.5), ValueError, "count"),
+        (dp_event.SelfComposedDpEvent(poisson(), cast(Any, 1.5)), ValueError, "count"),
         (
             dp_event.SampledWithoutReplacementDpEvent(10, 11, gaussian()),
             ValueError,

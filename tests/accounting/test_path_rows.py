@@ -42,7 +42,7 @@ def test_undominated_paths_are_all_there_and_no_others(num_pairs, shape, seed):
     pairs = random_pairs(rng, 60, num_pairs=num_pairs, shape=shape)
     rows = table(pairs)
     kept = path_rows.undominated_paths(pairs)
-    at_most = (rows[:, None] <= rows[None]).all(axis=-1)
+    at_most = np.all(rows[:, None] <= rows[None], axis=-1)
     assert at_most[:, kept].any(axis=1).all()
     among = at_most[np.ix_(kept, kept)]
     assert (among == np.eye(len(kept), dtype=bool)).all()
@@ -112,7 +112,7 @@ def test_epsilon_never_falls_as_a_rate_grows(kind, clip_unit, relation):
     step = two_levels(
         scheme("a", RATES[:, None]), scheme("b", RATES), clip_unit, relation
     )
-    values = jde.epsilon(step, num_steps=50, delta=1e-8)
+    values = np.asarray(jde.epsilon(step, num_steps=50, delta=1e-8))
     slack = 1e-7 * values
     assert (np.diff(values, axis=0) >= -slack[1:]).all()
     assert (np.diff(values, axis=1) >= -slack[:, 1:]).all()
@@ -123,5 +123,5 @@ def test_independent_episodes_never_cost_less_as_the_rate_grows():
         jde.Poisson("a", sampling_probability=RATES), num_episodes=6
     )
     step = jde.GaussianStep(design, noise_multiplier=2.0)
-    values = jde.epsilon(step, num_steps=5, delta=1e-8)
+    values = np.asarray(jde.epsilon(step, num_steps=5, delta=1e-8))
     assert (np.diff(values) >= -1e-7 * values[1:]).all()

@@ -29,7 +29,7 @@ def direct(kernel, **static):
 
     def spread(t, *settings):
         settings = [jnp.full_like(t, setting) for setting in settings]
-        return kernel(t, *settings, num_panels=160, nodes_per_panel=16, **static)
+        return kernel(t, *settings, num_panels=160, nodes_per_panel=16, **static)[0]
 
     return float64_boundary(jax.jit(spread))
 

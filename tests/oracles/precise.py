@@ -33,14 +33,14 @@ def density(mixture: Mixture) -> Callable[[Any], Any]:
 
 def sampled_pair(p: float, shift: float) -> tuple[Mixture, Mixture]:
     """(1-p) N(0) + p N(s) and N(0)."""
-    p, s = mp.mpf(p), mp.mpf(shift)
-    return [(1 - p, 0), (p, s)], [(1, 0)]
+    weight, s = mp.mpf(p), mp.mpf(shift)
+    return [(1 - weight, 0), (weight, s)], [(1, 0)]
 
 
 def symmetric_pair(p: float, r_in: float, shift: float) -> tuple[Mixture, Mixture]:
     """(1-p) N(0) + p(1-r) N(-s) + p r N(s) and (1-p) N(0) + p N(-s)."""
-    p, r, s = mp.mpf(p), mp.mpf(r_in), mp.mpf(shift)
-    return [(1 - p, 0), (p * (1 - r), -s), (p * r, s)], [(1 - p, 0), (p, -s)]
+    w, r, s = mp.mpf(p), mp.mpf(r_in), mp.mpf(shift)
+    return [(1 - w, 0), (w * (1 - r), -s), (w * r, s)], [(1 - w, 0), (w, -s)]
 
 
 def mp_sampled_gaussian(p: float, shift: float, alpha: float, *, direction: str):

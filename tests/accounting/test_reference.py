@@ -10,6 +10,8 @@ import numpy as np
 import pytest
 
 import jaxdp_episodic as jde
+from jaxdp_episodic.amplification.subsampled_rdp import rdp_poisson_subsampled
+from jaxdp_episodic.mechanisms import Gaussian
 from oracles import moments as oracle
 
 TABLES = json.loads((Path(__file__).parent.parent / "reference.json").read_text())
@@ -62,6 +64,17 @@ def test_rdp_at_rate_1e_12(alpha, noise):
     lm1 = oracle.fine_sampled_gaussian(1e-12, 1 / noise, alpha, direction="forward")
     truth = oracle.rdp_from_log_moment(lm1, alpha)
     assert found == pytest.approx(float(truth), rel=1e-9)
+
+
+@pytest.mark.parametrize("rate", [1e-8, 0.01, 0.4, 1 - 1e-9])
+@pytest.mark.parametrize("noise", [0.5, 1.0, 6.0])
+def test_the_quadrature_is_the_series_at_integer_orders(rate, noise):
+    orders = np.concatenate([np.arange(2, 65), [128, 255, 1024]])
+    series = rdp_poisson_subsampled(
+        Gaussian(noise), sampling_probability=rate, orders=orders, bound="tight"
+    )
+    found = jde.rdp(sampled(rate, noise), orders, direction="forward")
+    np.testing.assert_allclose(found, series, rtol=1e-10)
 
 
 @pytest.mark.parametrize("row", PUBLISHED["rdp_per_step"])

@@ -245,4 +245,4 @@ def _zeros(shape: tuple[int, ...], *more: int) -> np.ndarray:
 
 
 def _scalar_or_array(values: np.ndarray) -> np.ndarray | np.float64:
-    return np.float64(values) if np.ndim(values) == 0 else np.ascontiguousarray(values)
+    return np.float64(values) if np.ndim(values) == 0 else np.array(values)

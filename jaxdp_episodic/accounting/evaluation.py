@@ -30,6 +30,8 @@ _ACCELERATOR_CHUNKS = (8, 2048, 131072)
 # squares and products must stay above the smallest float64.
 _SMALLEST_RATE = 1e-60
 _SMALLEST_SHIFT = 1e-20
+# Beyond it squares of exponents overflow; the answer is inf, as without noise.
+_LARGEST_SHIFT = 1e70
 
 
 def evaluate(
@@ -90,14 +92,14 @@ def _groups(
         idle = (rate == 0) | (count == 0) | np.isinf(noise)
         with np.errstate(divide="ignore", over="ignore"):
             shift = pair.sensitivity / np.where(noise > 0, noise, 1.0)
-        bare = ~idle & (noise == 0)
+        bare = ~idle & ((noise == 0) | (shift > _LARGEST_SHIFT))
         silent &= idle
         unprotected |= bare
         group = StepGroup(
             outer_rate=np.maximum(pair.outer_rate, _SMALLEST_RATE),
             rate=np.maximum(pair.rate, _SMALLEST_RATE),
             inner_rate=np.maximum(pair.inner_rate, _SMALLEST_RATE),
-            shift=np.maximum(shift, _SMALLEST_SHIFT),
+            shift=np.clip(shift, _SMALLEST_SHIFT, _LARGEST_SHIFT),
             num_episodes=pair.num_episodes,
             count=np.where(idle | bare, 0.0, count),
         )

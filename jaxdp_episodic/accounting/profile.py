@@ -75,7 +75,7 @@ def privacy_profile(
         "both": np.maximum(forward, backward),
     }[direction]
     worst = np.broadcast_to(np.exp(chosen).max(axis=-1), shape)
-    return np.float64(worst) if worst.ndim == 0 else np.ascontiguousarray(worst)
+    return np.float64(worst) if worst.ndim == 0 else np.array(worst)
 
 
 @functools.cache

@@ -35,7 +35,7 @@ class Resolution(NamedTuple):
     nodes_per_panel: int
 
 
-FINE = Resolution(16, 16)  # 1e-10 relative in rdp
+FINE = Resolution(32, 16)  # 1e-10 relative in rdp
 # The search for the order: good enough to resolve the phase transition of the sampled
 # Gaussian, where the best order sits at the foot of a cliff.
 COARSE = Resolution(12, 8)

@@ -42,6 +42,10 @@ from jaxdp_episodic.numerics.quadrature import integrate_panels, lay_panels
 # panels per standard deviation there: 16 nodes resolve 4 deviations to 1e-13.
 _BUMP_HALF_WIDTH = 9.2
 _BUMP_DENSITY = 0.25
+_LONGEST_STRETCH = 500.0
+# So far out float64 cannot place nodes within a bump; there the moment of rate 1, an
+# upper bound because moments grow with the rate, takes the integral's place.
+_FARTHEST_BUMP = 1e9
 # Panels around a transition of the log-ratio, in units of 1/shift: (half-width,
 # density). Its singularities lie at a distance of pi.
 _TRANSITION = ((6.0, 0.4), (16.0, 0.15), (50.0, 0.05))
@@ -98,7 +102,8 @@ def log_excess_sampled(
         nodes_per_panel,
         with_derivatives,
     )
-    return _unless_gaussian(p >= 1, 0.5 * s * s, t, excess)
+    far = (1 + t) * s > _FARTHEST_BUMP
+    return _unless_gaussian((p >= 1) | far, 0.5 * s * s, t, excess)
 
 
 def log_excess_antipodal(
@@ -159,7 +164,9 @@ def log_excess_antipodal(
         nodes_per_panel,
         with_derivatives,
     )
-    return _unless_gaussian((p >= 1) & (r >= 1), 2.0 * s * s, t, excess)
+    whole = (p >= 1) & (r >= 1)
+    far = (1 + t) * s > _FARTHEST_BUMP
+    return _unless_gaussian(whole | far, 2.0 * s * s, t, excess)
 
 
 def log_excess_episodes(
@@ -318,7 +325,13 @@ def _windows(
     bumps = jnp.stack(centers)
     bottom = jnp.min(bumps, axis=0) - _BUMP_HALF_WIDTH
     top = jnp.max(bumps, axis=0) + _BUMP_HALF_WIDTH
-    groups = (_bumps(centers), *transitions)
+    # Two bumps that are about to merge leave weight between them, spread over many
+    # deviations: where they are not far apart the whole stretch is one window.
+    span = top - bottom
+    end = jnp.where(span < _LONGEST_STRETCH, top, bottom)
+    near = jnp.where(span < 60.0, _BUMP_DENSITY, 0.3 * _BUMP_DENSITY)
+    stretch = ([bottom], [end], [near])
+    groups = (_bumps(centers), stretch, *transitions)
     low, high, density = (
         jnp.stack([a for group in groups for a in group[i]]) for i in range(3)
     )
@@ -343,6 +356,7 @@ def _sampled_windows(t: Array, turn: Array, s: Array, direction: str):
 
         low, high = jnp.minimum(alpha, 2) * s, jnp.maximum(alpha, 2) * s
         centers += [
+            alpha * s,
             _settle(rise, alpha * s, zero, alpha * s),
             _settle(rise, zero, zero, alpha * s),
             jnp.clip(turn, low, high),
@@ -393,6 +407,7 @@ def _antipodal_windows(t: Array, log_p: Array, log_q: Array, log_r: Array, s: Ar
         zero,
         jnp.clip(base_turn, 2 * s, 3 * s),
         jnp.clip(knee, s, 3 * s),
+        top_slope,
         _settle(slope, top_slope, zero, top_slope),
         _settle(slope, alpha * s, zero, top_slope),
         _settle(slope, zero, zero, top_slope),

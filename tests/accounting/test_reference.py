@@ -292,7 +292,7 @@ def test_x64_is_neither_needed_nor_touched():
     def answer(name, flag):
         with jax.enable_x64(flag):
             results[name] = jde.epsilon(step, num_steps=1000, delta=1e-5)
-            assert jax.config.jax_enable_x64 is flag
+            assert jax.config.read("jax_enable_x64") is flag
 
     answer("off", False)
     answer("on", True)

@@ -1,0 +1,217 @@
+"""Chunks, threads and the caller's x64 flag change nothing in the answers."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxdp_episodic as jde
+from jaxdp_episodic.accounting import evaluation
+
+# One at, below and above each size of chunk and block; the last needs several chunks.
+SIZES = [1, 7, 8, 9, 63, 64, 65, 511, 512, 513]
+MANY = 4096 + 1
+
+
+def settings(size):
+    """Rates and noises of `size` different settings, all kinds of regimes mixed."""
+    rng = np.random.default_rng(12)
+    rates = 10 ** rng.uniform(-6, 0, MANY)
+    noises = 10 ** rng.uniform(-0.5, 2, MANY)
+    rates[::97], noises[5::101], noises[3::89] = 1.0, np.inf, 0.0
+    return rates[:size], noises[:size]
+
+
+def step(rate, noise):
+    sampling = jde.Poisson("user", sampling_probability=rate)
+    return jde.GaussianStep(sampling, noise_multiplier=noise)
+
+
+def answers():
+    """Every kind of question, on scalars and grids, as one flat list of arrays."""
+    grid = step(*settings(20))
+    nested = jde.GaussianStep(
+        jde.MultistageSampling(
+            jde.Poisson("group", sampling_probability=[1e-3, 0.1]),
+            jde.WithoutReplacement("user", size=1, population=7),
+        ),
+        noise_multiplier=1.3,
+        clip_unit="group",
+    )
+    fixed_size = jde.GaussianStep(
+        jde.WithoutReplacement("user", size=3, population=1000),
+        noise_multiplier=0.8,
+        neighboring_relation="replace_one",
+    )
+    return [
+        np.asarray(value)
+        for value in (
+            jde.rdp(grid, [1 + 1e-6, 2.0, 300.0]),
+            jde.rdp(grid, 7.5, direction="backward"),
+            jde.epsilon(grid, delta=1e-12, num_steps=1000),
+            jde.delta(grid, epsilon=0.3, num_steps=1000),
+            jde.epsilon(step(1e-12, 0.5), delta=1e-9, num_steps=10**7),
+            jde.rdp(nested, 3.3),
+            jde.epsilon(fixed_size, delta=1e-7, num_steps=10),
+            jde.privacy_profile(nested, 0.01),
+            jde.privacy_profile(fixed_size, [0.0, 0.5]),
+        )
+    ]
+
+
+def identical(ours, theirs):
+    return all(
+        a.dtype == b.dtype == np.float64 and a.tobytes() == b.tobytes()
+        for a, b in zip(ours, theirs, strict=True)
+    )
+
+
+def x64_is_on():
+    """What the caller's own arrays become, which is what the flag is for."""
+    return jnp.asarray(np.float64(1)).dtype == jnp.float64
+
+
+@pytest.fixture(scope="module")
+def reference():
+    return answers()
+
+
+class TestCallersFlag:
+    @pytest.mark.parametrize("enabled", [False, True])
+    def test_is_left_alone_and_changes_nothing(self, enabled, reference):
+        with jax.enable_x64(enabled):
+            found = answers()
+            assert x64_is_on() == enabled
+        assert identical(found, reference)
+
+    @pytest.mark.parametrize("enabled", [False, True])
+    def test_is_left_alone_by_an_error(self, enabled):
+        with jax.enable_x64(enabled):
+            with pytest.raises(ValueError, match="delta"):
+                jde.epsilon(step(0.1, 1.0), delta=2.0, num_steps=1)
+            with pytest.raises(ValueError, match="orders"):
+                jde.rdp(step(0.1, 1.0), 0.5)
+            assert x64_is_on() == enabled
+
+    def test_results_keep_their_digits(self):
+        # float32 cannot tell 1 + 1e-12 from 1, nor hold a square of 1e-24 times it.
+        value = jde.rdp(step(1e-12, 1.0), 1 + 1e-6)
+        assert value == pytest.approx(
+            0.5e-24 * (1 + 1e-6) * np.expm1(1.0), rel=1e-9, abs=0
+        )
+
+    def test_a_callers_jit_is_not_entered(self):
+        with pytest.raises((TypeError, jax.errors.JAXTypeError)):
+            jax.jit(lambda rate: jde.rdp(step(rate, 1.0), 2.0))(0.1)
+
+
+class TestThreads:
+    def test_each_thread_gets_the_same(self, reference):
+        with ThreadPoolExecutor(4) as pool:
+            every = [pool.submit(answers) for _ in range(6)]
+            assert all(identical(run.result(), reference) for run in every)
+
+    def test_flags_of_different_threads_do_not_mix(self, reference):
+        def with_flag(enabled):
+            with jax.enable_x64(enabled):
+                found = answers()
+                return found, x64_is_on()
+
+        flags = [False, True, True, False]
+        with ThreadPoolExecutor(4) as pool:
+            results = list(pool.map(with_flag, flags))
+        for (found, after), enabled in zip(results, flags, strict=True):
+            assert after == enabled
+            assert identical(found, reference)
+
+
+def epsilon_of(size):
+    return jde.epsilon(step(*settings(size)), delta=1e-6, num_steps=300)
+
+
+def rdp_of(size):
+    return jde.rdp(step(*settings(size)), 5.5)
+
+
+def delta_of(size):
+    return jde.delta(step(*settings(size)), epsilon=1.0, num_steps=300)
+
+
+def alone(question, index):
+    """The answer for one setting, from a scalar call."""
+    rates, noises = settings(MANY)
+    one = step(rates[index], noises[index])
+    if question is epsilon_of:
+        return jde.epsilon(one, delta=1e-6, num_steps=300)
+    if question is delta_of:
+        return jde.delta(one, epsilon=1.0, num_steps=300)
+    return jde.rdp(one, 5.5)
+
+
+class TestChunks:
+    @pytest.mark.parametrize("question", [rdp_of, epsilon_of, delta_of])
+    def test_every_size_agrees_with_scalar_calls(self, question):
+        # The ends of chunks, where a setting may be lost, repeated or padded.
+        checked = sorted({0, 1, 3, 5, *(n + d for n in SIZES for d in (-2, -1, 0))})
+        scalars = {i: alone(question, i) for i in checked if i >= 0}
+        for size in SIZES:
+            values = question(size)
+            assert values.shape == (size,)
+            for index, scalar in scalars.items():
+                if index < size:
+                    # The compiler may add in another order: a few roundings of log.
+                    assert values[index] == pytest.approx(
+                        scalar, rel=1e-9, abs=1e-300
+                    ), (size, index)
+
+    @pytest.mark.parametrize("question", [rdp_of, epsilon_of])
+    def test_many_chunks(self, question):
+        values = question(MANY)
+        assert values.shape == (MANY,)
+        assert not np.isnan(values).any()
+        ends = [512 * k + d for k in range(1, 9) for d in (-1, 0)]
+        for index in ends:
+            scalar = alone(question, index)
+            assert values[index] == pytest.approx(scalar, rel=1e-9), index
+        # Every setting, against the same ones cut into chunks elsewhere.
+        np.testing.assert_allclose(values[:513], question(513), rtol=1e-9)
+
+    def test_infinite_and_zero_answers_stay_in_place(self):
+        _, noises = settings(513)
+        values = epsilon_of(513)
+        np.testing.assert_array_equal(values == 0, np.isinf(noises))
+        np.testing.assert_array_equal(np.isposinf(values), noises == 0)
+
+    def test_any_shape_is_the_flat_grid(self):
+        rates, noises = settings(60)
+        flat = jde.epsilon(step(rates, noises), delta=1e-6, num_steps=50)
+        shape = (3, 1, 4, 5)
+        folded = step(rates.reshape(shape), noises.reshape(shape))
+        values = jde.epsilon(folded, delta=1e-6, num_steps=50)
+        assert values.shape == shape
+        np.testing.assert_array_equal(values.reshape(-1), flat)
+
+    def test_permuting_the_settings_permutes_the_answers(self):
+        rates, noises = settings(70)
+        order = np.random.default_rng(3).permutation(70)
+        values = jde.epsilon(step(rates, noises), delta=1e-6, num_steps=50)
+        moved = step(rates[order], noises[order])
+        again = jde.epsilon(moved, delta=1e-6, num_steps=50)
+        np.testing.assert_allclose(again, values[order], rtol=1e-9)
+
+    def test_the_number_of_workers_does_not_matter(self, monkeypatch):
+        found = rdp_of(1500)
+        for cores in (1, 3):
+            monkeypatch.setattr(evaluation, "_num_cores", lambda cores=cores: cores)
+            np.testing.assert_array_equal(rdp_of(1500), found)
+
+    def test_results_are_the_callers_own(self):
+        for question in (rdp_of, epsilon_of, delta_of):
+            values = question(9)
+            assert values.flags.writeable and values.flags.c_contiguous
+            values[:] = -1
+            assert np.all(question(9) >= 0)

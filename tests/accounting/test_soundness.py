@@ -119,7 +119,7 @@ def largest_ratios(rng: np.random.Generator, design: trees.Design, climb: bool):
 
 
 def check_random_trees(seed: int, count: int, *, climb_every: int) -> None:
-    """Two and three unequal levels, empty units, n > N, every clip and privacy level."""
+    """Two, three unequal levels, empty units, n > N, each clip and privacy level."""
     rng = np.random.default_rng(seed)
     for i in range(count):
         design = adversary.random_design(

@@ -424,19 +424,23 @@ def _settle(slope, start: Array, low: Array, high: Array) -> Array:
 
     The exponent is ``integral(slope) - x²/2``. A Newton step where it is more concave
     than a unit Gaussian, the plain fixed-point step elsewhere, and the middle of the
-    bracket where those leave it.
+    bracket where those leave it or do not halve the step: across a kink of the slope
+    they would jump to and fro for ever.
     """
 
-    def follow(_: int, state: tuple[Array, Array, Array]):
-        x, low, high = state
+    def follow(_: int, state: tuple[Array, Array, Array, Array]):
+        x, low, high, last_move = state
         value, derivative = jax.jvp(slope, (x,), (jnp.ones_like(x),))
         low = jnp.where(value >= x, x, low)
         high = jnp.where(value <= x, x, high)
         step = x + (value - x) / jnp.maximum(1.0 - derivative, 1.0)
-        x = jnp.where((step >= low) & (step <= high), step, 0.5 * (low + high))
-        return x, low, high
+        inside = (step >= low) & (step <= high)
+        shrinks = 2 * jnp.abs(step - x) <= last_move
+        moved = jnp.where(inside & shrinks, step, 0.5 * (low + high))
+        return moved, low, high, jnp.abs(moved - x)
 
-    x, _, _ = jax.lax.fori_loop(0, 14, follow, (start, low, high))
+    state = (start, low, high, 4 * (high - low))
+    x, *_ = jax.lax.fori_loop(0, 14, follow, state)
     return x
 
 

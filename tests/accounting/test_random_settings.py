@@ -185,6 +185,7 @@ HARD = [
     ("antipodal", "forward", setting(0.35975517, 2.692303, inner=0.20702), 22.157),
     ("antipodal", "forward", setting(8.1892684626e-12, 7.00261, inner=1.5e-9), 4096.0),
     ("antipodal", "forward", setting(4.06028e-8, 7.68385, inner=5.9267e-10), 4096.0),
+    ("antipodal", "forward", setting(1 - 1.2e-11, 16.0077, inner=1 - 3e-8), 4096.0),
     ("sampled", "forward", setting(0.12947476, 9.40339), 331.08),
     ("sampled", "forward", setting(0.0924206631, 3.99995), 70.062),
     ("sampled", "forward", setting(5.28684e-12, 8.36933), 4096.0),

@@ -1,0 +1,229 @@
+"""Examples in the order of the tree of units that they lie in."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from jaxdp_episodic.sampling.population import Population
+
+
+@dataclass(frozen=True, eq=False)
+class ExampleTable:
+    """Arrays of examples, and the tree of units that they lie in.
+
+    Row ``i`` is the i-th example of ``population`` (depth first), which is what a draw
+    names. Make one with `from_records`.
+
+    Attributes:
+      features: (R, ...) float32 or integers, finite.
+      targets: (R,) float32, or None where the class is the target.
+      population: the tree; its last level are the R examples.
+    """
+
+    features: np.ndarray
+    targets: np.ndarray | None
+    population: Population
+
+    def __post_init__(self) -> None:
+        number = self.population.num_units(self.population.num_levels)
+        if len(self.features) != number:
+            raise ValueError(
+                f"features must have one row for each of the {number} examples of the "
+                f"population, got {len(self.features)}"
+            )
+        if self.targets is not None and self.targets.shape != (number,):
+            raise ValueError(
+                f"targets must have shape ({number},), got {self.targets.shape}"
+            )
+        self.features.setflags(write=False)
+        if self.targets is not None:
+            self.targets.setflags(write=False)
+
+    @classmethod
+    def from_records(
+        cls,
+        features: Any,
+        targets: Any = None,
+        *,
+        units: Mapping[str, Any],
+        example_level: str = "example",
+        public_units: Sequence[Any] | None = None,
+    ) -> ExampleTable:
+        """Returns the table of records, put into the order of the tree.
+
+        Args:
+          features: (R, ...) numbers, each finite.
+          targets: (R,) numbers, each finite, or None.
+          units: level name -> (R,) ids (integers or strings), top level first; global,
+            as in `Population.from_ids`. A record is a unit of the level below the last.
+          example_level: name of that level.
+          public_units: the public list of ids of the only level in ``units``; those
+            without a record become empty units. None: all units have records.
+
+        Raises:
+          TypeError: features or targets that are no numbers, ids of another type.
+          ValueError: lengths that differ, a value that is not finite, a record of a
+            unit that is not on the list, an id under two parents.
+        """
+        inputs = _numbers("features", features)
+        values = None if targets is None else _numbers("targets", targets)
+        columns = {name: np.asarray(ids) for name, ids in units.items()}
+        if not columns:
+            raise ValueError("units must name at least one level, got none")
+        lengths = {name: len(column) for name, column in columns.items()}
+        lengths["features"] = len(inputs)
+        if values is not None:
+            lengths["targets"] = len(values)
+        if len(set(lengths.values())) > 1 or not len(inputs):
+            raise ValueError(
+                f"all columns must be equally long and not empty, got {lengths}"
+            )
+        tree = Population.from_ids(**columns, **{example_level: None})
+        order = _tree_order(tree, columns)
+        if public_units is not None:
+            if len(columns) != 1:
+                raise ValueError(
+                    "public_units is for tables with one level of units, "
+                    f"got {list(columns)}"
+                )
+            tree = _with_empty_units(tree, public_units)
+        if values is not None:
+            values = values[order].astype(np.float32)
+        return cls(inputs[order], values, tree)
+
+    @property
+    def level_names(self) -> tuple[str, ...]:
+        """Names of the levels, top to bottom; the last is that of the examples."""
+        return self.population.level_names
+
+    @property
+    def num_examples(self) -> int:
+        """Number of rows."""
+        return len(self.features)
+
+    @functools.cached_property
+    def fingerprint(self) -> str:
+        """SHA-256 of everything: values, shapes, types, units and level names."""
+        digest = hashlib.sha256(repr(self.level_names).encode())
+        arrays = [self.features, *self.population.children_counts]
+        if self.targets is not None:
+            arrays.append(self.targets)
+        arrays += [ids.astype(str) for ids in self.population.unit_ids or ()]
+        for array in arrays:
+            digest.update(f"{array.dtype.str}{array.shape}".encode())
+            digest.update(np.ascontiguousarray(array).data)
+        return digest.hexdigest()
+
+    def unit_column(self, level: str) -> np.ndarray:
+        """Returns (R,) the id, at this level, of the unit that each example lies in."""
+        names = list(self.level_names)
+        if level not in names[:-1]:
+            raise ValueError(f"level must be one of {tuple(names[:-1])}, got {level!r}")
+        place = names.index(level)
+        ids = self.population.unit_ids
+        counts = self.population.children_counts
+        column = np.arange(self.population.num_units(place + 1))
+        if ids is not None and place < len(ids):
+            column = ids[place]
+        for below in counts[place + 1 :]:
+            column = np.repeat(column, below)
+        return column
+
+    def without_level(self, level: str) -> ExampleTable:
+        """Returns the table whose tree leaves out one level above the last two."""
+        columns = {n: self.unit_column(n) for n in self.level_names[:-1]}
+        if level not in columns or len(columns) < 2:
+            raise ValueError(
+                f"level must be one of several above the examples, {tuple(columns)}, "
+                f"got {level!r}"
+            )
+        columns.pop(level)
+        return ExampleTable.from_records(
+            self.features,
+            self.targets,
+            units=columns,
+            example_level=self.level_names[-1],
+        )
+
+    def select(self, level: str, ids: Sequence[Any]) -> ExampleTable:
+        """Returns the table of the examples in the named units of a level.
+
+        Raises:
+          ValueError: an unknown level, an id that is not there, or nothing left.
+        """
+        column = self.unit_column(level)
+        wanted = np.asarray(ids)
+        missing = np.setdiff1d(wanted, column)
+        if missing.size:
+            raise ValueError(f"ids must be units of {level!r}, got {missing[0]!r}")
+        kept = np.isin(column, wanted)
+        return ExampleTable.from_records(
+            self.features[kept],
+            None if self.targets is None else self.targets[kept],
+            units={n: self.unit_column(n)[kept] for n in self.level_names[:-1]},
+            example_level=self.level_names[-1],
+        )
+
+    def __repr__(self) -> str:
+        units = {
+            name: self.population.num_units(place + 1)
+            for place, name in enumerate(self.level_names)
+        }
+        return f"ExampleTable(units={units}, features={self.features.shape[1:]})"
+
+
+def _tree_order(tree: Population, columns: Mapping[str, np.ndarray]) -> np.ndarray:
+    """The records in depth-first order; within a unit as they came."""
+    parent = np.zeros(len(next(iter(columns.values()))), np.int64)
+    for ids, column in zip(tree.unit_ids or (), columns.values(), strict=True):
+        values, first = np.unique(column, return_inverse=True)
+        place = np.empty(len(values), np.int64)
+        place[np.searchsorted(values, ids)] = np.arange(len(ids))
+        parent = place[first]
+    return np.argsort(parent, kind="stable")
+
+
+def _with_empty_units(tree: Population, public: Sequence[Any]) -> Population:
+    """The tree with the units of a public list, those without records empty."""
+    ids = (tree.unit_ids or ())[0]
+    listed = np.asarray(public)
+    if len(np.unique(listed)) != len(listed):
+        raise ValueError("public_units must not repeat an id")
+    unlisted = np.setdiff1d(ids, listed)
+    if unlisted.size:
+        raise ValueError(
+            f"public_units must hold every unit that has records, {unlisted[0]!r} is "
+            "missing"
+        )
+    listed = np.sort(listed)
+    counts = np.zeros(len(listed), np.int64)
+    counts[np.searchsorted(listed, ids)] = tree.children_counts[1]
+    return Population(
+        (np.array([len(listed)]), counts), tree.level_names, (listed,)
+    )
+
+
+def _numbers(name: str, value: Any) -> np.ndarray:
+    """A fresh array of finite numbers."""
+    array = np.array(value)
+    if array.dtype.kind == "b":
+        array = array.astype(np.float32)
+    if array.dtype.kind not in "iuf" or array.ndim == 0:
+        raise TypeError(
+            f"{name} must be an array of numbers with one row an example, "
+            f"got {array.dtype} of shape {array.shape}"
+        )
+    if array.dtype.kind == "f":
+        array = array.astype(np.float32)
+        bad = ~np.isfinite(array).reshape(len(array), -1).all(axis=1)
+        if bad.any():
+            raise ValueError(
+                f"{name} must be finite, row {int(np.argmax(bad))} is not"
+            )
+    return array

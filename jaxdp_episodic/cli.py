@@ -1,4 +1,4 @@
-"""The command line: questions in files, answers as tables or JSON."""
+"""The command line: questions in files, answers as tables or JSON; training runs."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ import numpy as np
 import tyro
 from jax.experimental.compilation_cache import compilation_cache
 
+from jaxdp_episodic.accounting.evaluation import num_cores
 from jaxdp_episodic.accounting.request import (
     CalibrationRequest,
     EpsilonRequest,
@@ -34,8 +35,15 @@ from jaxdp_episodic.sampling.spec import Spec
 
 PROGRAM = "jaxdp-episodic"
 _DIGITS = 5
-_USER_ERROR = 2
-_USER_ERRORS = (OSError, TypeError, ValueError, NotImplementedError, MemoryError)
+_USER_ERROR, _INTERRUPTED = 2, 130
+_USER_ERRORS = (
+    OSError,
+    TypeError,
+    ValueError,
+    NotImplementedError,
+    MemoryError,
+    ImportError,  # an extra that is not installed
+)
 
 _File = Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="FILE.toml")]
 
@@ -64,6 +72,18 @@ class Calibrate:
     """Print JSON in place of a table."""
 
 
+@dataclass(frozen=True)
+class Train:
+    """Train privately on episodes, and stop before the target epsilon is exceeded."""
+
+    file: _File
+    """The run: data, step, target, learner, model, optimizer."""
+    out: Annotated[Path, tyro.conf.arg(metavar="DIR")]
+    """Folder for checkpoints, log, report and release; made if missing."""
+    resume: bool = False
+    """Go on with the run in DIR."""
+
+
 def main() -> None:
     """Entry point of the installed command; never returns."""
     keep_compiled_kernels()
@@ -71,7 +91,7 @@ def main() -> None:
         code = run(sys.argv[1:])
         sys.stdout.flush()
     except KeyboardInterrupt:
-        code = 130
+        code = _INTERRUPTED
     except BrokenPipeError:  # the reader of a pipe, such as `head`, has left
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = 1
@@ -94,6 +114,13 @@ def run(arguments: Sequence[str]) -> int:
         command = _parse(arguments)
     except SystemExit as end:
         return int(end.code or 0)
+    if isinstance(command, Train):
+        return _train(command)
+    return _answer(command)
+
+
+def _answer(command: Epsilon | Calibrate) -> int:
+    """Prints what a request asks for."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         try:
@@ -108,6 +135,43 @@ def run(arguments: Sequence[str]) -> int:
     else:
         print(_table(request, answer, remarks))
     return 0
+
+
+def _train(command: Train) -> int:
+    """Runs a training config."""
+    use_all_cores()
+    # Imported here: Flax costs a second that no question to the accountant should pay.
+    from jaxdp_episodic.training.config import read_config
+    from jaxdp_episodic.training.run import run_training
+
+    try:
+        result = run_training(
+            read_config(command.file),
+            command.out,
+            resume=command.resume,
+            title=command.file.stem,
+            base=command.file.parent,
+        )
+    except _USER_ERRORS as error:
+        _complain(f"{command.file}: {_reason(error, command.file)}")
+        return _USER_ERROR
+    except KeyboardInterrupt:
+        _complain(f"interrupted; go on with --resume --out {command.out}")
+        return _INTERRUPTED
+    print(result)
+    return 0
+
+
+def use_all_cores() -> None:
+    """Makes JAX see one CPU device a core, before it starts; for our own process.
+
+    Episodes are spread over devices, and XLA's own threads gain them almost nothing.
+    Whoever has set the number of devices in ``XLA_FLAGS`` keeps it.
+    """
+    flag = "--xla_force_host_platform_device_count"
+    flags = os.environ.get("XLA_FLAGS", "")
+    if flag not in flags:
+        os.environ["XLA_FLAGS"] = f"{flags} {flag}={num_cores()}".strip()
 
 
 def keep_compiled_kernels() -> None:
@@ -128,17 +192,17 @@ def keep_compiled_kernels() -> None:
             compilation_cache.set_cache_dir(str(folder))
 
 
-def _parse(arguments: Sequence[str]) -> Epsilon | Calibrate:
+def _parse(arguments: Sequence[str]) -> Epsilon | Calibrate | Train:
     """The command that the arguments name; a usage error is made one line."""
     errors = io.StringIO()
     try:
         with contextlib.redirect_stderr(errors):
             return tyro.cli(
-                Epsilon | Calibrate,  # pyright: ignore[reportArgumentType]: a union is fine
+                Epsilon | Calibrate | Train,  # pyright: ignore[reportArgumentType]: a union is fine
                 prog=PROGRAM,
                 description=(
-                    "Privacy accounting for episodic training. Examples of request "
-                    "files are in configs/; --version prints the version."
+                    "Privacy accounting for episodic training, and training itself. "
+                    "Examples of files are in configs/; --version prints the version."
                 ),
                 args=list(arguments),
                 config=(tyro.conf.FlagCreatePairsOff,),

@@ -150,7 +150,7 @@ def _in_chunks(
         value[start:stop], order[start:stop] = (r[: stop - start] for r in result)
 
     starts = range(0, size, chunk)
-    workers = min(len(starts), _num_cores()) if on_cpu else 1
+    workers = min(len(starts), num_cores()) if on_cpu else 1
     if workers <= 1:
         for start in starts:
             work(start)
@@ -171,7 +171,8 @@ def _padded(array: np.ndarray, pad: int) -> np.ndarray:
     return np.concatenate([array, last], axis=-1)
 
 
-def _num_cores() -> int:
+def num_cores() -> int:
+    """Returns how many cores this process may use."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1

@@ -206,7 +206,7 @@ class TestChunks:
     def test_the_number_of_workers_does_not_matter(self, monkeypatch):
         found = rdp_of(1500)
         for cores in (1, 3):
-            monkeypatch.setattr(evaluation, "_num_cores", lambda cores=cores: cores)
+            monkeypatch.setattr(evaluation, "num_cores", lambda cores=cores: cores)
             np.testing.assert_array_equal(rdp_of(1500), found)
 
     def test_results_are_the_callers_own(self):

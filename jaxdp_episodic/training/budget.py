@@ -1,0 +1,171 @@
+"""The privacy budget of a run: how much noise, how many steps, and when it ends."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from jaxdp_episodic import _validation
+from jaxdp_episodic.accounting.answers import epsilon as epsilon_of
+from jaxdp_episodic.accounting.calibration import (
+    calibrate_noise_multiplier,
+    calibrate_num_steps,
+)
+from jaxdp_episodic.accounting.step import GaussianStep
+
+# Steps are numbered by 32-bit integers on the device.
+_MOST_STEPS = 2**31 - 1
+
+
+class BudgetExhaustedError(RuntimeError):
+    """The next step would exceed the target epsilon."""
+
+
+@dataclass(frozen=True, eq=False)
+class PrivacyBudget:
+    """A step, a target, and the number of steps that the run takes. See `plan_budget`.
+
+    Attributes:
+      step: the step with its final noise multiplier; all its fields are scalars.
+      epsilon: the target, nats; inf for a run without any privacy.
+      delta: the target, in (0, 1).
+      num_steps: steps that the run takes; known before the first one.
+      permitted_steps: the largest number of steps whose epsilon is within the target,
+        >= ``num_steps``.
+    """
+
+    step: GaussianStep
+    epsilon: float
+    delta: float
+    num_steps: int
+    permitted_steps: int
+
+    def spent(self, num_steps: Any) -> np.ndarray | np.float64:
+        """Returns epsilon after that many steps (*upper bound*; shape of the input)."""
+        return epsilon_of(self.step, num_steps=num_steps, delta=self.delta)
+
+    @property
+    def is_private(self) -> bool:
+        """False if the run has no finite epsilon."""
+        return bool(np.isfinite(self.epsilon))
+
+
+class Ledger:
+    """Counts the steps that were charged and refuses the one too many.
+
+    Attributes:
+      charged: steps charged so far.
+    """
+
+    def __init__(self, budget: PrivacyBudget, *, charged: int = 0) -> None:
+        if not 0 <= charged <= budget.permitted_steps:
+            raise ValueError(
+                "charged must lie in 0 .. permitted_steps "
+                f"({budget.permitted_steps}), got {charged}"
+            )
+        self._budget = budget
+        self.charged = charged
+
+    def charge(self) -> int:
+        """Charges one step, before its result exists; returns the number charged.
+
+        Raises:
+          BudgetExhaustedError: the step would exceed the target. Nothing is charged.
+        """
+        if self.charged >= self._budget.permitted_steps:
+            raise BudgetExhaustedError(
+                f"step {self.charged + 1} would exceed epsilon="
+                f"{self._budget.epsilon:g} at delta={self._budget.delta:g}: "
+                f"{self._budget.permitted_steps} steps are permitted"
+            )
+        self.charged += 1
+        return self.charged
+
+
+def plan_budget(
+    step: GaussianStep, *, epsilon: Any, delta: Any, num_steps: Any = None
+) -> PrivacyBudget:
+    """Returns the budget of a run: noise for its steps, or steps for its noise.
+
+    With ``num_steps`` the noise is calibrated: the smallest noise multiplier whose
+    epsilon after that many steps is within the target replaces that of ``step``.
+    Without it, the step's own noise stays and the run takes as many steps as the
+    target permits. Either way the last permitted step is known before the first.
+
+    Args:
+      step: the step; every numeric field a scalar.
+      epsilon: the target, > 0. ``inf`` means no privacy: the noise multiplier becomes
+        0 and ``num_steps`` must be given.
+      delta: the target, in (0, 1).
+      num_steps: whole number >= 1, or None.
+
+    Raises:
+      TypeError: an argument of the wrong type.
+      ValueError: a value out of range, a step with arrays, or a target that does not
+        permit a single step.
+    """
+    if not isinstance(step, GaussianStep):
+        raise TypeError(f"step must be a GaussianStep, got {step!r}")
+    if step.shape:
+        raise ValueError(
+            "step must describe one setting, its fields scalars, "
+            f"got fields of shape {step.shape}"
+        )
+    target = _scalar("epsilon", _validation.real_array("epsilon", epsilon))
+    if not target > 0:
+        raise ValueError(f"epsilon must be > 0, got {epsilon!r}")
+    allowed = _scalar("delta", _validation.open_unit_array("delta", delta))
+    steps = None
+    if num_steps is not None:
+        array = _validation.integer_array("num_steps", num_steps, minimum=1)
+        steps = int(_scalar("num_steps", array))
+        if steps > _MOST_STEPS:
+            raise ValueError(f"num_steps must be at most 2**31 - 1, got {steps}")
+    if np.isinf(target):
+        if steps is None:
+            raise ValueError("num_steps must be given with epsilon=inf, got None")
+        bare = dataclasses.replace(step, noise_multiplier=0.0)
+        return PrivacyBudget(bare, target, allowed, steps, steps)
+    if steps is not None:
+        step = dataclasses.replace(
+            step, noise_multiplier=_noise(step, target, allowed, steps)
+        )
+    permitted = calibrate_num_steps(step, epsilon=target, delta=allowed)
+    permitted = min(int(permitted), _MOST_STEPS)
+    if permitted < 1:
+        raise ValueError(
+            f"epsilon={target:g} at delta={allowed:g} does not permit a single step "
+            f"with noise_multiplier={step.noise_multiplier:g}; give num_steps to have "
+            "the noise calibrated, or more noise"
+        )
+    planned = permitted if steps is None else min(steps, permitted)
+    return PrivacyBudget(step, target, allowed, planned, permitted)
+
+
+def _noise(step: GaussianStep, epsilon: float, delta: float, num_steps: int) -> float:
+    noise = calibrate_noise_multiplier(
+        step.design,
+        clip_unit=step.clip_unit,
+        privacy_unit=step.privacy_unit,
+        neighboring_relation=step.neighboring_relation,
+        population=step.population,
+        small_units=step.small_units,
+        epsilon=epsilon,
+        delta=delta,
+        num_steps=num_steps,
+    )
+    if not np.isfinite(noise):
+        raise ValueError(
+            f"no finite noise keeps {num_steps} steps within epsilon={epsilon:g} at "
+            f"delta={delta:g}"
+        )
+    return float(noise)
+
+
+def _scalar(name: str, array: np.ndarray) -> float:
+    if array.ndim:
+        raise ValueError(f"{name} must be a number, got an array of {array.shape}")
+    return array.item()

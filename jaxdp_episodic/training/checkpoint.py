@@ -1,0 +1,236 @@
+"""Checkpoints: everything that a run is, in one atomic commit.
+
+A checkpoint holds parameters, optimizer state, the number of steps charged, the entropy
+of the sampler and the noise key, and a description of the run. It is secret: with the
+noise key the noise can be subtracted from what was released. What may leave the house
+is made by `jaxdp_episodic.training.export`, which holds no key.
+
+Orbax writes into a temporary folder and renames it when it is complete, so a run that
+is killed at any moment leaves either the old checkpoint or the new one.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from types import TracebackType
+from typing import Any, NamedTuple, Self
+
+import jax
+import numpy as np
+import orbax.checkpoint as ocp
+
+FORMAT = 1
+_KEPT = 2
+
+
+class Secrets(NamedTuple):
+    """What makes a run reproducible, and must never be released.
+
+    Attributes:
+      sampler_entropy: whole number of up to 256 bits, from which the draws follow.
+      noise_key: (2,) uint32, key data of the noise.
+    """
+
+    sampler_entropy: int
+    noise_key: np.ndarray
+
+
+class Snapshot(NamedTuple):
+    """One checkpoint.
+
+    Attributes:
+      state: pytree of arrays: parameters and optimizer state.
+      charged_steps: steps charged to the budget when it was taken.
+      secrets: see there.
+      run: what the run is; see `refuse_other_run`.
+    """
+
+    state: Any
+    charged_steps: int
+    secrets: Secrets
+    run: Mapping[str, Any]
+
+
+class RunMismatchError(ValueError):
+    """A checkpoint belongs to a run with other settings."""
+
+
+class Checkpoints:
+    """The checkpoints of one run, in one folder; a context manager.
+
+    Args:
+      folder: made if missing, with mode 700.
+      keep: how many of the latest are kept.
+    """
+
+    def __init__(self, folder: Path, *, keep: int = _KEPT) -> None:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        folder.chmod(0o700)
+        self.folder = folder
+        options = ocp.CheckpointManagerOptions(
+            max_to_keep=keep, enable_async_checkpointing=False
+        )
+        with _quiet():
+            self._manager = ocp.CheckpointManager(folder.resolve(), options=options)
+
+    @property
+    def latest(self) -> int | None:
+        """Number of charged steps of the latest complete checkpoint, or None."""
+        return self._manager.latest_step()
+
+    def save(self, snapshot: Snapshot) -> None:
+        """Commits one checkpoint; when this returns it is complete.
+
+        Raises:
+          OSError: no space, or no permission. Earlier checkpoints are untouched.
+        """
+        meta = {
+            "format": FORMAT,
+            "charged_steps": snapshot.charged_steps,
+            "sampler_entropy": f"{snapshot.secrets.sampler_entropy:x}",
+            "noise_key": [int(word) for word in snapshot.secrets.noise_key],
+            "run": snapshot.run,
+        }
+        with _quiet():
+            self._manager.save(
+                snapshot.charged_steps,
+                args=ocp.args.Composite(
+                    state=ocp.args.StandardSave(snapshot.state),
+                    meta=ocp.args.JsonSave(meta),
+                ),
+                force=True,
+            )
+            self._manager.wait_until_finished()
+        _sync_folder(self.folder)
+
+    def restore(self, like: Any, run: Mapping[str, Any]) -> Snapshot:
+        """Returns the latest checkpoint, if it is one of this run.
+
+        Args:
+          like: a state of the same structure, shapes and types.
+          run: description of the run that wants to go on.
+
+        Raises:
+          FileNotFoundError: no complete checkpoint.
+          RunMismatchError: a checkpoint of another run; the message lists what differs.
+          ValueError: a checkpoint that is damaged or of an unknown format.
+        """
+        step = self.latest
+        if step is None:
+            raise FileNotFoundError(f"no complete checkpoint in {self.folder}")
+        with _quiet():
+            meta = self._meta(step)
+            refuse_other_run(saved=meta["run"], wanted=run)
+            try:
+                restored = self._manager.restore(
+                    step, args=ocp.args.Composite(state=ocp.args.StandardRestore(like))
+                )
+            except Exception as error:  # Orbax raises many kinds for a damaged file
+                raise ValueError(
+                    f"checkpoint {self.folder / str(step)} is damaged: {error}"
+                ) from error
+        if meta["charged_steps"] != step:
+            raise ValueError(
+                f"checkpoint {self.folder / str(step)} says that "
+                f"{meta['charged_steps']} steps were charged: it was renamed or edited"
+            )
+        secrets = Secrets(
+            int(meta["sampler_entropy"], 16), np.array(meta["noise_key"], np.uint32)
+        )
+        return Snapshot(restored["state"], step, secrets, meta["run"])
+
+    def _meta(self, step: int) -> dict[str, Any]:
+        path = self.folder / str(step)
+        try:
+            restored = self._manager.restore(
+                step, args=ocp.args.Composite(meta=ocp.args.JsonRestore())
+            )
+            meta = restored["meta"]
+        except Exception as error:  # as above
+            raise ValueError(f"checkpoint {path} is damaged: {error}") from error
+        if not isinstance(meta, dict) or meta.get("format") != FORMAT:
+            raise ValueError(
+                f"checkpoint {path}: format must be {FORMAT}, "
+                f"got {meta.get('format') if isinstance(meta, dict) else meta!r}"
+            )
+        return meta
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        with _quiet():
+            self._manager.close()
+
+
+def refuse_other_run(saved: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
+    """Refuses to go on with a run whose description differs, and shows how.
+
+    Args:
+      saved: description in the checkpoint.
+      wanted: description of the run that wants to go on. Nested dictionaries of plain
+        values, as in JSON.
+
+    Raises:
+      RunMismatchError: they differ anywhere.
+    """
+    old, new = _flat(saved), _flat(json.loads(json.dumps(wanted)))
+    missing = "(nothing)"
+    differences = [
+        f"{key}: {old.get(key, missing)} in the checkpoint, {new.get(key, missing)} now"
+        for key in sorted(old.keys() | new.keys())
+        if old.get(key, missing) != new.get(key, missing)
+    ]
+    if differences:
+        raise RunMismatchError(
+            "the checkpoint is of another run: " + "; ".join(differences)
+        )
+
+
+def _flat(value: Any, prefix: str = "") -> dict[str, Any]:
+    """Nested dictionaries and lists as one dictionary of dotted keys."""
+    if isinstance(value, Mapping):
+        items = [(f"{prefix}.{k}" if prefix else str(k), v) for k, v in value.items()]
+    elif isinstance(value, list):
+        items = [(f"{prefix}[{i}]", v) for i, v in enumerate(value)]
+    else:
+        return {prefix: value}
+    return {k: v for key, item in items for k, v in _flat(item, key).items()}
+
+
+def as_arrays(state: Any) -> Any:
+    """The state with every leaf a JAX array, which is what Orbax stores."""
+    return jax.tree.map(jax.numpy.asarray, state)
+
+
+def _sync_folder(folder: Path) -> None:
+    """Makes renames in a folder survive a power failure, where the system can."""
+    if os.name == "nt":
+        return
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Keeps Orbax's notices of every save off the screen, errors excepted."""
+    logger = logging.getLogger("absl")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)

@@ -1,0 +1,88 @@
+"""From what was drawn of one clip unit to its contribution, before clipping."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from jaxdp_episodic import _validation
+from jaxdp_episodic.training.blocks import Block
+from jaxdp_episodic.training.episode import (
+    Episode,
+    classification_episode,
+    regression_episode,
+)
+from jaxdp_episodic.training.learners import Learner
+
+
+def to_episode(unit: Block, *, shots: int, is_regression: bool) -> Episode:
+    """Returns the episode in one row of a block whose slots are one episode's."""
+    if is_regression:
+        return regression_episode(
+            unit.inputs, unit.targets, unit.slot_mask, shots=shots
+        )
+    return classification_episode(unit.inputs, unit.slot_mask, shots=shots)
+
+
+def contribution_loss(
+    learner: Learner, slot_shape: tuple[int, ...], *, shots: int
+) -> Callable[[Any, Block], Array]:
+    """Returns ``loss(params, unit)``, whose gradient is one clip unit's contribution.
+
+    The clip unit must hold at least one whole episode, because within an episode every
+    support example changes every term of the loss: were a part of it clipped, one
+    example would move all parts (locality; docs/theory.md, "The setting and its
+    preconditions"). A clip unit that holds several episodes contributes their mean over
+    a fixed number, so that it does not depend on how many were drawn.
+
+    Args:
+      learner: see `Learner`. An episode of classes takes two axes of slots (class,
+        example), one of a regression task takes one.
+      slot_shape: of the sampler.
+      shots: support examples, of each class or of the task.
+
+    Raises:
+      TypeError: shots of the wrong type.
+      ValueError: a clip unit smaller than an episode, or one with no room for a query.
+    """
+    _validation.integer_array("shots", shots, minimum=1)
+    axes = 1 if learner.is_regression else 2
+    if len(slot_shape) < axes:
+        raise ValueError(
+            f"clip_unit must contain a whole episode of {type(learner).__name__} "
+            f"({axes} level(s) below it: support and query interact), got one with "
+            f"{len(slot_shape)} level(s) below it; clip the episode or task"
+        )
+    if slot_shape[-1] <= shots:
+        raise ValueError(
+            "shots must be less than the examples drawn (some must be queries), "
+            f"got shots={shots} of {slot_shape[-1]}"
+        )
+    around, within = slot_shape[:-axes], slot_shape[-axes:]
+    number = math.prod(around)
+
+    def episode_loss(params: Any, unit: Block) -> Array:
+        episode = to_episode(unit, shots=shots, is_regression=learner.is_regression)
+        return learner.loss(params, episode)
+
+    if not around:
+        return episode_loss
+
+    def mean_loss(params: Any, unit: Block) -> Array:
+        def flat(array: Array) -> Array:
+            return array.reshape(number, *within, *array.shape[len(slot_shape) :])
+
+        unit_mask = jnp.ones(number, jnp.float32)
+        episodes = Block(
+            flat(unit.inputs), flat(unit.targets), flat(unit.slot_mask), unit_mask
+        )
+        # Recomputed one by one in the backward pass: memory of one episode.
+        one = jax.checkpoint(lambda episode: episode_loss(params, episode))
+        return jnp.sum(jax.lax.map(one, episodes)) / number
+
+    return mean_loss

@@ -1,0 +1,241 @@
+"""Learners: what an episode teaches.
+
+A learner is a frozen dataclass around a pure function ``apply(params, inputs)``, of any
+framework. Its loss couples all support and query examples of an episode, so the episode
+is the smallest unit whose gradient may be clipped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Protocol
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from jaxdp_episodic import _validation
+from jaxdp_episodic.training.episode import Episode
+
+Apply = Callable[[Any, Array], Array]
+
+CROSS_ENTROPY, SQUARED_ERROR = "cross_entropy", "squared_error"
+_ABSENT = -1e9  # logit of a class without support
+
+
+class Learner(Protocol):
+    """What the trainer needs of a learner."""
+
+    @property
+    def is_regression(self) -> bool:
+        """True if the targets are numbers, False if they are classes."""
+        ...
+
+    def loss(self, params: Any, episode: Episode) -> Array:
+        """Query loss of one episode, a scalar; 0 for an episode without queries."""
+        ...
+
+    def predict(self, params: Any, episode: Episode) -> Array:
+        """Predictions for the queries: (Q, ways) logits, or (Q,) values."""
+        ...
+
+
+@dataclass(frozen=True)
+class ProtoNet:
+    """Prototypical networks: the class whose mean support embedding is nearest.
+
+    A class without support takes no part: neither in the softmax nor by its queries.
+
+    Reference: Snell, Swersky, Zemel (2017), arXiv:1703.05175, Equation 2.
+
+    Attributes:
+      apply: ``(params, inputs (n, *features)) -> (n, embedding)``.
+      ways: classes an episode, at least 1.
+    """
+
+    apply: Apply
+    ways: int
+    is_regression: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        _validation.integer_array("ways", self.ways, minimum=1)
+
+    def loss(self, params: Any, episode: Episode) -> Array:
+        """Mean cross-entropy of the queries."""
+        has_support = _support_count(episode, self.ways) > 0
+        mask = episode.query_mask * has_support[episode.query_targets]
+        logits = self.predict(params, episode)
+        return _mean_loss(CROSS_ENTROPY, logits, episode.query_targets, mask)
+
+    def predict(self, params: Any, episode: Episode) -> Array:
+        """Minus squared distances to the prototypes, (Q, ways)."""
+        number = len(episode.support_inputs)
+        inputs = jnp.concatenate([episode.support_inputs, episode.query_inputs])
+        embedded = self.apply(params, inputs).astype(jnp.float32)
+        support, query = embedded[:number], embedded[number:]
+        weights = _support_weights(episode, self.ways)
+        count = _support_count(episode, self.ways)
+        prototypes = (weights.T @ support) / jnp.maximum(count, 1.0)[:, None]
+        # Differences, not |q|^2 - 2 q.p + |p|^2, which cancels for near points.
+        apart = query[:, None, :] - prototypes[None]
+        logits = -jnp.sum(jnp.square(apart), axis=-1)
+        return jnp.where(count > 0, logits, _ABSENT)
+
+
+@dataclass(frozen=True)
+class MAML:
+    """Model-agnostic meta-learning: a few gradient steps on the support, then queries.
+
+    An episode without support contributes nothing.
+
+    Reference: Finn, Abbeel, Levine (2017), arXiv:1703.03400, Algorithm 1.
+
+    Attributes:
+      apply: ``(params, inputs (n, *features)) -> (n, ways)`` logits or (n, 1) values.
+      inner_steps: gradient steps on the support, at least 1.
+      inner_learning_rate: their step size, > 0.
+      first_order: treat the inner gradients as constants (the paper, section 5.2).
+      checkpoint: recompute each inner step in the backward pass: less memory, more
+        time.
+      task_loss: "cross_entropy" or "squared_error".
+    """
+
+    apply: Apply
+    inner_steps: int = 3
+    inner_learning_rate: float = 0.1
+    first_order: bool = False
+    checkpoint: bool = False
+    task_loss: str = CROSS_ENTROPY
+
+    def __post_init__(self) -> None:
+        _validation.integer_array("inner_steps", self.inner_steps, minimum=1)
+        _validation.positive_array("inner_learning_rate", self.inner_learning_rate)
+        _validation.choice("task_loss", self.task_loss, (CROSS_ENTROPY, SQUARED_ERROR))
+
+    @property
+    def is_regression(self) -> bool:
+        """True for squared error."""
+        return self.task_loss == SQUARED_ERROR
+
+    def loss(self, params: Any, episode: Episode) -> Array:
+        """Mean query loss after adaptation."""
+        has_support = jnp.any(episode.support_mask > 0)
+        mask = episode.query_mask * has_support
+        outputs = self.predict(params, episode)
+        return _mean_loss(self.task_loss, outputs, episode.query_targets, mask)
+
+    def predict(self, params: Any, episode: Episode) -> Array:
+        """Outputs for the queries after adaptation: (Q, ways), or (Q,) values."""
+        adapted = self.adapt(params, episode)
+        return _outputs(self.task_loss, self.apply(adapted, episode.query_inputs))
+
+    def adapt(self, params: Any, episode: Episode) -> Any:
+        """Returns the parameters after the inner steps on the support."""
+        return self._descend(params, lambda inner: inner, episode)
+
+    def _descend(
+        self, inner: Any, whole: Callable[[Any], Any], episode: Episode
+    ) -> Any:
+        """Gradient steps on the support loss, in the part ``inner`` of the whole."""
+
+        def support_loss(inner: Any) -> Array:
+            outputs = self.apply(whole(inner), episode.support_inputs)
+            return _mean_loss(
+                self.task_loss,
+                _outputs(self.task_loss, outputs),
+                episode.support_targets,
+                episode.support_mask,
+            )
+
+        def descend(inner: Any) -> Any:
+            gradient = jax.grad(support_loss)(inner)
+            if self.first_order:
+                gradient = jax.lax.stop_gradient(gradient)
+            return jax.tree.map(
+                lambda p, g: p - self.inner_learning_rate * g, inner, gradient
+            )
+
+        if self.checkpoint:
+            descend = jax.checkpoint(descend)
+        for _ in range(self.inner_steps):
+            inner = descend(inner)
+        return inner
+
+
+@dataclass(frozen=True)
+class ANIL(MAML):
+    """Almost no inner loop: MAML that adapts the head only.
+
+    Reference: Raghu, Raghu, Bengio, Vinyals (2020), arXiv:1909.09157.
+
+    Attributes:
+      head: where the adapted parameters are in the nested dictionary of parameters, by
+        its keys: "head", or "decoder/last".
+    """
+
+    head: str = "head"
+
+    def adapt(self, params: Any, episode: Episode) -> Any:
+        """Returns the parameters with the head after the inner steps."""
+        path = self.head.split("/")
+
+        def whole(head: Any) -> Any:
+            return _replaced(params, path, head)
+
+        return whole(self._descend(_found(params, path), whole, episode))
+
+
+def _found(params: Any, path: Sequence[str]) -> Any:
+    """The part of nested dictionaries at a path."""
+    for depth, key in enumerate(path):
+        if not isinstance(params, Mapping) or key not in params:
+            options = tuple(params) if isinstance(params, Mapping) else ()
+            raise ValueError(
+                f"head must name a part of the parameters, got {'/'.join(path)!r}; "
+                f"at {'/'.join(path[:depth]) or 'the top'} there are {options}"
+            )
+        params = params[key]
+    return params
+
+
+def _replaced(params: Any, path: Sequence[str], part: Any) -> Any:
+    """Nested dictionaries with another part at a path."""
+    if not path:
+        return part
+    return {**params, path[0]: _replaced(params[path[0]], path[1:], part)}
+
+
+def _support_weights(episode: Episode, ways: int) -> Array:
+    """(S, ways): 1 where a support example is there and of the class."""
+    of_class = jax.nn.one_hot(episode.support_targets, ways, dtype=jnp.float32)
+    return of_class * episode.support_mask[:, None]
+
+
+def _support_count(episode: Episode, ways: int) -> Array:
+    return jnp.sum(_support_weights(episode, ways), axis=0)
+
+
+def _outputs(task_loss: str, outputs: Array) -> Array:
+    """Float32; values lose their last axis, which must be of size 1."""
+    outputs = outputs.astype(jnp.float32)
+    if task_loss == CROSS_ENTROPY:
+        return outputs
+    # (n,) would broadcast against (n, 1) targets, and silently be another loss.
+    if outputs.ndim != 2 or outputs.shape[1] != 1:
+        raise ValueError(
+            "apply must return values of shape (n, 1) with task_loss="
+            f"{SQUARED_ERROR!r}, got {outputs.shape}"
+        )
+    return outputs[:, 0]
+
+
+def _mean_loss(task_loss: str, outputs: Array, targets: Array, mask: Array) -> Array:
+    """Mean over the examples that are there; 0 if none is."""
+    if task_loss == SQUARED_ERROR:
+        losses = jnp.square(outputs - targets)
+    else:
+        logs = jax.nn.log_softmax(outputs)
+        losses = -jnp.take_along_axis(logs, targets[:, None], axis=-1)[:, 0]
+    losses = jnp.where(mask > 0, losses, 0.0)
+    return jnp.sum(losses) / jnp.maximum(jnp.sum(mask), 1.0)

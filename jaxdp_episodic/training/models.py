@@ -1,0 +1,209 @@
+"""Networks for episodes, on Flax NNX; and how any NNX module becomes a pure function.
+
+GroupNorm, never BatchNorm: batch statistics would couple examples of different clip
+units, and a clipped contribution must depend on its own unit only.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax import Array
+
+
+class PatchConv(nnx.Module):
+    """A 3 x 3 convolution with padding 1, as slices and one matrix product.
+
+    With weights that differ from episode to episode (MAML) XLA's own convolution is
+    several times slower on a CPU; on accelerators, and for large images, it may be the
+    faster and is the smaller in memory. Both compute the same.
+
+    Args:
+      inputs: channels.
+      outputs: channels.
+      stride: at least 1.
+      use_patches: False takes XLA's convolution.
+      rngs: for the initial parameters.
+    """
+
+    def __init__(
+        self,
+        inputs: int,
+        outputs: int,
+        *,
+        stride: int = 1,
+        use_patches: bool = True,
+        rngs: nnx.Rngs,
+    ) -> None:
+        make = nnx.initializers.he_normal()
+        self.kernel = nnx.Param(make(rngs.params(), (9 * inputs, outputs), jnp.float32))
+        self.bias = nnx.Param(jnp.zeros(outputs, jnp.float32))
+        self.stride, self.use_patches = stride, use_patches
+
+    def __call__(self, images: Array) -> Array:
+        """(n, height, width, inputs) to (n, height', width', outputs)."""
+        kernel, bias, step = self.kernel[...], self.bias[...], self.stride
+        if not self.use_patches:
+            maps = jax.lax.conv_general_dilated(
+                images,
+                kernel.reshape(3, 3, -1, kernel.shape[1]),
+                (step, step),
+                ((1, 1), (1, 1)),
+                dimension_numbers=("NHWC", "HWIO", "NHWC"),
+            )
+            return maps + bias
+        padded = jnp.pad(images, ((0, 0), (1, 1), (1, 1), (0, 0)))
+        height, width = padded.shape[1] - 2, padded.shape[2] - 2
+        patches = [
+            padded[:, row : row + height : step, column : column + width : step]
+            for row in range(3)
+            for column in range(3)
+        ]
+        return jnp.concatenate(patches, axis=-1) @ kernel + bias
+
+
+class ConvBlock(nnx.Module):
+    """Convolution of stride 2, GroupNorm, relu."""
+
+    def __init__(
+        self, inputs: int, outputs: int, *, use_patches: bool = True, rngs: nnx.Rngs
+    ) -> None:
+        self.conv = PatchConv(
+            inputs, outputs, stride=2, use_patches=use_patches, rngs=rngs
+        )
+        self.norm = nnx.GroupNorm(
+            outputs, num_groups=math.gcd(8, outputs), use_fast_variance=False, rngs=rngs
+        )
+
+    def __call__(self, images: Array) -> Array:
+        """(n, height, width, inputs) to (n, half, half, outputs)."""
+        return jax.nn.relu(self.norm(self.conv(images)))
+
+
+class ConvNet(nnx.Module):
+    """Convolutions of stride 2, then one linear map: an embedding, or logits.
+
+    Args:
+      image_shape: (height, width, channels).
+      channels: output channels of each convolution.
+      outputs: size of the embedding, or number of classes.
+      use_patches: see `PatchConv`.
+      rngs: for the initial parameters.
+    """
+
+    def __init__(
+        self,
+        image_shape: Sequence[int],
+        channels: Sequence[int],
+        outputs: int,
+        *,
+        use_patches: bool = True,
+        rngs: nnx.Rngs,
+    ) -> None:
+        height, width, last = image_shape
+        blocks = []
+        for number in channels:
+            blocks.append(ConvBlock(last, number, use_patches=use_patches, rngs=rngs))
+            height, width, last = (height + 1) // 2, (width + 1) // 2, number
+        self.blocks = nnx.List(blocks)
+        self.head = nnx.Linear(height * width * last, outputs, rngs=rngs)
+
+    def __call__(self, images: Array) -> Array:
+        """(n, height, width, channels) to (n, outputs)."""
+        for block in self.blocks:
+            images = block(images)
+        return self.head(images.reshape(len(images), -1))
+
+
+class MLP(nnx.Module):
+    """Fully connected layers with tanh.
+
+    Args:
+      inputs: number of features, all axes together.
+      hidden: units of each hidden layer.
+      outputs: units of the last.
+      rngs: for the initial parameters.
+    """
+
+    def __init__(
+        self, inputs: int, hidden: Sequence[int], outputs: int, *, rngs: nnx.Rngs
+    ) -> None:
+        sizes = [inputs, *hidden]
+        self.layers = nnx.List(
+            [
+                nnx.Linear(a, b, rngs=rngs)
+                for a, b in zip(sizes[:-1], sizes[1:], strict=True)
+            ]
+        )
+        self.head = nnx.Linear(sizes[-1], outputs, rngs=rngs)
+
+    def __call__(self, inputs: Array) -> Array:
+        """(n, *features) to (n, outputs)."""
+        hidden = inputs.reshape(len(inputs), -1)
+        for layer in self.layers:
+            hidden = jnp.tanh(layer(hidden))
+        return self.head(hidden)
+
+
+def split_model(module: nnx.Module) -> tuple[Callable[[Any, Array], Array], Any]:
+    """Returns ``(apply, params)``: any NNX module as a pure function of its parameters.
+
+    Args:
+      module: called as ``module(inputs)``; see `refuse_shared_state`.
+
+    Returns:
+      ``apply(params, inputs)`` and the parameters, nested dictionaries of arrays. What
+      else the module holds is constant.
+
+    Raises:
+      ValueError: a module with batch statistics (BatchNorm) or random state (Dropout).
+    """
+    refuse_shared_state(module)
+    graph, state, rest = nnx.split(module, nnx.Param, ...)
+    variables = list(nnx.to_flat_state(state))
+
+    def apply(params: Any, inputs: Array) -> Array:
+        filled = [(path, v.replace(_found(params, path))) for path, v in variables]
+        return nnx.merge(graph, nnx.from_flat_state(filled), rest)(inputs)
+
+    return apply, _string_keys(nnx.to_pure_dict(state))
+
+
+def refuse_shared_state(module: nnx.Module) -> None:
+    """Raises unless a module's outputs are a function of parameters and inputs alone.
+
+    Raises:
+      ValueError: batch statistics (BatchNorm), which carry data from one clip unit to
+        another, so that clipping each of them would bound nothing; or random state
+        (Dropout with a stream of its own), of which one draw would be frozen.
+    """
+    for path, variable in nnx.to_flat_state(nnx.state(module)):
+        name = "/".join(map(str, path))
+        if isinstance(variable, nnx.BatchStat):
+            raise ValueError(
+                f"module must hold no batch statistics, got {name}: they couple the "
+                "examples of different clip units; use GroupNorm or LayerNorm"
+            )
+        if isinstance(variable, nnx.RngState):
+            raise ValueError(
+                f"module must draw no random numbers, got {name}: one draw would be "
+                "frozen; leave Dropout out"
+            )
+
+
+def _found(params: Any, path: Sequence[Any]) -> Any:
+    for key in path:
+        params = params[str(key)]
+    return params
+
+
+def _string_keys(tree: Any) -> Any:
+    """Nested dictionaries with keys that every checkpoint format can hold."""
+    if isinstance(tree, dict):
+        return {str(key): _string_keys(value) for key, value in tree.items()}
+    return tree

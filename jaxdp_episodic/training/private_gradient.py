@@ -1,0 +1,277 @@
+"""Clip, sum, add noise, divide: one object, so that nothing can come in between.
+
+    (sum over clip units of clip(g_unit, C) + N(0, (sigma C)^2 I)) / normalizer
+
+Units are worked off one after the other, so memory does not grow with the batch; where
+there are several devices each takes its share of every block. Noise is added once,
+after the sum over blocks and devices.
+
+The noise is float32 Gaussian noise from JAX's threefry generator. It is not hardened
+against attacks on the lowest bits of floating-point numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, Protocol
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from jaxdp_episodic import _validation
+
+_AXIS = "shard"
+# Float32 sums of squares over 10^8 numbers are good to about 1e-6: contributions are
+# clipped to a little less than the clip norm, so that rounding cannot exceed it.
+_MARGIN = 1e-5
+# Beyond these a product of two numbers leaves float32's range, and noise that
+# underflows to zero is no noise.
+_SMALLEST, _LARGEST = 1e-18, 1e18
+
+
+class UnitBlock(Protocol):
+    """Rows of clip units: any pytree of arrays (B, ...) with this field.
+
+    Attributes:
+      unit_mask: (B,), > 0 where a row holds a drawn unit.
+    """
+
+    @property
+    def unit_mask(self) -> Any:
+        """Which rows hold a drawn unit."""
+        ...
+
+
+class Totals(NamedTuple):
+    """Sums over the units so far; all but ``gradient`` are private diagnostics."""
+
+    gradient: Any
+    loss: Array
+    norm: Array
+    clipped: Array
+    not_finite: Array
+    units: Array
+
+
+class PrivateGradient:
+    """The gradient of a step: clipped contributions, summed, with noise.
+
+    Calling it compiles once for a shape of block; clip norm, noise and divisor are
+    traced, so a sweep over them compiles nothing.
+
+    Args:
+      loss: ``loss(params, unit) -> scalar``; its gradient is the unit's contribution.
+      devices: JAX devices over which each block is spread; its rows must be a multiple
+        of them. Default: the first local device.
+      units_at_once: units whose gradients are computed side by side. One is fastest and
+        smallest for episodes on a CPU; for single examples take 32 or more.
+    """
+
+    def __init__(
+        self,
+        loss: Callable[[Any, Any], Array],
+        *,
+        devices: Sequence[Any] | None = None,
+        units_at_once: int = 1,
+    ) -> None:
+        chosen = list(devices) if devices is not None else jax.local_devices()[:1]
+        self._mesh = Mesh(np.array(chosen), (_AXIS,))
+        self._by_row = NamedSharding(self._mesh, PartitionSpec(_AXIS))
+        self._everywhere = NamedSharding(self._mesh, PartitionSpec())
+        self._add = jax.jit(_summer(loss, self._mesh, units_at_once), donate_argnums=1)
+        self._finish = jax.jit(_with_noise)
+
+    def __call__(
+        self,
+        params: Any,
+        blocks: Sequence[UnitBlock],
+        key: Array,
+        *,
+        l2_clip_norm: float,
+        noise_multiplier: float,
+        normalizer: float,
+    ) -> tuple[Any, dict[str, Array]]:
+        """Returns the noised gradient, and private diagnostics.
+
+        Args:
+          params: pytree of float arrays.
+          blocks: at least one, all rows of which together are the draw; see
+            `make_blocks`. ``loss`` is given one row of a block at a time. Masked rows
+            behind the last drawn one of a device's share cost nothing.
+          key: typed key of this step's noise, never used for another draw.
+          l2_clip_norm: C, in [1e-18, 1e18].
+          noise_multiplier: standard deviation of the noise in clip norms; 0 (no
+            privacy), or in [1e-18, 1e18].
+          normalizer: public divisor, in [1e-18, 1e18].
+
+        Returns:
+          ``(gradient, diagnostics)``: float32, of the structure of ``params``; and
+          ``num_units``, ``mean_loss``, ``mean_norm`` (before clipping),
+          ``share_clipped``, ``num_not_finite`` (units whose gradient was not finite:
+          they contribute zero), which are *private*.
+
+        Raises:
+          TypeError: a key without a type (use `jax.random.key`), or a setting that is
+            no number.
+          ValueError: no block, rows that the devices cannot share equally, or a number
+            out of range.
+        """
+        _check_blocks(blocks, self._mesh.size)
+        if not (
+            isinstance(key, Array) and jnp.issubdtype(key.dtype, jax.dtypes.prng_key)
+        ):
+            raise TypeError(f"key must be a typed key (jax.random.key), got {key!r}")
+        clip = _in_range("l2_clip_norm", l2_clip_norm)
+        noise = _in_range("noise_multiplier", noise_multiplier, zero=True)
+        divisor = _in_range("normalizer", normalizer)
+        params = jax.device_put(params, self._everywhere)
+        totals = jax.device_put(_no_totals(params), self._everywhere)
+        for block in blocks:
+            rows = jax.device_put(block, self._by_row)
+            totals = self._add(params, totals, rows, clip)
+        gradient = self._finish(totals.gradient, key, clip * noise, divisor)
+        return gradient, _diagnostics(totals)
+
+
+def clip_by_norm(contribution: Any, l2_clip_norm: Array) -> tuple[Any, Array, Array]:
+    """Scales a contribution to an l2-norm of at most C; non-finite ones become zero.
+
+    Args:
+      contribution: pytree of float arrays, one clip unit's.
+      l2_clip_norm: C > 0, scalar.
+
+    Returns:
+      ``(clipped, norm, is_finite)``: float32 pytree, norm before clipping (0 where not
+      finite, ``inf`` above float32's range), and whether every entry was finite.
+    """
+    leaves = [jnp.asarray(leaf, jnp.float32) for leaf in jax.tree.leaves(contribution)]
+    finite = jnp.all(jnp.stack([jnp.all(jnp.isfinite(leaf)) for leaf in leaves]))
+    leaves = [jnp.where(finite, leaf, 0.0) for leaf in leaves]
+    # Squares of large entries overflow and those of small ones vanish in float32:
+    # scale by the largest first. The floor keeps the division clear of subnormal
+    # numbers, which some processors take for zero.
+    largest = jnp.stack([jnp.max(jnp.abs(leaf), initial=0.0) for leaf in leaves])
+    scale = jnp.maximum(jnp.max(largest), 1e-30)
+    relative = jnp.sqrt(sum((jnp.sum(jnp.square(x / scale)) for x in leaves), 0.0))
+    norm = scale * relative
+    bound = l2_clip_norm * (1 - _MARGIN)
+    # Where norm > bound, relative >= 1 (or the norm is below the floor), so neither of
+    # the two factors overflows; their product could.
+    factor = bound / jnp.maximum(relative, 1.0)
+    leaves = [jnp.where(norm > bound, leaf / scale * factor, leaf) for leaf in leaves]
+    return jax.tree.unflatten(jax.tree.structure(contribution), leaves), norm, finite
+
+
+def _summer(
+    loss: Callable[[Any, Any], Array], mesh: Mesh, units_at_once: int
+) -> Callable[..., Totals]:
+    """Adds the clipped contributions of a block to the totals."""
+
+    def one_unit(params: Any, unit: Any, clip: Array) -> Totals:
+        value, contribution = jax.value_and_grad(loss)(params, unit)
+        clipped, norm, finite = clip_by_norm(contribution, clip)
+        drawn = unit.unit_mask > 0
+        used = jnp.where(drawn, 1.0, 0.0)
+        return Totals(
+            jax.tree.map(lambda leaf: jnp.where(drawn, leaf, 0.0), clipped),
+            jnp.where(drawn & jnp.isfinite(value), value, 0.0).astype(jnp.float32),
+            norm * used,
+            jnp.where(norm > clip, used, 0.0),
+            jnp.where(finite, 0.0, used),
+            used,
+        )
+
+    def several(params: Any, units: Any, clip: Array) -> Totals:
+        each = jax.vmap(one_unit, in_axes=(None, 0, None))(params, units, clip)
+        return jax.tree.map(lambda leaf: jnp.sum(leaf, axis=0), each)
+
+    def share(params: Any, totals: Totals, block: Any, clip: Array) -> Totals:
+        """What one device adds: its rows of the block."""
+        # Each device's own copy, or gradients would be summed over devices unclipped.
+        params = jax.lax.pcast(params, _AXIS, to="varying")
+        rows = len(block.unit_mask)
+        at_once = min(units_at_once, rows)
+        last = jnp.max(jnp.where(block.unit_mask > 0, jnp.arange(1, rows + 1), 0))
+
+        def add(i: Array, sums: Totals) -> Totals:
+            if at_once == 1:
+                unit = jax.tree.map(lambda a: a[i], block)
+                new = one_unit(params, unit, clip)
+            else:
+                # The last slice is moved back to fit; what it repeats is masked.
+                start = jnp.minimum(i * at_once, rows - at_once)
+                units = jax.tree.map(
+                    lambda a: jax.lax.dynamic_slice_in_dim(a, start, at_once), block
+                )
+                fresh = start + jnp.arange(at_once) >= i * at_once
+                units = units._replace(unit_mask=jnp.where(fresh, units.unit_mask, 0.0))
+                new = several(params, units, clip)
+            return jax.tree.map(jnp.add, sums, new)
+
+        start = jax.lax.pcast(_no_totals(params), _AXIS, to="varying")
+        # A dynamic number of trips: rows behind the last unit cost nothing.
+        mine = jax.lax.fori_loop(0, -(-last // at_once), add, start)
+        return jax.tree.map(jnp.add, totals, jax.lax.psum(mine, _AXIS))
+
+    everywhere, by_row = PartitionSpec(), PartitionSpec(_AXIS)
+    return jax.shard_map(
+        share,
+        mesh=mesh,
+        in_specs=(everywhere, everywhere, by_row, everywhere),
+        out_specs=everywhere,
+    )
+
+
+def _with_noise(total: Any, key: Array, deviation: Array, normalizer: Array) -> Any:
+    """Adds independent Gaussian noise to every entry of the sum, and divides."""
+    leaves, structure = jax.tree.flatten(total)
+    keys = jax.random.split(key, len(leaves))
+    noised = [
+        (leaf + deviation * jax.random.normal(k, leaf.shape, jnp.float32)) / normalizer
+        for leaf, k in zip(leaves, keys, strict=True)
+    ]
+    return jax.tree.unflatten(structure, noised)
+
+
+def _no_totals(params: Any) -> Totals:
+    gradient = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, jnp.float32), params)
+    # Buffers of their own: they are donated.
+    return Totals(gradient, *(jnp.zeros((), jnp.float32) for _ in range(5)))
+
+
+def _check_blocks(blocks: Sequence[UnitBlock], num_devices: int) -> None:
+    if not blocks:
+        raise ValueError("blocks must not be empty: an empty draw is a masked block")
+    for block in blocks:
+        rows = len(block.unit_mask)
+        if rows == 0 or rows % num_devices:
+            raise ValueError(
+                f"rows of a block must be a positive multiple of the {num_devices} "
+                f"device(s), got {rows}"
+            )
+
+
+def _in_range(name: str, value: Any, *, zero: bool = False) -> Array:
+    """A finite float32 scalar whose products stay within float32's range."""
+    number = _validation.real_array(name, value)
+    allowed = f"[{_SMALLEST:g}, {_LARGEST:g}]" + (" or be 0" if zero else "")
+    fits = number.ndim == 0 and (
+        _SMALLEST <= number <= _LARGEST or (zero and number == 0)
+    )
+    if not fits:
+        raise ValueError(f"{name} must be a number in {allowed}, got {value!r}")
+    return jnp.asarray(number, jnp.float32)
+
+
+def _diagnostics(totals: Totals) -> dict[str, Array]:
+    units = jnp.maximum(totals.units, 1.0)
+    return {
+        "num_units": totals.units,
+        "mean_loss": totals.loss / units,
+        "mean_norm": totals.norm / units,
+        "share_clipped": totals.clipped / units,
+        "num_not_finite": totals.not_finite,
+    }

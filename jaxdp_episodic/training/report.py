@@ -1,0 +1,199 @@
+"""The report of a run: a page and a picture; and the statement of its privacy."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from jaxdp_episodic.accounting.privacy_statement import PrivacyReport
+from jaxdp_episodic.accounting.report import privacy_report
+from jaxdp_episodic.training.budget import PrivacyBudget
+from jaxdp_episodic.training.run_log import HELD_OUT, PRIVATE
+
+_INK, _BLUE, _ORANGE = "#333333", "#2a6fbb", "#c8641b"
+
+
+def privacy_statement(
+    budget: PrivacyBudget, num_steps: int, *, is_seeded: bool = False
+) -> str:
+    """Returns what is protected, how well, why, and under which conditions.
+
+    Args:
+      budget: of the run.
+      num_steps: steps that were taken; the statement speaks of these.
+      is_seeded: the run's draws and noise came from a seed that somebody knows.
+
+    Returns:
+      Markdown. Epsilon in it is an *upper bound*.
+    """
+    lines = ["# Privacy of this run", ""]
+    if not budget.is_private:
+        lines += [
+            "**Not private**: it was trained without noise (epsilon is infinite)."
+        ]
+        return "\n".join(lines) + "\n"
+    if is_seeded:
+        lines += [
+            "**Not private**: the draws and the noise came from a fixed seed, and "
+            "whoever knows it can subtract the noise. What follows holds for the same "
+            "run with fresh entropy.",
+            "",
+        ]
+    report = privacy_report(budget.step, num_steps=num_steps, delta=budget.delta)
+    return (
+        "\n".join([*lines, *_in_words(report, budget), "", "```", str(report), "```"])
+        + "\n"
+    )
+
+
+def _in_words(report: PrivacyReport, budget: PrivacyBudget) -> list[str]:
+    unit, clip = report.privacy_unit, report.clip_units[0]
+    changed = (
+        f"one `{unit}` more or less"
+        if report.neighboring_relation == "add_remove"
+        else f"the content of one `{unit}` replaced"
+    )
+    return [
+        f"Whoever sees everything that this run released can hardly tell it from the "
+        f"run with {changed} in the training data: the two are "
+        f"({_up(report.epsilon)}, {report.delta:g})-indistinguishable. The target was "
+        f"epsilon <= {budget.epsilon:g}.",
+        "",
+        f"It holds because in each of {sum(report.num_steps):,} steps the gradient of "
+        f"each drawn `{clip}` was clipped, Gaussian noise of "
+        f"{report.noise_multipliers[0]:.5g} times the clip norm was added to their "
+        "sum, and who was drawn stayed secret: the object that drew is the one that is "
+        "accounted.",
+        "",
+        "Released are the parameters after every step. Not released, and not covered: "
+        "checkpoints (they hold the noise key), the full log (it holds losses and "
+        "norms of private data) and scores on held-out data, which disclose the people "
+        "in them.",
+    ]
+
+
+def _up(value: float) -> str:
+    """Four digits, rounded up."""
+    if not np.isfinite(value) or value == 0:
+        return f"{value:g}"
+    scale = 10.0 ** (3 - int(np.floor(np.log10(value))))
+    return f"{np.ceil(value * scale) / scale:g}"
+
+
+def markdown_report(
+    records: Sequence[Mapping[str, Any]],
+    *,
+    title: str,
+    facts: Mapping[str, Any],
+    statement: str,
+    picture: str | None,
+) -> str:
+    """Returns the run's page. It shows private diagnostics: not for release."""
+    scores = [r for r in records if HELD_OUT in r]
+    lines = [
+        f"# {title}",
+        "",
+        "*Private: this page shows losses of private training data and scores on "
+        "held-out people. What may be released is in `release/`.*",
+        "",
+    ]
+    if picture:
+        lines += [f"![loss, score and epsilon against the step]({picture})", ""]
+    lines += ["| | |", "|---|---|"]
+    lines += [f"| {name} | {value} |" for name, value in facts.items()]
+    if scores:
+        lines += ["", "| step | epsilon | on | score | 95 % interval | episodes |"]
+        lines += ["|---|---|---|---|---|---|"]
+        for record in scores:
+            for split, score in record[HELD_OUT].items():
+                lines.append(
+                    f"| {record['step']:,} | {record['epsilon']:.4g} | {split} | "
+                    f"{score['name']} {score['mean']:.4f} | "
+                    f"{score['low']:.4f} to {score['high']:.4f} | "
+                    f"{score['num_episodes']:,} |"
+                )
+    return "\n".join([*lines, "", statement.replace("# Privacy", "## Privacy", 1)])
+
+
+def draw_report(
+    records: Sequence[Mapping[str, Any]], path: Path, *, target_epsilon: float
+) -> None:
+    """Draws loss, scores and epsilon against the step, one above the other.
+
+    Raises:
+      ModuleNotFoundError: matplotlib, of the extra ``[plot]``, is not installed.
+      OSError: a file that cannot be written.
+    """
+    figure = importlib.import_module("matplotlib.figure").Figure(
+        figsize=(7.2, 7.4), layout="constrained"
+    )
+    top, middle, bottom = figure.subplots(3, sharex=True)
+    losses = [(r["step"], r[PRIVATE]["mean_loss"]) for r in records if PRIVATE in r]
+    if losses:
+        _draw_losses(top, np.array(losses, float))
+    top.set_ylabel("training loss\n(private)")
+    _draw_scores(middle, [r for r in records if HELD_OUT in r])
+    steps = np.array([r["step"] for r in records])
+    spent = np.array([float(r["epsilon"]) for r in records])
+    if np.isfinite(target_epsilon):
+        bottom.plot(steps, spent, color=_INK, label="spent")
+        bottom.axhline(target_epsilon, color=_ORANGE, ls="--", label="target")
+        bottom.set_ylim(0, 1.12 * target_epsilon)
+        bottom.legend(frameon=False, loc="lower right")
+    else:
+        bottom.text(
+            0.5,
+            0.5,
+            "no noise: epsilon is infinite",
+            ha="center",
+            va="center",
+            transform=bottom.transAxes,
+        )
+        bottom.set_yticks([])
+    bottom.set_ylabel("epsilon (nats)")
+    bottom.set_xlabel("step")
+    for axes in (top, middle, bottom):
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.grid(alpha=0.25)
+    figure.savefig(path, dpi=150)
+
+
+def _draw_losses(axes: Any, losses: np.ndarray) -> None:
+    """Every step in grey, and a running mean."""
+    steps, values = losses.T
+    axes.plot(steps, values, color="#bbbbbb", lw=0.8)
+    width = max(1, len(values) // 30)
+    if len(values) >= 2 * width:
+        smooth = np.convolve(values, np.ones(width) / width, "valid")
+        axes.plot(
+            steps[width - 1 :], smooth, color=_INK, label=f"mean of {width} steps"
+        )
+        axes.legend(frameon=False)
+
+
+def _draw_scores(axes: Any, records: Sequence[Mapping[str, Any]]) -> None:
+    """Score with its interval, one line for each part of the held-out data."""
+    styles = zip((_BLUE, _ORANGE, _INK), "osD", strict=True)
+    names = list(dict.fromkeys(name for r in records for name in r[HELD_OUT]))
+    for name, (color, marker) in zip(names, styles, strict=False):
+        rows = [(r["step"], r[HELD_OUT][name]) for r in records if name in r[HELD_OUT]]
+        steps = [step for step, _ in rows]
+        mean = np.array([score["mean"] for _, score in rows])
+        ends = np.array([[score["low"], score["high"]] for _, score in rows]).T
+        axes.errorbar(
+            steps,
+            mean,
+            np.abs(ends - mean),
+            color=color,
+            marker=marker,
+            ms=4,
+            capsize=2,
+            label=f"{name}, 95 % interval",
+        )
+        axes.set_ylabel(rows[0][1]["name"] + "\n(held out)")
+    if names:
+        axes.legend(frameon=False, loc="best")

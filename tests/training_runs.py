@@ -1,0 +1,100 @@
+"""Small steps, data and trainers that several test files train with."""
+
+import numpy as np
+import optax
+from flax import nnx
+
+import jaxdp_episodic as jde
+from jaxdp_episodic.data.table import ExampleTable
+from jaxdp_episodic.training.budget import plan_budget
+from jaxdp_episodic.training.learners import MAML, ProtoNet
+from jaxdp_episodic.training.models import MLP, split_model
+from jaxdp_episodic.training.trainer import Trainer
+
+WAYS, SHOTS, QUERIES = 3, 1, 2
+
+
+def flat_step(*, noise_multiplier=1.0, rate=0.02):
+    sampling = jde.Poisson("user", sampling_probability=rate)
+    return jde.GaussianStep(sampling, noise_multiplier=noise_multiplier)
+
+
+GROUPED = jde.GaussianStep(
+    jde.GroupedClasses(
+        num_classes=30,
+        ways=WAYS,
+        episodes=jde.Poisson("episode", sampling_probability=0.5),
+        examples=jde.WithoutReplacement("example", size=SHOTS + QUERIES, population=6),
+    ),
+    noise_multiplier=1.0,
+)
+
+
+def classes(*, num_classes=30, examples=6, seed=0):
+    """Classes in the plane, each a cluster."""
+    rng = np.random.default_rng(seed)
+    centers = rng.normal(size=(num_classes, 1, 2)) * 3
+    points = centers + 0.3 * rng.normal(size=(num_classes, examples, 2))
+    return ExampleTable.from_records(
+        points.reshape(-1, 2),
+        units={"class": np.repeat(np.arange(num_classes), examples)},
+    )
+
+
+def grouped_step(data, *, rate=0.5, neighboring_relation="add_remove"):
+    sampling = jde.GroupedClasses(
+        num_classes=data.population.num_units(1),
+        ways=WAYS,
+        episodes=jde.Poisson("episode", sampling_probability=rate),
+        examples=jde.WithoutReplacement("example", size=SHOTS + QUERIES),
+    )
+    return jde.GaussianStep(
+        sampling,
+        noise_multiplier=1.0,
+        population=data.population,
+        neighboring_relation=neighboring_relation,
+    )
+
+
+def protonet(seed=0):
+    apply, params = split_model(MLP(2, (8,), 4, rngs=nnx.Rngs(seed)))
+    return ProtoNet(apply, ways=WAYS), params
+
+
+def trainer(
+    *,
+    epsilon=8.0,
+    num_steps=6,
+    seed=1,
+    data=None,
+    step=None,
+    learner=None,
+    learning_rate=0.05,
+    **changes,
+):
+    """A private few-shot run that takes milliseconds a step."""
+    data = classes() if data is None else data
+    budget = plan_budget(
+        grouped_step(data) if step is None else step,
+        epsilon=epsilon,
+        delta=1e-5,
+        num_steps=num_steps,
+    )
+    model, params = protonet() if learner is None else learner
+    arguments = {"l2_clip_norm": 0.5, "shots": SHOTS, "seed": seed, **changes}
+    return Trainer(
+        model,
+        params,
+        data=data,
+        budget=budget,
+        optimizer=optax.adam(learning_rate),
+        **arguments,
+    )
+
+
+def sinusoid_learner(seed=0):
+    apply, params = split_model(MLP(1, (16,), 1, rngs=nnx.Rngs(seed)))
+    model = MAML(
+        apply, inner_steps=1, inner_learning_rate=0.01, task_loss="squared_error"
+    )
+    return model, params

@@ -16,12 +16,17 @@ from jaxdp_episodic.accounting.answers import check_method, worst_epsilon
 from jaxdp_episodic.accounting.resolution import DominatingPair, dominating_pair
 from jaxdp_episodic.accounting.step import GaussianStep, Sampling
 from jaxdp_episodic.numerics.roots import largest_within
-from jaxdp_episodic.sampling.designs import GroupedClasses, IndependentEpisodes
+from jaxdp_episodic.sampling.designs import (
+    CLASS,
+    GroupedClasses,
+    IndependentEpisodes,
+)
 from jaxdp_episodic.sampling.population import Population
 from jaxdp_episodic.sampling.schemes import (
     MultistageSampling,
     Poisson,
     Scheme,
+    WithoutReplacement,
 )
 
 _TOLERANCE = 1e-7
@@ -154,7 +159,7 @@ def calibrate_rate(
     Returns:
       The broadcast shape: float64 probabilities (within 1e-7 relative of the largest,
       on the private side), or int64 sizes, at most the population's, 0 where not even
-      one is within the target.
+      the smallest (one, or as many classes as an episode has) is within the target.
 
     Raises:
       TypeError: an argument of the wrong type.
@@ -164,10 +169,11 @@ def calibrate_rate(
     check_method(method)
     _check_is_step(step)
     scheme = _scheme_of(step, level)
-    one = dataclasses.replace(step, sampling=_with_rate(step, level, np.asarray(1)))
+    smallest = _smallest_size(step, level)
+    one = dataclasses.replace(step, sampling=_with_rate(step, level, smallest))
     run = _Targets(one, epsilon, delta, num_steps)
     everywhere = np.arange(run.size)
-    all_rates = np.ones(run.size)
+    all_rates = np.full(run.size, np.max(smallest, initial=1), np.float64)
 
     def excess(rate: np.ndarray, active: np.ndarray) -> np.ndarray:
         all_rates[active] = rate
@@ -186,7 +192,7 @@ def calibrate_rate(
         return run.shaped(np.where(hopeless, 0.0, found))
     most = np.broadcast_to(_largest_size(one, level), run.shape).reshape(-1)
     most = most.astype(np.float64)
-    least = np.ones(run.size)
+    least = np.broadcast_to(smallest, run.shape).reshape(-1).astype(np.float64)
     hopeless = ~(excess(least, everywhere) <= 0)
     full = excess(most, everywhere) <= 0
     low = np.where(full, most, least)
@@ -338,6 +344,15 @@ def _with_scheme(drawn: Sampling, changed: Scheme) -> Sampling:
     return MultistageSampling(
         *(changed if scheme.name == changed.name else scheme for scheme in drawn.levels)
     )
+
+
+def _smallest_size(step: GaussianStep, level: str) -> np.ndarray:
+    """One; of classes, as many as an episode needs."""
+    drawn = step.design
+    sized = isinstance(_scheme_of(step, level), WithoutReplacement)
+    if sized and isinstance(drawn, GroupedClasses) and level == CLASS:
+        return np.asarray(drawn.ways)
+    return np.asarray(1)
 
 
 def _largest_size(step: GaussianStep, level: str) -> np.ndarray:

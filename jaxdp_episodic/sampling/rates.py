@@ -304,23 +304,32 @@ def _most_children_drawn(
     if isinstance(scheme, WithoutReplacement):
         size = np.asarray(scheme.size, np.int64)
         # Only an exact population bounds from above; a lower bound would be unsound.
-        exact = scheme.population if scheme.population_is_exact else None
-        return size if exact is None else np.minimum(size, exact)
+        if scheme.population is None or not scheme.population_is_exact:
+            return size
+        _check_upper_bound(scheme, population, level)
+        return np.minimum(size, np.asarray(scheme.population, np.int64))
     if scheme.population is None:
         raise ValueError(
             f"level {scheme.name!r}: clipping below the protected unit needs a public "
             "upper bound of the children of one unit; give Poisson(population=)"
         )
-    bound = np.asarray(scheme.population, np.int64)
-    if population is not None:
-        largest = int(np.max(population.children_counts[level], initial=0))
-        if np.any(bound < largest):
-            raise ValueError(
-                f"level {scheme.name!r}: population must be an upper bound of the "
-                f"children of one unit, got {scheme.population!r} where the "
-                f"Population has a unit with {largest}"
-            )
-    return bound
+    _check_upper_bound(scheme, population, level)
+    return np.asarray(scheme.population, np.int64)
+
+
+def _check_upper_bound(
+    scheme: Scheme, population: Population | None, level: int
+) -> None:
+    """Refuses a public number of children that the tree exceeds."""
+    if population is None or scheme.population is None:
+        return
+    largest = int(np.max(population.children_counts[level], initial=0))
+    if np.any(np.asarray(scheme.population) < largest):
+        raise ValueError(
+            f"level {scheme.name!r}: population must be an upper bound of the "
+            f"children of one unit, got {scheme.population!r} where the "
+            f"Population has a unit with {largest}"
+        )
 
 
 def _check_fits(level_names: tuple[str, ...], population: Population) -> None:

@@ -43,7 +43,7 @@ class Result(NamedTuple):
     """What a run came to.
 
     Attributes:
-      trainer: with the final parameters in ``trainer.state.params``.
+      trainer: with the final parameters in ``trainer.params``.
       epsilon: spent, nats; *upper bound*.
       scores: last score on every held-out part.
       folder: where everything is.
@@ -173,7 +173,7 @@ def _finish(trainer: Trainer, folder: Path, title: str, console: Console) -> Res
     (folder / REPORT).write_text(page, encoding="utf-8")
     export_run(
         folder / RELEASE,
-        params=trainer.state.params,
+        params=trainer.params,
         statement=statement,
         log=folder / LOG,
         facts=facts,

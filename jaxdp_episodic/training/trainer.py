@@ -149,6 +149,11 @@ class Trainer:
         }
 
     @property
+    def params(self) -> Any:
+        """The parameters as they stand."""
+        return self.state.params
+
+    @property
     def num_steps_taken(self) -> int:
         """Steps charged so far; every one of them was taken."""
         return self.ledger.charged
@@ -242,7 +247,7 @@ class Trainer:
                 if checkpoints.latest != self.num_steps_taken:
                     checkpoints.save(self.snapshot())
 
-            if start == 0:
+            if checkpoints.latest is None:
                 note({"step": 0, "epsilon": 0.0, **self._evaluate(evaluations)})
                 commit()
             try:
@@ -313,9 +318,11 @@ class Trainer:
         }
 
     def _apply_gradient(self, state: TrainingState, gradient: Any) -> TrainingState:
-        updates, optimizer_state = self._optimizer.update(
-            gradient, state.optimizer_state, state.params
-        )
+        # Optax mixes types; a caller's strict promotion is about the caller's code.
+        with jax.numpy_dtype_promotion("standard"):
+            updates, optimizer_state = self._optimizer.update(
+                gradient, state.optimizer_state, state.params
+            )
         return TrainingState(
             optax.apply_updates(state.params, updates), optimizer_state
         )

@@ -217,6 +217,26 @@ class TestRate:
             if largest < 50:
                 assert jde.epsilon(step_with(largest + 1), **targets) > target
 
+    @pytest.mark.parametrize("epsilon", [0.01, 3.0, 1e3])
+    def test_classes_drawn_without_replacement(self, epsilon):
+        """At least as many as an episode has ways can be drawn, or none at all."""
+
+        def step_with(size):
+            sampling = jde.GroupedClasses(
+                num_classes=100,
+                ways=5,
+                classes=jde.WithoutReplacement("class", size=size),
+                examples=jde.WithoutReplacement("example", size=4, population=20),
+            )
+            return jde.GaussianStep(sampling, noise_multiplier=3.0)
+
+        run = {"delta": DELTA, "num_steps": 100}
+        size = jde.calibrate_rate(step_with(9), level="class", epsilon=epsilon, **run)
+        assert size == 0 or 5 <= size <= 100
+        sizes = np.arange(5, 101)
+        within = jde.epsilon(step_with(sizes), **run) <= epsilon
+        assert size == max(sizes[within], default=0)
+
     def test_full_and_hopeless(self):
         def largest(noise, sampling=None):
             step = jde.GaussianStep(sampling or poisson(), noise_multiplier=noise)

@@ -322,3 +322,19 @@ def test_contributions_refuse_wrong_arguments():
     )
     with pytest.raises(ValueError, match=r"exceeds 2\*\*53"):
         contributions(huge, clip=3)
+
+
+@pytest.mark.parametrize("scheme", ["exact", "poisson"])
+def test_a_claimed_bound_that_the_tree_exceeds_is_refused(scheme):
+    """It would make the number of contributions, and so epsilon, too small."""
+    pupils = (
+        WithoutReplacement("pupil", size=8, population=2, population_is_exact=True)
+        if scheme == "exact"
+        else Poisson("pupil", sampling_probability=0.5, population=2)
+    )
+    sampling = MultistageSampling(Poisson("school", sampling_probability=0.1), pupils)
+    tree = Population.from_sizes([25, 60], level_names=("school", "pupil"))
+    levels = {"unit_level": 1, "clip_level": 2, "neighboring_relation": "add_remove"}
+    with pytest.raises(ValueError, match="must be an upper bound of the children"):
+        max_contributions(sampling, tree, **levels)
+    assert max_contributions(sampling, None, **levels) == 2

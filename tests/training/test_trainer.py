@@ -1,0 +1,350 @@
+"""The trainer: charges first, draws what is accounted, resumes bit for bit."""
+
+import dataclasses
+import json
+
+import jax
+import numpy as np
+import pytest
+from training_runs import (
+    classes,
+    flat_step,
+    grouped_step,
+    protonet,
+    sinusoid_learner,
+    trainer,
+)
+
+import jaxdp_episodic as jde
+from jaxdp_episodic.data.sinusoids import make_sinusoids
+from jaxdp_episodic.data.table import ExampleTable
+from jaxdp_episodic.training.budget import BudgetExhaustedError, plan_budget
+from jaxdp_episodic.training.checkpoint import RunMismatchError
+from jaxdp_episodic.training.evaluation import Evaluation
+from jaxdp_episodic.training.run_log import HELD_OUT, PRIVATE, read_log
+
+
+def leaves(run):
+    return [np.asarray(leaf) for leaf in jax.tree.leaves(run.state)]
+
+
+def assert_same(run, other):
+    for a, b in zip(leaves(run), leaves(other), strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def test_a_run_takes_its_steps_and_no_more(tmp_path):
+    run = trainer(num_steps=5)
+    records = run.train(tmp_path)
+    assert run.num_steps_taken == 5
+    assert [r["step"] for r in records] == [0, 1, 2, 3, 4, 5]
+    assert records[-1]["epsilon"] <= 8.0
+    assert np.all(np.diff([r["epsilon"] for r in records]) > 0)
+    while run.num_steps_taken < run.budget.permitted_steps:
+        run.step()
+    before = leaves(run)
+    with pytest.raises(BudgetExhaustedError):
+        run.step()
+    for a, b in zip(before, leaves(run), strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def test_a_step_is_charged_before_it_is_computed(monkeypatch):
+    """Whatever fails in the middle of a step, its draw has been paid for."""
+    run = trainer()
+
+    def broken(*args, **kwargs):
+        raise RuntimeError("device lost")
+
+    monkeypatch.setattr(run, "_gradient", broken)
+    with pytest.raises(RuntimeError, match="device lost"):
+        run.step()
+    assert run.num_steps_taken == 1
+
+
+def test_training_learns_without_noise(tmp_path):
+    run = trainer(epsilon=np.inf, num_steps=60, l2_clip_norm=5.0)
+    held_out = Evaluation(classes(seed=9), ways=3, shots=1, queries=2, num_episodes=200)
+    records = run.train(tmp_path, evaluations={"validation": held_out})
+    first, last = (r[HELD_OUT]["validation"]["mean"] for r in (records[0], records[-1]))
+    assert last > first + 0.02 or last > 0.97
+    assert run.budget.spent(1) == np.inf
+
+
+def test_the_seed_decides_everything(tmp_path):
+    runs = [trainer(seed=seed) for seed in (4, 4, 5)]
+    for place, run in enumerate(runs):
+        run.train(tmp_path / str(place))
+    assert_same(runs[0], runs[1])
+    assert any(
+        np.any(a != b) for a, b in zip(leaves(runs[0]), leaves(runs[2]), strict=True)
+    )
+
+
+def test_without_a_seed_no_two_runs_share_draws_or_noise():
+    runs = [trainer(seed=None) for _ in range(2)]
+    secrets = [run.snapshot().secrets for run in runs]
+    assert secrets[0].sampler_entropy != secrets[1].sampler_entropy
+    assert np.any(secrets[0].noise_key != secrets[1].noise_key)
+    assert secrets[0].sampler_entropy.bit_length() > 200
+
+
+@pytest.mark.parametrize("interrupted_after", [0, 2, 5])
+def test_resume_is_bit_exact(tmp_path, interrupted_after):
+    whole = trainer(seed=None)
+    secrets = whole.snapshot().secrets
+    whole.train(tmp_path / "whole")
+
+    class Stop(Exception):
+        pass
+
+    def stop(progress):
+        if progress.step == interrupted_after + 1:
+            raise Stop
+
+    first = trainer(seed=None)
+    first._secrets = secrets
+    with pytest.raises(Stop):
+        first.train(tmp_path / "parts", on_step=stop, checkpoint_every=1)
+    second = trainer(seed=None)
+    assert second.resume(tmp_path / "parts") == interrupted_after
+    assert second.num_steps_taken == interrupted_after
+    second.train(tmp_path / "parts", checkpoint_every=1)
+    assert_same(whole, second)
+    logs = [read_log(tmp_path / name / "log.jsonl") for name in ("whole", "parts")]
+    assert [r["step"] for r in logs[0]] == [r["step"] for r in logs[1]]
+    for a, b in zip(*logs, strict=True):
+        assert a["epsilon"] == b["epsilon"]
+        if PRIVATE in a:
+            assert a[PRIVATE]["mean_loss"] == b[PRIVATE]["mean_loss"]
+
+
+def test_ctrl_c_commits_a_checkpoint(tmp_path):
+    def stop(progress):
+        if progress.step == 3:
+            raise KeyboardInterrupt
+
+    run = trainer()
+    with pytest.raises(KeyboardInterrupt):
+        run.train(tmp_path, on_step=stop, checkpoint_every=1000)
+    again = trainer()
+    assert again.resume(tmp_path) == 3
+    assert_same(run, again)
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"l2_clip_norm": 0.4}, "l2_clip_norm: 0.5 in the checkpoint, 0.4 now"),
+        ({"data": classes(seed=3)}, "data: "),
+        ({"epsilon": 4.0}, "target.epsilon"),
+        ({"num_steps": 7}, "target.num_steps"),
+        ({"normalizer": 3.0}, "normalizer"),
+        ({"seed": 2}, "seed: 1 in the checkpoint, 2 now"),
+        ({"step": grouped_step(classes(), rate=0.4)}, "sampling_probability"),
+        ({"settings": {"model": "another"}}, "settings.model"),
+        (
+            {"step": grouped_step(classes(), neighboring_relation="replace_one")},
+            "step.neighboring_relation",
+        ),
+        (
+            {
+                "step": dataclasses.replace(
+                    grouped_step(classes()), privacy_unit="class"
+                )
+            },
+            "step.privacy_unit",
+        ),
+    ],
+)
+def test_another_run_is_refused_with_the_difference(tmp_path, changes, named):
+    trainer().train(tmp_path)
+    other = trainer(**changes)
+    before = leaves(other)
+    with pytest.raises(RunMismatchError) as caught:
+        other.resume(tmp_path)
+    assert named in str(caught.value)
+    assert other.num_steps_taken == 0
+    for a, b in zip(before, leaves(other), strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def test_nothing_to_resume(tmp_path):
+    with pytest.raises(FileNotFoundError, match="no complete checkpoint"):
+        trainer().resume(tmp_path)
+
+
+def test_the_drawing_object_is_the_accounted_one():
+    run = trainer()
+    assert run.sampler.sampling is run.budget.step.design
+    assert run.sampler.population is run.data.population
+
+
+def test_another_population_is_refused():
+    data = classes()
+    with pytest.raises(ValueError, match="population=data.population"):
+        trainer(data=classes(examples=7), step=grouped_step(data))
+    without = dataclasses.replace(flat_step(), noise_multiplier=1.0)
+    with pytest.raises(ValueError, match="population=data.population"):
+        trainer(data=data, step=without)
+
+
+def test_recorded_draws_match_the_accounted_rate():
+    """Replayed from the run's own entropy: binomial, within 5.5 standard deviations."""
+    run = trainer(seed=7)
+    steps = 4_000
+    sizes = np.array(
+        [
+            sum(int(b.unit_mask.sum()) for b in run.draw_blocks(step))
+            for step in range(1, steps + 1)
+        ]
+    )
+    episodes, rate = 10, 0.5
+    deviation = np.sqrt(steps * episodes * rate * (1 - rate))
+    assert abs(sizes.sum() - steps * episodes * rate) < 5.5 * deviation
+    assert sizes.min() <= 1 and sizes.max() >= 9
+
+
+def test_a_clip_unit_below_the_episode_is_refused():
+    """A class slot or a query clipped alone would be moved by every support example."""
+    data = classes()
+    sampling = jde.MultistageSampling(
+        jde.Poisson("class", sampling_probability=0.2),
+        jde.WithoutReplacement("example", size=3),
+    )
+    step = jde.GaussianStep(
+        sampling, noise_multiplier=1.0, clip_unit="class", population=data.population
+    )
+    with pytest.raises(ValueError, match="clip_unit must contain a whole episode"):
+        trainer(data=data, step=step)
+
+
+def test_the_whole_step_may_be_the_clip_unit(tmp_path):
+    data = classes()
+    sampling = jde.MultistageSampling(
+        jde.WithoutReplacement("class", size=3),
+        jde.WithoutReplacement("example", size=3),
+    )
+    step = jde.GaussianStep(
+        sampling, noise_multiplier=1.0, clip_unit="step", population=data.population
+    )
+    run = trainer(data=data, step=step)
+    assert run.sampler.slot_shape == (3, 3)
+    records = run.train(tmp_path)
+    assert all(r[PRIVATE]["num_units"] == 1 for r in records[1:])
+
+
+def tasks_in_groups(num_groups=8, tasks=5, points=12):
+    table = make_sinusoids(num_groups * tasks, points=points, seed=0)
+    task = table.unit_column("task")
+    return ExampleTable.from_records(
+        table.features,
+        table.targets,
+        units={"group": task // tasks, "task": task},
+        example_level="point",
+    )
+
+
+@pytest.mark.parametrize("clip_unit", ["group", "task"])
+def test_regression_on_a_tree_of_three_levels(tmp_path, clip_unit):
+    data = tasks_in_groups()
+    sampling = jde.MultistageSampling(
+        jde.Poisson("group", sampling_probability=0.5),
+        jde.Poisson("task", sampling_probability=0.5),
+        jde.WithoutReplacement("point", size=6),
+    )
+    step = jde.GaussianStep(
+        sampling,
+        noise_multiplier=1.0,
+        clip_unit=clip_unit,
+        population=data.population,
+    )
+    run = trainer(data=data, step=step, learner=sinusoid_learner(), shots=3)
+    records = run.train(tmp_path)
+    assert np.isfinite(records[-1][PRIVATE]["mean_loss"])
+    assert run.sampler.slot_shape == ((5, 6) if clip_unit == "group" else (6,))
+
+
+def test_the_divisor_must_be_public():
+    """Under add_remove the number of protected units is not."""
+    table = make_sinusoids(40, points=8, seed=0)
+    sampling = jde.MultistageSampling(
+        jde.Poisson("task", sampling_probability=0.5),
+        jde.WithoutReplacement("point", size=6),
+    )
+    step = jde.GaussianStep(
+        sampling,
+        noise_multiplier=1.0,
+        clip_unit="task",
+        privacy_unit="task",
+        population=table.population,
+    )
+    arguments = {"data": table, "step": step, "learner": sinusoid_learner(), "shots": 3}
+    with pytest.raises(ValueError, match="normalizer must be given"):
+        trainer(**arguments)
+    assert trainer(normalizer=20.0, **arguments).normalizer == 20.0
+    public = dataclasses.replace(
+        step, neighboring_relation="replace_one", small_units="keep"
+    )
+    assert trainer(**{**arguments, "step": public}).normalizer == 20.0
+    inner = dataclasses.replace(step, privacy_unit="point")
+    assert trainer(**{**arguments, "step": inner}).normalizer == 20.0
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "message"),
+    [
+        ({"l2_clip_norm": 0.0}, ValueError, "l2_clip_norm must be > 0"),
+        ({"l2_clip_norm": np.nan}, ValueError, "l2_clip_norm must not be NaN"),
+        ({"normalizer": -1.0}, ValueError, "normalizer must be > 0"),
+        ({"shots": 0}, ValueError, "shots must be a whole number >= 1"),
+        ({"shots": 3}, ValueError, "shots must be less than"),
+        ({"block_size": 0}, ValueError, "block_size must be a whole number >= 1"),
+        ({"seed": -1}, ValueError, "seed must be a whole number >= 0"),
+        ({"seed": "a"}, TypeError, "seed must be a number"),
+    ],
+)
+def test_bad_input(changes, error, message):
+    with pytest.raises(error, match=message):
+        trainer(**changes)
+
+
+@pytest.mark.parametrize("block_size", [1, 3, 64])
+def test_the_block_size_does_not_matter(tmp_path, block_size):
+    one, other = trainer(), trainer(block_size=block_size)
+    one.train(tmp_path / "one")
+    other.train(tmp_path / "other")
+    for a, b in zip(leaves(one), leaves(other), strict=True):
+        np.testing.assert_allclose(a, b, atol=2e-5)
+
+
+def test_the_log_keeps_private_things_apart(tmp_path):
+    run = trainer()
+    run.train(tmp_path)
+    text = (tmp_path / "log.jsonl").read_text()
+    for line in text.splitlines():
+        record = json.loads(line)
+        assert record.keys() <= {"step", "epsilon", PRIVATE, HELD_OUT}
+    key = run.snapshot().secrets.noise_key
+    assert all(str(int(word)) not in text for word in key)
+    assert (tmp_path / "log.jsonl").stat().st_mode & 0o077 == 0
+    assert (tmp_path / "checkpoints").stat().st_mode & 0o077 == 0
+
+
+def test_what_the_draw_thread_raises_is_raised(tmp_path, monkeypatch):
+    run = trainer()
+
+    def broken(generator):
+        raise RuntimeError("bad draw")
+
+    monkeypatch.setattr(run.sampler, "draw", broken)
+    with pytest.raises(RuntimeError, match="bad draw"):
+        run.train(tmp_path)
+
+
+def test_params_of_plan_budget_are_kept():
+    data = classes()
+    budget = plan_budget(grouped_step(data), epsilon=3.0, delta=1e-5, num_steps=4)
+    assert budget.step.population is data.population
+    _, params = protonet()
+    assert set(params) == {"layers", "head"}

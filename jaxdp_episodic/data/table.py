@@ -204,9 +204,7 @@ def _with_empty_units(tree: Population, public: Sequence[Any]) -> Population:
     listed = np.sort(listed)
     counts = np.zeros(len(listed), np.int64)
     counts[np.searchsorted(listed, ids)] = tree.children_counts[1]
-    return Population(
-        (np.array([len(listed)]), counts), tree.level_names, (listed,)
-    )
+    return Population((np.array([len(listed)]), counts), tree.level_names, (listed,))
 
 
 def _numbers(name: str, value: Any) -> np.ndarray:
@@ -223,7 +221,5 @@ def _numbers(name: str, value: Any) -> np.ndarray:
         array = array.astype(np.float32)
         bad = ~np.isfinite(array).reshape(len(array), -1).all(axis=1)
         if bad.any():
-            raise ValueError(
-                f"{name} must be finite, row {int(np.argmax(bad))} is not"
-            )
+            raise ValueError(f"{name} must be finite, row {int(np.argmax(bad))} is not")
     return array

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
@@ -14,8 +14,12 @@ import optax
 from flax import nnx
 
 from jaxdp_episodic import _validation
-from jaxdp_episodic.accounting.step import GaussianStep
+from jaxdp_episodic.accounting.step import GaussianStep, Sampling
 from jaxdp_episodic.data.sources import SOURCES, DataSource
+from jaxdp_episodic.sampling.designs import GroupedClasses, IndependentEpisodes
+from jaxdp_episodic.sampling.population import Population
+from jaxdp_episodic.sampling.rates import NEIGHBORING_RELATIONS
+from jaxdp_episodic.sampling.schemes import Scheme, WithoutReplacement
 from jaxdp_episodic.sampling.spec import Spec
 from jaxdp_episodic.training import models
 from jaxdp_episodic.training.learners import ANIL, MAML, ProtoNet
@@ -23,6 +27,57 @@ from jaxdp_episodic.training.learners import ANIL, MAML, ProtoNet
 _LOSSES = ("cross_entropy", "squared_error")
 _OPTIMIZERS = ("adam", "adamw", "sgd")
 _SCHEDULES = ("constant", "cosine")
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class StepConfig(Spec):
+    """A `GaussianStep` without its sizes, which are public bounds or the data's own.
+
+    Where every draw without replacement states its ``population``, a public lower
+    bound, the guarantee rests on these alone (and data that contradict them are
+    refused). Else it rests on the sizes of the data: under ``add_remove`` the noise
+    and the statement then depend on private sizes, and the statement says so.
+
+    Attributes:
+      sampling: as of `GaussianStep`, like the rest.
+      noise_multiplier: None where it is calibrated.
+      clip_unit: see there.
+      privacy_unit: see there.
+      neighboring_relation: see there.
+      small_units: see there.
+    """
+
+    nested_specs: ClassVar[Mapping[str, tuple[type, ...]]] = {
+        "sampling": GaussianStep.nested_specs["sampling"]
+    }
+
+    sampling: Sampling | Scheme
+    noise_multiplier: float | None = None
+    clip_unit: str | None = None
+    privacy_unit: str | None = None
+    neighboring_relation: str = "add_remove"
+    small_units: str | None = None
+
+    def __post_init__(self) -> None:
+        _validation.choice(
+            "neighboring_relation", self.neighboring_relation, NEIGHBORING_RELATIONS
+        )
+        if self.noise_multiplier is not None:
+            _validation.nonnegative_array("noise_multiplier", self.noise_multiplier)
+
+    def step(self, population: Population) -> GaussianStep:
+        """Returns the step on real data; without a noise multiplier, with one of 1."""
+        noise = self.noise_multiplier
+        rests_on_data = not _states_its_sizes(self.sampling)
+        return GaussianStep(
+            self.sampling,
+            noise_multiplier=1.0 if noise is None else noise,
+            clip_unit=self.clip_unit,
+            privacy_unit=self.privacy_unit,
+            neighboring_relation=self.neighboring_relation,
+            small_units=self.small_units,
+            population=population if rests_on_data else None,
+        )
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -200,8 +255,8 @@ class TrainingConfig(Spec):
 
     Attributes:
       data: where the examples come from.
-      step: as for the accountant. Its sizes come from the data. ``noise_multiplier``
-        is left out where ``num_steps`` is given.
+      step: how episodes are drawn, what is clipped and who is protected. Its noise
+        multiplier is left out where ``num_steps`` is given.
       epsilon: the target, > 0; ``inf`` trains without noise.
       delta: the target, in (0, 1).
       num_steps: steps of the run; the noise is calibrated for them. None: the run takes
@@ -219,7 +274,7 @@ class TrainingConfig(Spec):
 
     nested_specs: ClassVar[Mapping[str, tuple[type, ...]]] = {
         "data": SOURCES,
-        "step": (GaussianStep,),
+        "step": (StepConfig,),
         "learner": (LearnerConfig,),
         "model": (ModelConfig,),
         "optimizer": (OptimizerConfig,),
@@ -227,13 +282,13 @@ class TrainingConfig(Spec):
     }
 
     data: DataSource
-    step: GaussianStep
+    step: StepConfig
     epsilon: float
     delta: float
     learner: LearnerConfig
     model: ModelConfig
     l2_clip_norm: float
-    optimizer: OptimizerConfig = OptimizerConfig()
+    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     num_steps: int | None = None
     normalizer: float | None = None
     block_size: int | None = None
@@ -249,13 +304,18 @@ class TrainingConfig(Spec):
             _whole(self, "num_steps")
         if not _validation.real_array("epsilon", self.epsilon) > 0:
             raise ValueError(f"epsilon must be > 0, got {self.epsilon!r}")
+        if (self.num_steps is None) == (self.step.noise_multiplier is None):
+            given = "neither" if self.num_steps is None else "both"
+            raise ValueError(
+                "give exactly one of num_steps (the noise is calibrated) and "
+                f"step.noise_multiplier (the steps are), got {given}"
+            )
 
     @classmethod
     def from_dict(cls, mapping: Any, *, where: str | None = None) -> Self:
         """Returns the run that ``mapping`` describes; see `spec_from_dict`.
 
-        Types that cannot be other than they are, and the noise where it is calibrated,
-        may be left out.
+        Types that cannot be other than they are may be left out.
         """
         if isinstance(mapping, Mapping):
             mapping = dict(mapping)
@@ -263,14 +323,6 @@ class TrainingConfig(Spec):
                 table = mapping.get(name)
                 if len(classes) == 1 and isinstance(table, Mapping):
                     mapping[name] = {"type": classes[0].__name__, **table}
-            table = mapping.get("step")
-            if isinstance(table, Mapping) and "num_steps" in mapping:
-                if "noise_multiplier" in table:
-                    raise ValueError(
-                        "step.noise_multiplier must be left out where num_steps is "
-                        "given: it is calibrated for that many steps"
-                    )
-                mapping["step"] = {"noise_multiplier": 1.0, **table}
         return super().from_dict(mapping, where=where)
 
 
@@ -307,29 +359,45 @@ def built_model(
     return config.learner.learner(apply, ways), params
 
 
+def _states_its_sizes(sampling: Sampling | Scheme) -> bool:
+    """True if every draw without replacement of the data has a public population."""
+    if isinstance(sampling, GroupedClasses):
+        return sampling.examples.population is not None
+    if isinstance(sampling, IndependentEpisodes):
+        sampling = sampling.sampling
+    levels = getattr(sampling, "levels", (sampling,))
+    return all(
+        scheme.population is not None
+        for scheme in levels
+        if isinstance(scheme, WithoutReplacement)
+    )
+
+
 def num_parameters(params: Any) -> int:
     """Returns how many numbers the parameters are."""
     return sum(leaf.size for leaf in jax.tree.leaves(params))
 
 
-def _whole(spec: Any, *fields: str, minimum: int = 1) -> None:
-    for field in fields:
-        array = _validation.integer_array(field, getattr(spec, field), minimum=minimum)
+def _whole(spec: Any, *names: str, minimum: int = 1) -> None:
+    for name in names:
+        value = getattr(spec, name)
+        array = _validation.integer_array(name, value, minimum=minimum)
         if array.ndim:
-            raise ValueError(f"{field} must be a number, got {getattr(spec, field)!r}")
-        object.__setattr__(spec, field, int(array))
+            raise ValueError(f"{name} must be a number, got {value!r}")
+        object.__setattr__(spec, name, int(array))
 
 
-def _positive(spec: Any, field: str) -> None:
-    array = _validation.positive_array(field, getattr(spec, field))
+def _positive(spec: Any, name: str) -> None:
+    value = getattr(spec, name)
+    array = _validation.positive_array(name, value)
     if array.ndim:
-        raise ValueError(f"{field} must be a number, got {getattr(spec, field)!r}")
-    object.__setattr__(spec, field, float(array))
+        raise ValueError(f"{name} must be a number, got {value!r}")
+    object.__setattr__(spec, name, float(array))
 
 
-def _flags(spec: Any, *fields: str) -> None:
-    for field in fields:
-        if not isinstance(getattr(spec, field), bool):
+def _flags(spec: Any, *names: str) -> None:
+    for name in names:
+        if not isinstance(getattr(spec, name), bool):
             raise TypeError(
-                f"{field} must be true or false, got {getattr(spec, field)!r}"
+                f"{name} must be true or false, got {getattr(spec, name)!r}"
             )

@@ -64,7 +64,7 @@ class ProtoNet:
     def loss(self, params: Any, episode: Episode) -> Array:
         """Mean cross-entropy of the queries."""
         has_support = _support_count(episode, self.ways) > 0
-        mask = episode.query_mask * has_support[episode.query_targets]
+        mask = jnp.where(has_support[episode.query_targets], episode.query_mask, 0.0)
         logits = self.predict(params, episode)
         return _mean_loss(CROSS_ENTROPY, logits, episode.query_targets, mask)
 
@@ -121,7 +121,7 @@ class MAML:
     def loss(self, params: Any, episode: Episode) -> Array:
         """Mean query loss after adaptation."""
         has_support = jnp.any(episode.support_mask > 0)
-        mask = episode.query_mask * has_support
+        mask = jnp.where(has_support, episode.query_mask, 0.0)
         outputs = self.predict(params, episode)
         return _mean_loss(self.task_loss, outputs, episode.query_targets, mask)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import importlib.util
 import time
 from collections.abc import Mapping
@@ -138,9 +137,11 @@ def run_training(
 
 def plan(config: TrainingConfig, data: ExampleTable) -> PrivacyBudget:
     """Returns the budget of a config: its step with the data's sizes, calibrated."""
-    step = dataclasses.replace(config.step, population=data.population)
     return plan_budget(
-        step, epsilon=config.epsilon, delta=config.delta, num_steps=config.num_steps
+        config.step.step(data.population),
+        epsilon=config.epsilon,
+        delta=config.delta,
+        num_steps=config.num_steps,
     )
 
 
@@ -198,11 +199,11 @@ def _ways(config: TrainingConfig) -> int | None:
     """Classes an episode; None for regression."""
     if config.learner.is_regression:
         return None
-    design = config.step.design
+    design = config.step.sampling
     if isinstance(design, GroupedClasses):
         return int(design.ways)
     # The last level but one: its draw is the classes of an episode.
-    levels = getattr(design, "sampling", design).levels
+    levels = getattr(getattr(design, "sampling", design), "levels", ())
     size = getattr(levels[-2], "size", None) if len(levels) > 1 else None
     if size is None:
         raise ValueError(

@@ -75,8 +75,10 @@ class Trainer:
     Args:
       learner: `ProtoNet`, `MAML`, `ANIL`, or anything with their methods.
       params: the initial parameters, a pytree. They must not depend on private data.
-      data: the private training data; its population is the one that is accounted.
-      budget: of `plan_budget`, for a step with this population.
+      data: the private training data.
+      budget: of `plan_budget`, for a step with ``population=data.population``; or
+        without one, its ``sampling`` then stating public bounds of the sizes, which
+        the data must keep.
       shots: support examples, of each class or of the task.
       optimizer: an optax optimizer; it sees noised gradients only.
       l2_clip_norm: C > 0, bound of each clip unit's contribution.
@@ -329,11 +331,13 @@ class Trainer:
 
 
 def _check_population(step: GaussianStep, data: ExampleTable) -> None:
-    if step.population is None or step.population != data.population:
+    """Refuses a budget for other sizes; public bounds the sampler holds to the data."""
+    if step.population is not None and step.population != data.population:
         raise ValueError(
-            "budget must be planned for the step with population=data.population, so "
-            "that the units that are drawn are those that are accounted; got "
-            f"{step.population!r} against {data.population!r}"
+            "budget must be planned for the step with population=data.population (or "
+            "public bounds and no population), so that the units that are drawn are "
+            f"those that are accounted; got {step.population!r} against "
+            f"{data.population!r}"
         )
 
 

@@ -2,7 +2,6 @@
 
 import numpy as np
 import pytest
-from training_runs import GROUPED, flat_step
 
 import jaxdp_episodic as jde
 from jaxdp_episodic.training.budget import (
@@ -11,6 +10,7 @@ from jaxdp_episodic.training.budget import (
     PrivacyBudget,
     plan_budget,
 )
+from training_runs import GROUPED, flat_step
 
 DELTA = 1e-5
 

@@ -6,14 +6,6 @@ import json
 import jax
 import numpy as np
 import pytest
-from training_runs import (
-    classes,
-    flat_step,
-    grouped_step,
-    protonet,
-    sinusoid_learner,
-    trainer,
-)
 
 import jaxdp_episodic as jde
 from jaxdp_episodic.data.sinusoids import make_sinusoids
@@ -22,6 +14,14 @@ from jaxdp_episodic.training.budget import BudgetExhaustedError, plan_budget
 from jaxdp_episodic.training.checkpoint import RunMismatchError
 from jaxdp_episodic.training.evaluation import Evaluation
 from jaxdp_episodic.training.run_log import HELD_OUT, PRIVATE, read_log
+from training_runs import (
+    GROUPED,
+    classes,
+    grouped_step,
+    protonet,
+    sinusoid_learner,
+    trainer,
+)
 
 
 def leaves(run):
@@ -184,9 +184,15 @@ def test_another_population_is_refused():
     data = classes()
     with pytest.raises(ValueError, match="population=data.population"):
         trainer(data=classes(examples=7), step=grouped_step(data))
-    without = dataclasses.replace(flat_step(), noise_multiplier=1.0)
-    with pytest.raises(ValueError, match="population=data.population"):
-        trainer(data=data, step=without)
+
+
+def test_public_bounds_may_take_the_place_of_the_population():
+    """Those of the spec are then accounted, and the data must keep them."""
+    run = trainer(data=classes(), step=GROUPED)  # population=6 of each class
+    assert run.budget.step.population is None
+    trainer(data=classes(examples=7), step=GROUPED)
+    with pytest.raises(ValueError, match="population"):
+        trainer(data=classes(examples=5), step=GROUPED)
 
 
 def test_recorded_draws_match_the_accounted_rate():

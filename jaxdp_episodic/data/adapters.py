@@ -1,0 +1,114 @@
+"""Data sets that Hugging Face's datasets or TFDS have loaded.
+
+Neither is imported: the caller has the data set in hand already.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy as np
+
+from jaxdp_episodic.data.npz import scaled_images
+from jaxdp_episodic.data.table import ExampleTable
+
+
+def from_huggingface(
+    dataset: Any, *, features: str, label: str, target: str | None = None
+) -> ExampleTable:
+    """Returns the table of a Hugging Face data set, read to the end.
+
+    Args:
+      dataset: a ``datasets.Dataset``, one split of what ``load_dataset`` returns.
+      features: name of the column of inputs: images, or numbers of one shape.
+      label: name of the column of class ids; named ones go by their name.
+      target: name of the column of numbers to predict; None: the class.
+
+    Returns:
+      Levels "class" and "example"; images as (R, H, W, channels) in [0, 1].
+
+    Raises:
+      TypeError: several splits at once.
+      ValueError: an unknown column, no record, or inputs of different shapes.
+    """
+    if isinstance(dataset, Mapping):
+        raise TypeError(f"dataset must be one split, got all of {list(dataset)}")
+    kinds = getattr(dataset, "features", None) or {}
+    names = getattr(kinds.get(label), "names", None)
+    return _from_rows(dataset, features, label, target, names)
+
+
+def from_tfds(
+    dataset: Any,
+    *,
+    features: str = "image",
+    label: str = "label",
+    target: str | None = None,
+) -> ExampleTable:
+    """Returns the table of a TFDS data set, read to the end.
+
+    Args:
+      dataset: a ``tf.data.Dataset`` of dictionaries (not ``as_supervised``), or what
+        ``tfds.as_numpy`` makes of it.
+      features: key of the inputs.
+      label: key of the class ids.
+      target: key of the numbers to predict; None: the class.
+
+    Returns:
+      Levels "class" and "example"; images as (R, H, W, channels) in [0, 1].
+
+    Raises:
+      TypeError: records that are no dictionaries.
+      ValueError: an unknown key, no record, or inputs of different shapes.
+    """
+    read = getattr(dataset, "as_numpy_iterator", None)
+    return _from_rows(
+        dataset if read is None else read(), features, label, target, None
+    )
+
+
+def _from_rows(
+    rows: Iterable[Any],
+    features: str,
+    label: str,
+    target: str | None,
+    names: list[str] | None,
+) -> ExampleTable:
+    """The table of dictionaries."""
+    inputs: list[np.ndarray] = []
+    labels: list[Any] = []
+    targets: list[float] = []
+    for number, row in enumerate(rows):
+        if not isinstance(row, Mapping):
+            raise TypeError(f"records must be dictionaries, got {type(row).__name__}")
+        for key in (features, label, *([] if target is None else [target])):
+            if key not in row:
+                raise ValueError(f"records must have {key!r}, have {list(row)}")
+        inputs.append(np.asarray(row[features]))
+        if inputs[-1].shape != inputs[0].shape:
+            raise ValueError(
+                f"{features!r} must be of one shape, got {inputs[-1].shape} in record "
+                f"{number} and {inputs[0].shape} in record 0; resize them first"
+            )
+        labels.append(_id(row[label], names))
+        if target is not None:
+            targets.append(float(row[target]))
+    if not inputs:
+        raise ValueError("dataset must have at least one record, got none")
+    values = np.stack(inputs)
+    if values.dtype == np.uint8 and values.ndim in (3, 4):
+        values = scaled_images(values)
+    return ExampleTable.from_records(
+        values,
+        None if target is None else np.array(targets),
+        units={"class": np.array(labels)},
+    )
+
+
+def _id(value: Any, names: list[str] | None) -> Any:
+    """An integer or a string."""
+    value = value.item() if hasattr(value, "item") else value
+    if isinstance(value, bytes):
+        return value.decode()
+    return value if names is None else names[value]

@@ -1,0 +1,177 @@
+"""A user's arrays in an npz file, which is not trusted."""
+
+from __future__ import annotations
+
+import math
+import os
+import zipfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from jaxdp_episodic.data.table import ExampleTable
+
+MAX_BYTES = 4 * 2**30  # of the arrays, uncompressed
+
+
+def load_npz(
+    path: str | os.PathLike[str],
+    *,
+    levels: Sequence[str] = (),
+    split: str | None = None,
+    max_bytes: int = MAX_BYTES,
+) -> ExampleTable:
+    """Returns the table of an npz file of arrays; pickles are refused.
+
+    The file holds either ``images`` (integers below 256 become [0, 1], an axis of
+    channels is added if there is none) or ``features`` (as they are), in one of two
+    layouts:
+
+    * ``images[class, example, ...]``, with the classes' ids in ``classes`` (C,), or
+      numbered;
+    * ``images[record, ...]`` with ``labels`` (R,), the class ids of the records.
+
+    ``targets`` is optional, one number a record. Further arrays, with one entry a
+    record or (first layout) a class, may name coarser levels or the split.
+
+    Args:
+      path: the file.
+      levels: names of arrays that are levels above the class, top first.
+      split: keep only entries whose ``split`` array says so; None: all.
+      max_bytes: most bytes that the arrays may take uncompressed.
+
+    Returns:
+      Levels ``levels``, "class" and "example".
+
+    Raises:
+      TypeError: values or ids of the wrong type.
+      ValueError: a file that is no npz, holds pickles or too much, or arrays that do
+        not fit together.
+    """
+    arrays = _read(Path(path), max_bytes)
+    given = [name for name in ("images", "features") if name in arrays]
+    if len(given) != 1:
+        raise ValueError(
+            f"{path} must hold images or features, one of the two, has {list(arrays)}"
+        )
+    values = arrays[given[0]]
+    grid: tuple[int, ...] = values.shape[:1]
+    if "labels" in arrays:
+        labels = arrays["labels"]
+    else:
+        if values.ndim < 3:
+            raise ValueError(
+                f"{given[0]} must be [class, example, ...], or come with labels; "
+                f"got shape {values.shape}"
+            )
+        grid = values.shape[:2]
+        labels = arrays.get("classes", np.arange(grid[0]))
+        values = values.reshape(-1, *values.shape[2:])
+    if given[0] == "images":
+        values = scaled_images(values)
+    columns = {name: _column(arrays, name, grid, path) for name in levels}
+    columns["class"] = _spread("labels or classes", labels, grid, path)
+    targets = None
+    if "targets" in arrays:
+        targets = _spread("targets", arrays["targets"], grid, path)
+    if split is not None:
+        kept = _column(arrays, "split", grid, path) == split
+        if not kept.any():
+            raise ValueError(f"split must be one that {path} has, got {split!r}")
+        values = values[kept]
+        columns = {name: column[kept] for name, column in columns.items()}
+        targets = None if targets is None else targets[kept]
+    return ExampleTable.from_records(values, targets, units=columns)
+
+
+def scaled_images(images: np.ndarray) -> np.ndarray:
+    """Returns (R, H, W, channels) images: 8-bit integers become float32 in [0, 1].
+
+    Raises:
+      TypeError: images that are neither 8-bit, Boolean nor floating.
+      ValueError: images that are not [record, H, W] or [record, H, W, channels].
+    """
+    if images.dtype == np.uint8:
+        images = images.astype(np.float32) / 255
+    elif images.dtype.kind not in "bf":
+        raise TypeError(
+            f"images must be uint8, bool or floating, got {images.dtype}; put numbers "
+            "that are no pixels under the name features"
+        )
+    if images.ndim not in (3, 4):
+        raise ValueError(
+            "images must have height and width, and perhaps channels, "
+            f"got shape {images.shape[1:]} each"
+        )
+    return images if images.ndim == 4 else images[..., None]
+
+
+def _column(arrays: dict[str, Any], name: str, grid: tuple[int, ...], path: Any) -> Any:
+    if name not in arrays:
+        raise ValueError(f"{path} must hold {name}, has {list(arrays)}")
+    return _spread(name, arrays[name], grid, path)
+
+
+def _spread(
+    name: str, array: np.ndarray, grid: tuple[int, ...], path: Any
+) -> np.ndarray:
+    """One entry a record, of an array with one a record or one a class."""
+    if array.shape == grid:
+        return array.reshape(-1)
+    if array.shape == (math.prod(grid),):
+        return array
+    if len(grid) == 2 and array.shape == grid[:1]:
+        return np.repeat(array, grid[1])
+    raise ValueError(
+        f"{name} in {path} must have one entry for each of {grid}, got {array.shape}"
+    )
+
+
+def _read(path: Path, max_bytes: int) -> dict[str, np.ndarray]:
+    """The arrays of an npz file, after its headers have been found harmless."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            _check_members(archive, path, max_bytes)
+        with np.load(path, allow_pickle=False) as stored:
+            return {name: stored[name] for name in stored.files}
+    except (zipfile.BadZipFile, EOFError, NotImplementedError) as error:
+        raise ValueError(f"{path} must be an npz file: {error}") from error
+
+
+def _check_members(archive: zipfile.ZipFile, path: Path, max_bytes: int) -> None:
+    """Refuses what would take too much memory, or is no plain array."""
+    names = archive.namelist()
+    if len(set(names)) < len(names):
+        raise ValueError(f"{path} must not hold two arrays of the same name")
+    total = 0
+    for member in archive.infolist():
+        name = f"{member.filename} in {path}"
+        with archive.open(member) as stream:
+            claimed = _claimed_bytes(stream, name)
+        # NumPy makes room for what the header claims before it reads.
+        if claimed > member.file_size:
+            raise ValueError(f"{name} is cut off: {claimed} bytes of data claimed")
+        total += member.file_size
+        if total > max_bytes:
+            raise ValueError(
+                f"{path} must hold at most max_bytes={max_bytes} bytes uncompressed"
+            )
+
+
+def _claimed_bytes(stream: Any, name: str) -> int:
+    """Size of the data that the header of an npy stream announces."""
+    try:
+        version = np.lib.format.read_magic(stream)
+        if version == (1, 0):
+            shape, _, dtype = np.lib.format.read_array_header_1_0(stream)
+        elif version == (2, 0):
+            shape, _, dtype = np.lib.format.read_array_header_2_0(stream)
+        else:
+            raise ValueError(f"version {version} of the format")
+    except ValueError as error:
+        raise ValueError(f"{name} must be an array of NumPy: {error}") from error
+    if dtype.hasobject:
+        raise ValueError(f"{name} must not hold Python objects: pickles are refused")
+    return math.prod(shape) * dtype.itemsize

@@ -1,0 +1,130 @@
+"""Checkpoints: complete or not there, and of this run or refused."""
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxdp_episodic.training.checkpoint import (
+    Checkpoints,
+    RunMismatchError,
+    Secrets,
+    Snapshot,
+    refuse_other_run,
+)
+
+RUN = {"delta": 1e-5, "step": {"sizes": [1, 2]}}
+SECRETS = Secrets(2**200 + 7, np.array([3, 4_000_000_000], np.uint32))
+
+
+def state(value=1.0):
+    return {"w": jnp.full((3, 2), value, jnp.float32), "n": jnp.asarray(4, jnp.int32)}
+
+
+def snapshot(step, value=1.0, run=RUN):
+    return Snapshot(state(value), step, SECRETS, run)
+
+
+def test_saved_and_restored(tmp_path):
+    with Checkpoints(tmp_path / "c") as checkpoints:
+        assert checkpoints.latest is None
+        for step in (0, 5, 10):
+            checkpoints.save(snapshot(step, value=step + 0.5))
+        assert checkpoints.latest == 10
+    with Checkpoints(tmp_path / "c") as checkpoints:
+        restored = checkpoints.restore(state(), RUN)
+    assert restored.charged_steps == 10
+    np.testing.assert_array_equal(restored.state["w"], np.full((3, 2), 10.5))
+    assert restored.secrets.sampler_entropy == SECRETS.sampler_entropy
+    np.testing.assert_array_equal(restored.secrets.noise_key, SECRETS.noise_key)
+    assert sorted(p.name for p in (tmp_path / "c").iterdir()) == ["10", "5"]
+    assert (tmp_path / "c").stat().st_mode & 0o077 == 0
+
+
+def test_another_run_is_refused_with_what_differs(tmp_path):
+    with Checkpoints(tmp_path) as checkpoints:
+        checkpoints.save(snapshot(1))
+        other = {"delta": 1e-6, "step": {"sizes": [1, 3]}}
+        with pytest.raises(RunMismatchError) as caught:
+            checkpoints.restore(state(), other)
+    assert "delta: 1e-05 in the checkpoint, 1e-06 now" in str(caught.value)
+    assert "step.sizes[1]: 2 in the checkpoint, 3 now" in str(caught.value)
+
+
+def test_missing_and_new_settings_are_named():
+    with pytest.raises(
+        RunMismatchError, match="b: 1 in the checkpoint, \\(nothing\\) now"
+    ):
+        refuse_other_run({"a": 1, "b": 1}, {"a": 1})
+    refuse_other_run({"a": [1, 2]}, {"a": (1, 2)})
+
+
+@pytest.mark.parametrize("where", ["state", "meta"])
+def test_a_damaged_checkpoint_is_said_so(tmp_path, where):
+    with Checkpoints(tmp_path) as checkpoints:
+        checkpoints.save(snapshot(1))
+    shutil.rmtree(tmp_path / "1" / where)
+    with (
+        Checkpoints(tmp_path) as checkpoints,
+        pytest.raises(ValueError, match="damaged"),
+    ):
+        checkpoints.restore(state(), RUN)
+
+
+def test_a_renamed_checkpoint_is_refused(tmp_path):
+    """Fewer steps than were charged would be steps for nothing."""
+    with Checkpoints(tmp_path) as checkpoints:
+        checkpoints.save(snapshot(50))
+    (tmp_path / "50").rename(tmp_path / "3")
+    with (
+        Checkpoints(tmp_path) as checkpoints,
+        pytest.raises(ValueError, match="renamed"),
+    ):
+        checkpoints.restore(state(), RUN)
+
+
+def test_nothing_there(tmp_path):
+    with Checkpoints(tmp_path) as checkpoints, pytest.raises(FileNotFoundError):
+        checkpoints.restore(state(), RUN)
+
+
+WRITER = """
+import sys
+from pathlib import Path
+sys.path.insert(0, sys.argv[2])
+from test_checkpoint import snapshot, Checkpoints
+with Checkpoints(Path(sys.argv[1])) as checkpoints:
+    for step in range(1, 100_000):
+        checkpoints.save(snapshot(step, value=float(step)))
+        print(step, flush=True)
+"""
+
+
+@pytest.mark.slow
+def test_a_killed_writer_leaves_a_complete_checkpoint(tmp_path):
+    rng = np.random.default_rng(0)
+    tests = Path(__file__).parent
+    for trial in range(6):
+        folder = tmp_path / str(trial)
+        command = [sys.executable, "-c", WRITER, str(folder), str(tests)]
+        process = subprocess.Popen(
+            command, cwd=tests.parents[1], stdout=subprocess.PIPE, env=dict(os.environ)
+        )
+        assert process.stdout is not None
+        process.stdout.readline()
+        time.sleep(rng.uniform(0.0, 1.0))
+        process.send_signal(signal.SIGKILL)
+        written = [1, *map(int, process.stdout.read().split())]
+        process.wait()
+        process.stdout.close()
+        with Checkpoints(folder) as checkpoints:
+            restored = checkpoints.restore(state(), RUN)
+        assert restored.charged_steps >= written[-1]
+        np.testing.assert_array_equal(restored.state["w"], restored.charged_steps)

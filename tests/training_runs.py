@@ -13,6 +13,35 @@ from jaxdp_episodic.training.trainer import Trainer
 
 WAYS, SHOTS, QUERIES = 3, 1, 2
 
+# A training config that takes a second.
+TINY = """
+version = 1
+epsilon = 8.0
+delta = 1e-5
+num_steps = 3
+l2_clip_norm = 0.1
+[data]
+type = "Glyphs"
+small = true
+[step.sampling]
+type = "GroupedClasses"
+num_classes = 40
+ways = 4
+episodes = { type = "Poisson", name = "episode", sampling_probability = 0.5 }
+examples = { type = "WithoutReplacement", name = "example", size = 3, population = 20 }
+[learner]
+kind = "protonet"
+shots = 1
+[model]
+kind = "conv_embedding"
+channels = [4]
+embedding = 4
+[evaluation]
+splits = ["validation"]
+queries = 2
+num_episodes = 20
+"""
+
 
 def flat_step(*, noise_multiplier=1.0, rate=0.02):
     sampling = jde.Poisson("user", sampling_probability=rate)

@@ -101,6 +101,7 @@ def run_training(
     console = console or Console(stderr=True)
     _check_folder(folder, resume)
     data = config.data.load("train", base)
+    evaluations = _evaluations(config, base)
     budget = plan(config, data)
     learner, params = built_model(config, data.features.shape[1:], _ways(config))
     trainer = Trainer(
@@ -122,7 +123,6 @@ def run_training(
     if resume:
         console.print(f"resumed after step {trainer.resume(folder):,}")
     _announce(console, trainer, num_parameters(params))
-    evaluations = _evaluations(config, base)
     with _Display(console, budget) as display:
         display.start_at(trainer.num_steps_taken)
         trainer.train(

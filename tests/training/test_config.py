@@ -1,0 +1,119 @@
+"""Training configs: every shipped one is valid, and mistakes are named."""
+
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+
+from jaxdp_episodic.sampling.population import Population
+from jaxdp_episodic.training.config import OptimizerConfig, TrainingConfig, read_config
+from training_runs import TINY
+
+ROOT = Path(__file__).resolve().parents[2]
+CONFIGS = sorted(
+    path
+    for path in (ROOT / "configs").glob("*.toml")
+    if "[learner]" in path.read_text(encoding="utf-8")
+)
+
+
+@pytest.fixture
+def tiny(tmp_path):
+    path = tmp_path / "tiny.toml"
+    path.write_text(TINY, encoding="utf-8")
+    return path
+
+
+def changed(path, old, new):
+    text = TINY.replace(old, new)
+    assert text != TINY
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
+def test_shipped_configs_are_valid_and_name_their_command(path):
+    config = read_config(path)
+    assert TrainingConfig.from_dict(config.to_dict()) == config
+    assert f"jaxdp-episodic train configs/{path.name} --out" in path.read_text()
+
+
+def test_there_are_shipped_configs():
+    names = {path.stem for path in CONFIGS}
+    assert {"glyphs_5w1s", "glyphs_5w5s", "glyphs_20w1s", "sinusoids"} <= names
+
+
+def test_defaults(tiny):
+    config = read_config(tiny)
+    assert config.optimizer == OptimizerConfig()
+    assert config.seed is None
+    step = config.step.step(Population.from_sizes([20] * 40))
+    assert step.population is None  # the population is stated, and public
+    assert step.clip_unit == "episode" and step.privacy_unit == "example"
+
+
+def test_without_a_stated_population_the_data_give_it(tiny):
+    config = read_config(changed(tiny, ", population = 20", ""))
+    tree = Population.from_sizes([20] * 40)
+    assert config.step.step(tree).population is tree
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("epsilon = 8.0", "epsilon = -1.0", "epsilon must be > 0"),
+        ("epsilon = 8.0", "epsilom = 8.0", "unknown key 'epsilom'; did you mean"),
+        ("delta = 1e-5", "delta = 1.0", "delta must lie in"),
+        ("num_steps = 3", "num_steps = 2.5", "num_steps must be a whole number"),
+        ("num_steps = 3", "", "exactly one of num_steps .* got neither"),
+        (
+            "[step.sampling]",
+            "[step]\nnoise_multiplier = 2.0\n[step.sampling]",
+            "exactly one of num_steps .* got both",
+        ),
+        ("l2_clip_norm = 0.1", "l2_clip_norm = 0.0", "l2_clip_norm must be > 0"),
+        ('type = "Glyphs"', 'type = "Glyph"', "did you mean 'Glyphs'"),
+        ('kind = "protonet"', 'kind = "protonett"', "did you mean 'protonet'"),
+        ("shots = 1", "shots = 0", "shots must be a whole number >= 1"),
+        ("shots = 1", 'shots = 1\nloss = "squared_error"', "with kind='protonet'"),
+        ("channels = [4]", "channels = []", "channels must be a list of numbers"),
+        ("channels = [4]", "channels = [[4]]", "channels must be a list of numbers"),
+        ("ways = 4", "ways = 41", "ways must be at most num_classes"),
+        ("version = 1", "version = 2", "version must be 1"),
+        ("num_episodes = 20", "num_episodes = 1", "num_episodes must be a whole"),
+        ("[learner]", "[learner", "not valid TOML.*line"),
+        ('splits = ["validation"]', 'splits = "validation"', "splits must be a list"),
+    ],
+)
+def test_mistakes_are_named(tiny, old, new, message):
+    with pytest.raises((TypeError, ValueError), match=message):
+        read_config(changed(tiny, old, new))
+
+
+def test_not_text(tmp_path):
+    path = tmp_path / "binary.toml"
+    path.write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(ValueError, match="not UTF-8"):
+        read_config(path)
+    with pytest.raises(FileNotFoundError):
+        read_config(tmp_path / "none.toml")
+
+
+@pytest.mark.parametrize("kind", ["adam", "adamw", "sgd"])
+@pytest.mark.parametrize("schedule", ["constant", "cosine"])
+def test_optimizers_take_steps(kind, schedule):
+    config = OptimizerConfig(kind=kind, schedule=schedule, warmup_steps=3)
+    optimizer = config.build(num_steps=10)
+    params = {"w": np.ones(3, np.float32)}
+    state = optimizer.init(params)
+    sizes = []
+    with jax.numpy_dtype_promotion("standard"):
+        for _ in range(10):
+            updates, state = optimizer.update(
+                {"w": np.ones(3, np.float32)}, state, params
+            )
+            sizes.append(float(np.abs(updates["w"]).max()))
+    assert 0 < sizes[0] < max(sizes)  # warmed up
+    if schedule == "cosine" and kind != "sgd":
+        assert sizes[-1] < 0.2 * max(sizes)

@@ -1,0 +1,151 @@
+"""One command: from a config to a checkpoint, a log, a report and a release."""
+
+import json
+import re
+
+import numpy as np
+import pytest
+
+from jaxdp_episodic import cli
+from jaxdp_episodic.training.config import read_config
+from jaxdp_episodic.training.run import run_training
+from jaxdp_episodic.training.run_log import read_log
+from jaxdp_episodic.training.trainer import Trainer
+from training_runs import TINY
+
+
+@pytest.fixture
+def config(tmp_path):
+    path = tmp_path / "tiny.toml"
+    path.write_text(TINY, encoding="utf-8")
+    return path
+
+
+@pytest.fixture
+def train(monkeypatch, config, tmp_path):
+    # The devices of this process are there already.
+    monkeypatch.setattr(cli, "use_all_cores", lambda: None)
+
+    def run(*arguments):
+        return cli.run(
+            ["train", str(config), "--out", str(tmp_path / "out"), *arguments]
+        )
+
+    return run
+
+
+def test_everything_is_left_in_the_folder(train, tmp_path, capsys):
+    assert train() == 0
+    out = tmp_path / "out"
+    assert {p.name for p in out.iterdir()} == {
+        "checkpoints",
+        "log.jsonl",
+        "release",
+        "report.md",
+        "report.png",
+    }
+    printed = capsys.readouterr()
+    assert "validation  accuracy 0." in printed.out
+    assert "target 8, delta 1e-05, one example" in printed.out
+    assert "step 3 is the last" in " ".join(printed.err.split())
+    report = (out / "report.md").read_text()
+    assert report.startswith("# tiny\n") and "Private: this page" in report
+    assert (out / "report.png").read_bytes().startswith(b"\x89PNG")
+    released = {p.name for p in (out / "release").iterdir()}
+    assert released == {"parameters.npz", "privacy.md", "log.jsonl", "run.json"}
+    statement = (out / "release" / "privacy.md").read_text()
+    assert "one `example` more or less" in statement
+    assert "not for publication" not in statement
+    facts = json.loads((out / "release" / "run.json").read_text())
+    assert facts["steps"] == 3 and facts["epsilon spent"] <= 8.0
+
+
+def test_a_folder_with_a_run_is_not_written_over(train, tmp_path, capsys):
+    assert train() == 0
+    before = (tmp_path / "out" / "log.jsonl").read_bytes()
+    capsys.readouterr()
+    assert train() == 2
+    error = capsys.readouterr().err
+    assert "holds a run; resume it" in error and error.count("\n") == 1
+    assert (tmp_path / "out" / "log.jsonl").read_bytes() == before
+
+
+def test_resume(train, tmp_path, capsys, config):
+    assert train("--resume") == 2
+    assert "no complete checkpoint" in capsys.readouterr().err
+    assert train() == 0
+    parameters = (tmp_path / "out" / "release" / "parameters.npz").read_bytes()
+    assert train("--resume") == 0  # nothing is left to do: the same release again
+    again = tmp_path / "out" / "release" / "parameters.npz"
+    assert again.read_bytes() == parameters
+    capsys.readouterr()
+    config.write_text(TINY.replace("l2_clip_norm = 0.1", "l2_clip_norm = 0.2"))
+    assert train("--resume") == 2
+    assert "l2_clip_norm: 0.1 in the checkpoint, 0.2 now" in capsys.readouterr().err
+
+
+def test_a_seed_is_called_not_private(train, config, capsys, tmp_path):
+    config.write_text("seed = 3\n" + TINY)
+    assert train() == 0
+    assert "not private" in capsys.readouterr().err
+    statement = (tmp_path / "out" / "release" / "privacy.md").read_text()
+    assert "**Not private**" in statement and "fixed seed" in statement
+
+
+def test_no_noise_is_called_not_private(train, config, capsys, tmp_path):
+    config.write_text(TINY.replace("epsilon = 8.0", "epsilon = inf"))
+    assert train() == 0
+    printed = capsys.readouterr()
+    assert "inf (not private)" in printed.out
+    records = read_log(tmp_path / "out" / "log.jsonl")
+    assert [r["epsilon"] for r in records] == [0.0, "inf", "inf", "inf"]
+    assert "Not private" in (tmp_path / "out" / "release" / "privacy.md").read_text()
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("num_classes = 40", "num_classes = 44", "must have num_classes=44"),
+        ("population = 20", "population = 21", "population"),
+        ("size = 3,", "size = 1,", "shots must be less than"),
+        ('splits = ["validation"]', 'splits = ["dev"]', "split must be one of"),
+        ('type = "Glyphs"\nsmall = true', 'type = "Npz"\npath = "no.npz"', "No such"),
+    ],
+)
+def test_user_errors_are_one_line(train, config, capsys, tmp_path, old, new, message):
+    text = TINY.replace(old, new)
+    assert text != TINY
+    config.write_text(text)
+    code = train()
+    error = capsys.readouterr().err
+    assert code == 2, error
+    assert error.startswith("jaxdp-episodic: error: ") and error.count("\n") == 1
+    assert re.search(message, error), error
+    assert not (tmp_path / "out" / "log.jsonl").exists()
+
+
+def test_an_interruption_says_how_to_go_on(train, monkeypatch, capsys):
+    def interrupted(self, blocks=None):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Trainer, "step", interrupted)
+    assert train() == 130
+    assert "--resume" in capsys.readouterr().err
+    monkeypatch.undo()
+
+
+def test_users_own_arrays(tmp_path):
+    rng = np.random.default_rng(0)
+    for name in ("train", "test"):
+        images = rng.integers(0, 256, (40, 20, 8, 8), dtype=np.uint8)
+        np.savez(tmp_path / f"{name}.npz", images=images)
+    path = tmp_path / "own.toml"
+    path.write_text(
+        TINY.replace(
+            'type = "Glyphs"\nsmall = true',
+            'type = "Npz"\npath = "train.npz"\nheld_out = "test.npz"',
+        )
+    )
+    result = run_training(read_config(path), tmp_path / "out", base=tmp_path)
+    assert result.trainer.num_steps_taken == 3
+    assert 0 <= result.scores["validation"].mean <= 1

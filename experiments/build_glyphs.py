@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import argparse
 import hashlib
-import json
 import re
 import subprocess
 from pathlib import Path
@@ -26,7 +25,7 @@ EXAMPLES_A_CLASS = 20
 SIDE, FIT = 28, 24  # pixels: of the image, and of the square a glyph is fitted into
 RENDER_SIZE = 96  # points, before shrinking
 MIN_DISTANCE = 0.25  # L1 distance over mean ink
-THRESHOLD = 128  # of 255: what is ink after shrinking
+THRESHOLD = 100  # of 255: what is ink after shrinking
 SMALL_CLASSES, SMALL_SIDE = 64, 14  # the cut for tests
 
 PACKAGES = (
@@ -35,6 +34,7 @@ PACKAGES = (
     "fonts-nanum-extra",
     "fonts-naver-d2coding",
     "fonts-noto-cjk",
+    "fonts-noto-cjk-extra",
     "fonts-seto",
     "fonts-woowa-bm",
 )
@@ -51,7 +51,6 @@ FACES = (
     ("BMDOHYEON_ttf.ttf", 0),
     ("BMEULJIROTTF.ttf", 0),
     ("BMEuljiro10yearslater.ttf", 0),
-    ("BMEuljirooraeorae.ttf", 0),
     ("BMHANNAAir_ttf.ttf", 0),
     ("BMHANNAPro.ttf", 0),
     ("BMHANNA_11yrs_ttf.ttf", 0),
@@ -69,8 +68,6 @@ FACES = (
     ("NanumSquareRoundR.ttf", 0),
     ("NanumSquare_acR.ttf", 0),
     ("NanumMyeongjo-YetHangul.ttf", 0),
-    ("NanumGothicEcoR.ttf", 0),
-    ("NanumMyeongjoEcoR.ttf", 0),
     ("NanumMyeongjoExtraBold.ttf", 0),
     ("NanumGothicExtraBold.ttf", 0),
     ("NanumBarunGothicUltraLight.ttf", 0),
@@ -91,6 +88,12 @@ FACES = (
     ("NanumSquareB.ttf", 0),
     ("NanumGothicCodingBold.ttf", 0),
     ("D2Coding-Ver1.3.2-20180524-all.ttc", 1),
+    ("NotoSansCJK-Black.ttc", 1),
+    ("NotoSerifCJK-Black.ttc", 1),
+    ("NotoSansCJK-Thin.ttc", 1),
+    ("NotoSerifCJK-ExtraLight.ttc", 1),
+    ("NanumMyeongjoEcoR.ttf", 0),
+    ("NanumGothicEcoR.ttf", 0),
 )
 
 
@@ -182,11 +185,18 @@ def distance(first: np.ndarray, second: np.ndarray) -> float:
 
 
 def build(faces: list[Face]) -> tuple[np.ndarray, np.ndarray, list[str]]:
-    """Renders every class; returns images (C, 20, SIDE, SIDE), faces (C, 20), names."""
+    """Renders every class.
+
+    Returns:
+      images (C, 20, SIDE, SIDE) bool, in the order of the faces; which faces each class
+      has, (faces, C) bool; and the syllables.
+
+    Raises:
+      RuntimeError: a class with fewer than 20 different renderings.
+    """
     syllables = ks_x_1001_syllables()
-    shape = (len(syllables), EXAMPLES_A_CLASS)
-    images = np.zeros((*shape, SIDE, SIDE), bool)
-    drawers = np.zeros(shape, np.uint8)
+    images = np.zeros((len(syllables), EXAMPLES_A_CLASS, SIDE, SIDE), bool)
+    drawn = np.zeros((len(faces), len(syllables)), bool)
     for place, syllable in enumerate(syllables):
         kept: list[np.ndarray] = []
         for number, face in enumerate(faces):
@@ -195,60 +205,81 @@ def build(faces: list[Face]) -> tuple[np.ndarray, np.ndarray, list[str]]:
                 continue
             if any(distance(image, other) < MIN_DISTANCE for other in kept):
                 continue
-            drawers[place, len(kept)] = number
+            drawn[number, place] = True
             kept.append(image)
             if len(kept) == EXAMPLES_A_CLASS:
                 break
         if len(kept) < EXAMPLES_A_CLASS:
             raise RuntimeError(f"{syllable}: only {len(kept)} different renderings")
         images[place] = kept
-    return images, drawers, syllables
+    return images, drawn, syllables
+
+
+def write_glyphs(
+    path: Path,
+    images: np.ndarray,
+    drawn: np.ndarray,
+    syllables: list[str],
+    typefaces: list[str],
+) -> str:
+    """Writes the set as `load_glyphs` reads it; returns the SHA-256 of its bits.
+
+    Face by face, which compresses better by a fifth, and without the empty margin.
+    """
+    margin = (SIDE - FIT) // 2
+    inner = images[..., margin:-margin, margin:-margin]
+    if inner.sum() != images.sum():
+        raise RuntimeError("ink in the margin")
+    place = np.cumsum(drawn, axis=0) - 1  # of a face among those of a class
+    face, class_ = np.nonzero(drawn)
+    rows = inner[class_, place[face, class_]]
+    bits = np.packbits(rows.reshape(len(rows), -1), axis=-1)
+    np.savez_compressed(
+        path,
+        bits=bits,
+        drawn=drawn,
+        syllables=np.array(syllables),
+        typefaces=np.array(typefaces),
+    )
+    return hashlib.sha256(bits.tobytes()).hexdigest()
+
+
+def write_small(path: Path, images: np.ndarray, syllables: list[str]) -> None:
+    """Writes the cut for tests, in the layout that `load_npz` reads."""
+    shape = (SMALL_CLASSES, EXAMPLES_A_CLASS, SMALL_SIDE, 2, SMALL_SIDE, 2)
+    chosen = np.linspace(0, len(images) - 1, SMALL_CLASSES).astype(int)
+    pooled = images[chosen].reshape(shape).mean(axis=(3, 5))
+    classes = np.array(syllables)[chosen]
+    np.savez_compressed(path, images=pooled >= 0.5, classes=classes)
 
 
 def main() -> None:
-    """Writes glyphs.npz, the cut for tests, and what is known of their origin."""
+    """Writes glyphs.npz, the cut for tests, and which typeface came from where."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--fonts", type=Path, default=Path("results/fonts"))
     parser.add_argument("--out", type=Path, default=Path("results/glyphs"))
     options = parser.parse_args()
     versions = fetch(options.fonts)
-    faces, package_of = [], {}
+    faces, packages = [], []
     for file, index in FACES:
         (path,) = (options.fonts / "unpacked").rglob(file)
-        face = Face(path, index)
-        package = path.relative_to(options.fonts / "unpacked").parts[0]
-        package_of[face.name] = f"{package} {versions[package]}"
-        faces.append(face)
-    images, drawers, syllables = build(faces)
-    names = [face.name for face in faces]
-    bits = np.packbits(images.reshape(*drawers.shape, -1), axis=-1)
+        faces.append(Face(path, index))
+        packages.append(path.relative_to(options.fonts / "unpacked").parts[0])
+    images, drawn, syllables = build(faces)
+
+    used = np.flatnonzero(drawn.any(axis=1))
+    names = [faces[i].name for i in used]
     options.out.mkdir(parents=True, exist_ok=True)
-    np.savez_compressed(
-        options.out / "glyphs.npz",
-        bits=bits,
-        syllables=np.array(syllables),
-        drawers=drawers,
-        typefaces=np.array(names),
+    digest = write_glyphs(
+        options.out / "glyphs.npz", images, drawn[used], syllables, names
     )
-    pooled = images[:SMALL_CLASSES].reshape(
-        SMALL_CLASSES, EXAMPLES_A_CLASS, SMALL_SIDE, 2, SMALL_SIDE, 2
-    )
-    np.savez_compressed(
-        options.out / "glyphs_small.npz",
-        images=pooled.mean(axis=(3, 5)) >= 0.5,
-        classes=np.array(syllables[:SMALL_CLASSES]),
-    )
-    used = np.bincount(drawers.reshape(-1), minlength=len(names))
-    origin = {
-        "bits_sha256": hashlib.sha256(bits.tobytes()).hexdigest(),
-        "typefaces": [
-            {"name": name, "package": package_of[name], "renderings": int(count)}
-            for name, count in zip(names, used, strict=True)
-        ],
-    }
-    (options.out / "glyphs.json").write_text(
-        json.dumps(origin, indent=1, ensure_ascii=False) + "\n", "utf-8"
-    )
+    write_small(options.out / "glyphs_small.npz", images, syllables)
+    lines = [f"bits: SHA-256 {digest}", "", "| typeface | package | renderings |"]
+    lines.append("|---|---|---|")
+    for i in used:
+        package = f"{packages[i]} {versions[packages[i]]}"
+        lines.append(f"| {faces[i].name} | {package} | {drawn[i].sum():,} |")
+    (options.out / "typefaces.md").write_text("\n".join(lines) + "\n", "utf-8")
 
 
 if __name__ == "__main__":

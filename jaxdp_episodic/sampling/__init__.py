@@ -1,6 +1,7 @@
 """What is drawn in a step: schemes, designs, real trees, and the rates they give."""
 
 from jaxdp_episodic.sampling.designs import GroupedClasses, IndependentEpisodes
+from jaxdp_episodic.sampling.draw import Draw, EpisodeSampler, step_generator
 from jaxdp_episodic.sampling.population import Population
 from jaxdp_episodic.sampling.rates import (
     PathRates,
@@ -20,6 +21,8 @@ from jaxdp_episodic.sampling.tree_paths import DistinctPaths
 
 __all__ = [
     "DistinctPaths",
+    "Draw",
+    "EpisodeSampler",
     "GroupedClasses",
     "IndependentEpisodes",
     "MultistageSampling",
@@ -35,4 +38,5 @@ __all__ = [
     "path_rates",
     "spec_from_dict",
     "spec_to_dict",
+    "step_generator",
 ]

@@ -5,5 +5,6 @@
 * `mixtures`: divergences of normal mixtures, plain closed forms of the claims, and the
   naive product rate that the soundness tests must catch.
 * `trees`, `episodes`: exact releases of one step on small trees, by enumeration.
+* `draws`: laws of small draws, inclusion probabilities, exact tests of counts.
 * `adversary`: random designs, worst-case contributions and the search for them.
 """

@@ -1,0 +1,45 @@
+"""Private training on episodes: models, learners, the private gradient, the trainer."""
+
+from jaxdp_episodic.training.budget import (
+    BudgetExhaustedError,
+    PrivacyBudget,
+    plan_budget,
+)
+from jaxdp_episodic.training.episode import (
+    Episode,
+    classification_episode,
+    regression_episode,
+)
+from jaxdp_episodic.training.evaluation import Evaluation, Score
+from jaxdp_episodic.training.learners import ANIL, MAML, Learner, ProtoNet
+from jaxdp_episodic.training.models import (
+    MLP,
+    ConvNet,
+    PatchConv,
+    refuse_shared_state,
+    split_model,
+)
+from jaxdp_episodic.training.private_gradient import PrivateGradient
+from jaxdp_episodic.training.trainer import Trainer
+
+__all__ = [
+    "ANIL",
+    "MAML",
+    "MLP",
+    "BudgetExhaustedError",
+    "ConvNet",
+    "Episode",
+    "Evaluation",
+    "Learner",
+    "PatchConv",
+    "PrivacyBudget",
+    "PrivateGradient",
+    "ProtoNet",
+    "Score",
+    "Trainer",
+    "classification_episode",
+    "plan_budget",
+    "refuse_shared_state",
+    "regression_episode",
+    "split_model",
+]

@@ -1,0 +1,86 @@
+"""Networks: the convolution by slices, and modules as pure functions."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from jaxdp_episodic.training import MLP, ConvNet, PatchConv, split_model
+
+
+@pytest.mark.parametrize("use_patches", [True, False])
+@pytest.mark.parametrize("stride", [1, 2, 3])
+@pytest.mark.parametrize("size", [(8, 8), (7, 10)])
+def test_the_convolution_is_that_of_flax(use_patches, stride, size):
+    conv = PatchConv(2, 3, stride=stride, use_patches=use_patches, rngs=nnx.Rngs(0))
+    conv.bias[...] = jnp.arange(3.0)
+    flax = nnx.Conv(2, 3, (3, 3), strides=stride, padding=1, rngs=nnx.Rngs(1))
+    flax.kernel[...] = conv.kernel[...].reshape(3, 3, 2, 3)
+    flax.bias[...] = conv.bias[...]
+    images = np.random.default_rng(0).normal(size=(4, *size, 2)).astype(np.float32)
+    np.testing.assert_allclose(conv(images), flax(images), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("use_patches", [True, False])
+def test_a_network_embeds_images(use_patches):
+    net = ConvNet((14, 11, 1), (4, 6), 5, use_patches=use_patches, rngs=nnx.Rngs(0))
+    apply, params = split_model(net)
+    images = np.random.default_rng(0).normal(size=(3, 14, 11, 1)).astype(np.float32)
+    outputs = jax.jit(apply)(params, images)
+    assert outputs.shape == (3, 5)
+    np.testing.assert_allclose(outputs, net(images), rtol=1e-4, atol=1e-5)
+
+
+def test_images_of_an_episode_do_not_touch_each_other():
+    apply, params = split_model(ConvNet((8, 8, 1), (4, 4), 5, rngs=nnx.Rngs(0)))
+    images = np.random.default_rng(0).normal(size=(3, 8, 8, 1)).astype(np.float32)
+    alone = np.concatenate([apply(params, images[i : i + 1]) for i in range(3)])
+    np.testing.assert_allclose(apply(params, images), alone, rtol=1e-5, atol=1e-5)
+
+
+def test_apply_takes_the_parameters_it_is_given():
+    net = MLP(3, (4,) * 12, 2, rngs=nnx.Rngs(0))  # layers "0" to "11"
+    apply, params = split_model(net)
+    other = split_model(MLP(3, (4,) * 12, 2, rngs=nnx.Rngs(1)))
+    inputs = np.random.default_rng(0).normal(size=(5, 3)).astype(np.float32)
+    np.testing.assert_array_equal(apply(params, inputs), net(inputs))
+    np.testing.assert_array_equal(apply(other[1], inputs), other[0](other[1], inputs))
+    assert all(isinstance(key, str) for key in params["layers"])
+
+
+def test_values_that_are_no_parameters_are_constants():
+    class Scaled(nnx.Module):
+        def __init__(self):
+            self.linear = nnx.Linear(2, 2, rngs=nnx.Rngs(0))
+            self.scale = nnx.Variable(jnp.float32(3.0))
+
+        def __call__(self, inputs):
+            return self.scale[...] * self.linear(inputs)
+
+    apply, params = split_model(Scaled())
+    assert set(params) == {"linear"}
+    inputs = np.ones((1, 2), np.float32)
+    np.testing.assert_array_equal(apply(params, inputs), Scaled()(inputs))
+
+
+class Holding(nnx.Module):
+    def __init__(self, part):
+        self.part = part
+        self.linear = nnx.Linear(2, 2, rngs=nnx.Rngs(0))
+
+    def __call__(self, inputs):
+        return self.linear(inputs)
+
+
+@pytest.mark.parametrize("use_running_average", [True, False])
+def test_batch_statistics_are_refused(use_running_average):
+    norm = nnx.BatchNorm(2, use_running_average=use_running_average, rngs=nnx.Rngs(0))
+    with pytest.raises(ValueError, match="batch statistics, got part/"):
+        split_model(Holding(norm))
+
+
+def test_random_state_is_refused():
+    with pytest.raises(ValueError, match="random numbers, got part/"):
+        split_model(Holding(nnx.Dropout(0.5, rngs=nnx.Rngs(0))))
+    split_model(Holding(nnx.Dropout(0.5, deterministic=True)))  # draws nothing

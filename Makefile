@@ -6,7 +6,8 @@ PYTEST_FLAGS ?=
 # More flags for pip when the benchmarks' environment is made, for example another
 # index to take the CPU build of torch from.
 BENCH_PIP_FLAGS ?=
-DEMO ?= experiments/demo.py --out results/demo
+# Every demo is a run of its own: no run is ever written over.
+DEMO ?= train configs/glyphs_5w1s.toml --out results/demo-$(shell date +%Y%m%d-%H%M%S)
 
 VENV := .venv
 BENCH_VENV := .venv-bench
@@ -23,7 +24,7 @@ PYTHON_CHECK := import sys; sys.exit(sys.version_info < (3, 11) and \
 .PHONY: help env demo test test-all lint format bench clean
 
 help:
-	@echo "make demo      what the episodes of a meta-learning run cost in privacy"
+	@echo "make demo      train a few-shot classifier privately, stop at the target epsilon"
 	@echo "make test      the fast tests"
 	@echo "make test-all  every test, then the fast ones again with x64 on"
 	@echo "make lint      format, lint and types"
@@ -47,7 +48,7 @@ $(BENCH_VENV)/.stamp: pyproject.toml $(BENCH_PINS)
 	@touch $@
 
 demo: $(VENV)/.stamp
-	$(PY) $(DEMO)
+	$(VENV)/bin/jaxdp-episodic $(DEMO)
 
 test: $(VENV)/.stamp
 	$(PY) -m pytest -m "not slow" $(PYTEST_FLAGS)

@@ -154,7 +154,7 @@ class Face:
         style = table["name"].getDebugName(2)
         if style != "Regular":
             self.name += f" {style}" if not self.name.endswith(str(style)) else ""
-        self.characters = set(table.getBestCmap())
+        self.characters = set(table.getBestCmap() or ())
         self.font = ImageFont.truetype(str(path), RENDER_SIZE, index=index)
 
     def render(self, syllable: str) -> np.ndarray | None:

@@ -30,6 +30,8 @@ LAYERS = (
     ("audit",),
     ("cli",),
 )
+# Distributions whose import name is another.
+IMPORTED_AS = {"orbax-checkpoint": "orbax", "pillow": "PIL"}
 CLI_IMPORTS_LATE = ("cli", "training")
 RANK = {name: rank for rank, layer in enumerate(LAYERS) for name in layer}
 
@@ -196,7 +198,8 @@ def _third_party(node: ast.AST) -> set[str]:
 
 def _distribution(requirement: str) -> str:
     """The import name of a requirement line ("jax-privacy>=2" -> "jax_privacy")."""
-    return re.split(r"[^A-Za-z0-9_.-]", requirement)[0].replace("-", "_")
+    name = re.split(r"[^A-Za-z0-9_.-]", requirement)[0]
+    return IMPORTED_AS.get(name, name.replace("-", "_"))
 
 
 def test_only_the_boundary_sets_jax_flags():

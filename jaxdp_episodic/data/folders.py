@@ -172,7 +172,8 @@ def _entries(path: Path) -> list[os.DirEntry[str]]:
     with os.scandir(path) as listing:
         entries = [entry for entry in listing if not entry.name.startswith(".")]
     for entry in entries:
-        if entry.is_symlink() or entry.is_junction():
+        is_junction = getattr(entry, "is_junction", lambda: False)  # Python 3.12
+        if entry.is_symlink() or is_junction():
             raise ValueError(f"{entry.path} must not be a link")
     return sorted(entries, key=lambda entry: entry.name)
 

@@ -54,7 +54,7 @@ class Schools(Spec):
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Sinusoids(Spec):
-    """Made-up regression tasks; see `make_sinusoids`. Splits train, validation, test."""
+    """Made-up tasks; see `make_sinusoids`. Splits train, validation, test."""
 
     num_tasks: int = 5_000
     points: int = 40

@@ -191,7 +191,8 @@ def _tree_order(tree: Population, columns: Mapping[str, np.ndarray]) -> np.ndarr
 
 def _with_empty_units(tree: Population, public: Sequence[Any]) -> Population:
     """The tree with the units of a public list, those without records empty."""
-    ids = (tree.unit_ids or ())[0]
+    assert tree.unit_ids is not None  # made from ids
+    ids = tree.unit_ids[0]
     listed = np.asarray(public)
     if len(np.unique(listed)) != len(listed):
         raise ValueError("public_units must not repeat an id")

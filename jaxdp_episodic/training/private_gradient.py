@@ -135,6 +135,16 @@ class PrivateGradient:
         gradient = self._finish(totals.gradient, key, clip * noise, divisor)
         return gradient, _diagnostics(totals)
 
+    def temporary_bytes(self, params: Any, block: UnitBlock) -> int:
+        """Returns the working memory that a block takes on a device, in bytes.
+
+        It is what the compiler plans: parameters, block and sums come on top.
+        """
+        totals = _no_totals(params)
+        lowered = self._add.lower(params, totals, block, jnp.float32(1.0))
+        analysis: Any = lowered.compile().memory_analysis()
+        return int(analysis.temp_size_in_bytes)
+
 
 def clip_by_norm(contribution: Any, l2_clip_norm: Array) -> tuple[Any, Array, Array]:
     """Scales a contribution to an l2-norm of at most C; non-finite ones become zero.
@@ -151,10 +161,10 @@ def clip_by_norm(contribution: Any, l2_clip_norm: Array) -> tuple[Any, Array, Ar
     finite = jnp.all(jnp.stack([jnp.all(jnp.isfinite(leaf)) for leaf in leaves]))
     leaves = [jnp.where(finite, leaf, 0.0) for leaf in leaves]
     # Squares of large entries overflow and those of small ones vanish in float32:
-    # scale by the largest first. The floor keeps the division clear of subnormal
-    # numbers, which some processors take for zero.
+    # scale by the largest first. The scale and its reciprocal, by which compilers
+    # multiply, must be normal numbers: processors may take subnormal ones for zero.
     largest = jnp.stack([jnp.max(jnp.abs(leaf), initial=0.0) for leaf in leaves])
-    scale = jnp.maximum(jnp.max(largest), 1e-30)
+    scale = jnp.clip(jnp.max(largest), 1e-30, 1e37)
     relative = jnp.sqrt(sum((jnp.sum(jnp.square(x / scale)) for x in leaves), 0.0))
     norm = scale * relative
     bound = l2_clip_norm * (1 - _MARGIN)

@@ -111,7 +111,8 @@ def markdown_report(
         for record in scores:
             for split, score in record[HELD_OUT].items():
                 lines.append(
-                    f"| {record['step']:,} | {float(record['epsilon']):.4g} | {split} | "
+                    f"| {record['step']:,} | {float(record['epsilon']):.4g} | "
+                    f"{split} | "
                     f"{score['name']} {score['mean']:.4f} | "
                     f"{score['low']:.4f} to {score['high']:.4f} | "
                     f"{score['num_episodes']:,} |"

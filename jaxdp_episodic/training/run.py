@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.util
+import math
 import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 from rich.console import Console
 from rich.progress import (
     BarColumn,
@@ -20,8 +23,10 @@ from rich.progress import (
 )
 from rich.text import Text
 
+from jaxdp_episodic.accounting.answers import epsilon
 from jaxdp_episodic.data.table import ExampleTable
-from jaxdp_episodic.sampling.designs import GroupedClasses
+from jaxdp_episodic.sampling.designs import GroupedClasses, IndependentEpisodes
+from jaxdp_episodic.sampling.schemes import MultistageSampling, WithoutReplacement
 from jaxdp_episodic.training.budget import PrivacyBudget, plan_budget
 from jaxdp_episodic.training.config import TrainingConfig, built_model, num_parameters
 from jaxdp_episodic.training.evaluation import Evaluation, Score
@@ -36,6 +41,7 @@ from jaxdp_episodic.training.trainer import StepProgress, Trainer
 
 LOG, REPORT, PICTURE, RELEASE = "log.jsonl", "report.md", "report.png", "release"
 _SECONDS_BETWEEN_LINES = 10.0
+_EVERYTHING = 2**40  # more examples than any unit has
 
 
 class Result(NamedTuple):
@@ -44,12 +50,15 @@ class Result(NamedTuple):
     Attributes:
       trainer: with the final parameters in ``trainer.params``.
       epsilon: spent, nats; *upper bound*.
+      epsilon_without_last_stage: what the same noise and steps would cost if the draw
+        of the examples were not counted.
       scores: last score on every held-out part.
       folder: where everything is.
     """
 
     trainer: Trainer
     epsilon: float
+    epsilon_without_last_stage: float
     scores: Mapping[str, Score]
     folder: Path
 
@@ -64,6 +73,8 @@ class Result(NamedTuple):
         lines += [
             f"{'epsilon':<12}{spent}   (target {budget.epsilon:g}, delta "
             f"{budget.delta:g}, one {budget.step.privacy_unit})",
+            f"{'':<12}{self.epsilon_without_last_stage:.5g} for the same noise if the "
+            "draw of the examples were not counted",
             f"{'report':<12}{self.folder / REPORT}",
             f"{'to release':<12}{self.folder / RELEASE}",
         ]
@@ -151,9 +162,11 @@ def _finish(trainer: Trainer, folder: Path, title: str, console: Console) -> Res
     spent = float(budget.spent(taken))
     records = read_log(folder / LOG)
     statement = privacy_statement(budget, taken, is_seeded=trainer.is_seeded)
+    uncounted = epsilon_without_last_stage(budget, taken)
     facts = {
         "steps": taken,
-        "epsilon spent": spent if budget.is_private else "inf",
+        "epsilon spent": _number(spent),
+        "epsilon without counting the draw of examples": _number(uncounted),
         "target": f"epsilon {budget.epsilon:g}, delta {budget.delta:g}",
         "noise multiplier": budget.step.noise_multiplier,
         "clip norm": trainer.l2_clip_norm,
@@ -181,8 +194,42 @@ def _finish(trainer: Trainer, folder: Path, title: str, console: Console) -> Res
     )
     scores = next((r[HELD_OUT] for r in reversed(records) if HELD_OUT in r), {})
     return Result(
-        trainer, spent, {name: Score(**s) for name, s in scores.items()}, folder
+        trainer,
+        spent,
+        uncounted,
+        {name: Score(**s) for name, s in scores.items()},
+        folder,
     )
+
+
+def epsilon_without_last_stage(budget: PrivacyBudget, num_steps: int) -> float:
+    """Returns epsilon of the same noise if all examples of a drawn unit took part.
+
+    What the last stage of the draw is worth: the same steps, the last level drawn
+    whole. *Upper bound*, as `PrivacyBudget.spent`.
+    """
+    step = budget.step
+    everything = {"size": _EVERYTHING, "population_is_exact": False}
+    if isinstance(step.design, GroupedClasses):
+        examples = dataclasses.replace(step.design.examples, **everything)
+        whole: Any = dataclasses.replace(step.design, examples=examples)
+    else:
+        inner: Any = getattr(step.design, "sampling", step.design)
+        *above, last = inner.levels
+        if isinstance(last, WithoutReplacement):
+            last = dataclasses.replace(last, **everything)
+        else:
+            last = dataclasses.replace(last, sampling_probability=1.0)
+        whole = MultistageSampling(*above, last)
+        if isinstance(step.design, IndependentEpisodes):
+            whole = dataclasses.replace(step.design, sampling=whole)
+    step = dataclasses.replace(step, sampling=whole, small_units="keep")
+    return float(epsilon(step, num_steps=num_steps, delta=budget.delta))
+
+
+def _number(value: float) -> float | str:
+    """The value, infinity as JSON can hold it."""
+    return value if math.isfinite(value) else "inf"
 
 
 def _check_folder(folder: Path, resume: bool) -> None:
@@ -201,7 +248,7 @@ def _ways(config: TrainingConfig) -> int | None:
         return None
     design = config.step.sampling
     if isinstance(design, GroupedClasses):
-        return int(design.ways)
+        return int(np.asarray(design.ways))
     # The last level but one: its draw is the classes of an episode.
     levels = getattr(getattr(design, "sampling", design), "levels", ())
     size = getattr(levels[-2], "size", None) if len(levels) > 1 else None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import secrets as system_entropy
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -111,7 +111,7 @@ class Trainer:
         l2_clip_norm: float,
         normalizer: float | None = None,
         block_size: int | None = None,
-        devices: list[jax.Device] | None = None,
+        devices: Sequence[Any] | None = None,
         seed: int | None = None,
         settings: Mapping[str, Any] | None = None,
     ) -> None:
@@ -183,7 +183,7 @@ class Trainer:
             blocks,
             key,
             l2_clip_norm=self.l2_clip_norm,
-            noise_multiplier=self.budget.step.noise_multiplier,
+            noise_multiplier=float(self.budget.step.noise_multiplier),
             normalizer=self.normalizer,
         )
         self.state = self._update(self.state, gradient)
@@ -262,7 +262,7 @@ class Trainer:
                     if at_end or (evaluate_every and step % evaluate_every == 0):
                         held_out = self._evaluate(evaluations)
                     if step in spent or held_out:
-                        private = {k: np.asarray(v) for k, v in diagnostics.items()}
+                        private: dict[str, Any] = dict(diagnostics)
                         private["seconds"] = time.perf_counter() - begun
                         epsilon = spent.get(step)
                         if epsilon is None:
@@ -394,7 +394,8 @@ def _spent(
     steps = steps[(steps % log_every == 0) | (steps == last)]
     if not steps.size:
         return {}
-    return dict(zip(steps.tolist(), budget.spent(steps).tolist(), strict=True))
+    spent = np.asarray(budget.spent(steps))
+    return dict(zip(steps.tolist(), spent.tolist(), strict=True))
 
 
 def _described(step: GaussianStep) -> dict[str, Any]:
@@ -411,7 +412,7 @@ def _described(step: GaussianStep) -> dict[str, Any]:
 
 def _plain_fields(learner: Any) -> dict[str, Any]:
     """A learner's type and those of its fields that are plain values."""
-    plain = {"type": type(learner).__name__}
+    plain: dict[str, Any] = {"type": type(learner).__name__}
     if dataclasses.is_dataclass(learner):
         for field in dataclasses.fields(learner):
             value = getattr(learner, field.name)

@@ -1,7 +1,7 @@
 """What the episodes of a meta-learning run cost in privacy.
 
-Prints two tables and draws a picture. ``make demo`` runs it; by hand:
-``python experiments/demo.py --out results/demo``.
+Prints two tables and draws a picture:
+``python experiments/episode_costs.py --out results/episode_costs``.
 
 The first run is 5-way few-shot learning on Omniglot's 1,623 characters with 20 drawings
 each: about 65 episodes a step, 4 drawings of every character in them (1 to learn from,

@@ -1,0 +1,74 @@
+"""Which dominating pair a step gets: one row of the theorems each."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import jaxdp_episodic as jde
+from jaxdp_episodic.accounting.resolution import dominating_pair
+
+SITE = jde.Poisson("site", sampling_probability=0.5)
+COIN = jde.Poisson("group", sampling_probability=0.25)
+HAND = jde.WithoutReplacement("group", size=3, population=12)  # rate 1/4 as well
+ALL = jde.WithoutReplacement("group", size=12, population=12)
+USER = jde.Poisson("user", sampling_probability=0.125)
+ADD, SWAP = "add_remove", "replace_one"
+# (middle level, clip unit, privacy unit, relation),
+# then (kind, outer rate, rate, inner rate, sensitivity).
+ROWS = [
+    (COIN, "step", "user", ADD, "swapped", 1, 1 / 64, 1, 2),
+    (COIN, "step", "group", SWAP, "swapped", 1, 1 / 8, 1, 2),
+    (COIN, "site", "user", ADD, "antipodal", 1, 1 / 2, 1 / 32, 1),
+    (COIN, "group", "user", ADD, "antipodal", 1 / 2, 1 / 4, 1 / 8, 1),
+    (COIN, "group", "user", SWAP, "antipodal", 1 / 2, 1 / 4, 1 / 8, 1),
+    (COIN, "group", "group", ADD, "sampled", 1 / 2, 1 / 4, 1, 1),
+    (COIN, "group", "group", SWAP, "antipodal", 1 / 2, 1 / 4, 1, 1),
+    (COIN, "user", "user", ADD, "sampled", 1 / 8, 1 / 8, 1, 1),
+    (HAND, "group", "user", ADD, "swapped", 1 / 2, 1 / 32, 1, 2),
+    (HAND, "group", "user", SWAP, "swapped", 1 / 2, 1 / 32, 1, 2),
+    (HAND, "group", "group", ADD, "sampled", 1 / 2, 1 / 4, 1, 2),
+    (HAND, "group", "group", SWAP, "swapped", 1 / 2, 1 / 4, 1, 2),
+    (HAND, "user", "user", SWAP, "antipodal", 1 / 8, 1 / 8, 1, 1),
+    (ALL, "group", "group", SWAP, "swapped", 1 / 2, 1, 1, 2),
+]
+
+
+def fields(step):
+    pair = dominating_pair(step)
+    return pair.kind, *(float(np.squeeze(value)) for value in pair[1:5])
+
+
+@pytest.mark.parametrize(
+    "middle, clip, unit, relation, kind, outer, rate, inner, sensitivity", ROWS
+)
+def test_multistage(
+    middle, clip, unit, relation, kind, outer, rate, inner, sensitivity
+):
+    step = jde.GaussianStep(
+        jde.MultistageSampling(SITE, middle, USER),
+        noise_multiplier=1.5,
+        clip_unit=clip,
+        privacy_unit=unit,
+        neighboring_relation=relation,
+    )
+    assert fields(step) == (kind, outer, rate, inner, sensitivity)
+    assert dominating_pair(step).noise_multiplier == 1.5
+
+
+EXAMPLES = jde.WithoutReplacement("example", size=4, population=16)
+
+
+@pytest.mark.parametrize("relation", [ADD, SWAP])
+@pytest.mark.parametrize("unit, inner", [("example", 1 / 4), ("class", 1)])
+def test_grouped_classes_with_a_coin_for_each_episode(relation, unit, inner):
+    design = jde.GroupedClasses(
+        num_classes=20,
+        ways=5,
+        episodes=jde.Poisson("episode", sampling_probability=0.5),
+        examples=EXAMPLES,
+    )
+    step = jde.GaussianStep(
+        design, noise_multiplier=1, privacy_unit=unit, neighboring_relation=relation
+    )
+    assert fields(step) == ("antipodal", 1, 1 / 2, inner, 1)

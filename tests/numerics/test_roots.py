@@ -1,0 +1,72 @@
+"""The search for the last point within a bound: its answer was always evaluated."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from jaxdp_episodic.numerics.roots import largest_within
+
+TOLERANCE = 1e-7
+ROOTS = np.array([1.3, 2.0, 77.0, 1e-9, 3e12])
+CURVES = {
+    "linear": lambda x, root: x - root,
+    "logarithm": lambda x, root: np.log(x / root),
+    "steep": lambda x, root: (x / root) ** 9 - 1,
+    "flat": lambda x, root: np.cbrt(np.log(x / root)),
+    "jump": lambda x, root: np.where(x <= root, -1.0, 1e6),
+    "no number above": lambda x, root: np.where(x <= root, x / root - 2, np.nan),
+    "infinite above": lambda x, root: np.where(x <= root, x / root - 2, np.inf),
+}
+
+
+@pytest.mark.parametrize("curve", CURVES)
+def test_the_answer_is_just_below_the_root(curve):
+    seen = {}
+
+    def excess(x, index):
+        value = CURVES[curve](x, ROOTS[index])
+        seen.update({(i, at): v for i, at, v in zip(index, x, value, strict=True)})
+        return value
+
+    low, high = ROOTS / 50, ROOTS * 1000
+    found = largest_within(excess, low, high, tolerance=TOLERANCE)
+    assert np.all(found <= ROOTS)
+    assert np.all(found >= ROOTS * (1 - 2 * TOLERANCE))
+    assert all(seen[i, x] <= 0 for i, x in enumerate(found))
+
+
+def test_whole_numbers_are_searched_to_the_last():
+    last = np.array([1, 2, 17, 1000, 123_456_789])
+
+    def excess(x, index):
+        assert np.all(x == np.floor(x))
+        return x - (last[index] + 0.5)
+
+    low, high = np.ones(5), np.full(5, 2.0**31)
+    found = largest_within(excess, low, high, tolerance=0, integer=True)
+    np.testing.assert_array_equal(found, last)
+
+
+def test_finished_elements_are_not_evaluated():
+    def excess(x, index):
+        assert np.all(index == 1)
+        return x - 3.0
+
+    low, high = np.array([5.0, 1.0, 2.0]), np.array([5.0, 9.0, 1.0])
+    found = largest_within(excess, low, high, tolerance=TOLERANCE)
+    assert found[0] == 5.0 and found[2] == 2.0
+    assert 3 * (1 - 2 * TOLERANCE) <= found[1] <= 3
+
+
+def test_arguments_are_left_alone():
+    low, high = np.array([1.0]), np.array([9.0])
+    largest_within(lambda x, _: x - 3, low, high, tolerance=TOLERANCE)
+    assert low[0] == 1.0 and high[0] == 9.0
+
+
+def test_nothing_to_search():
+    found = largest_within(
+        lambda x, _: x, np.empty(0), np.empty(0), tolerance=TOLERANCE
+    )
+    assert found.shape == (0,)

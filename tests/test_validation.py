@@ -1,0 +1,74 @@
+"""The checks of arguments: what passes, what is refused and how it is named."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from jaxdp_episodic import _validation as validation
+
+NAN, INF = float("nan"), float("inf")
+CHECKS = {
+    "real_array": ([0, -INF, 1.5], [NAN]),
+    "probability_array": ([0, 1, 0.5], [-1e-300, 1 + 1e-15, INF, NAN]),
+    "nonnegative_array": ([0, 5e-324, INF], [-5e-324, -INF, NAN]),
+    "positive_array": ([5e-324, 1e308], [0, -1, INF, NAN]),
+    "open_unit_array": ([5e-324, 0.5], [0, 1, NAN]),
+    "order_array": ([1 + 1e-15, 1e308], [1, 0.5, INF, NAN]),
+}
+GOOD = [(name, value) for name, (good, _) in CHECKS.items() for value in good]
+BAD = [(name, value) for name, (_, bad) in CHECKS.items() for value in bad]
+
+
+@pytest.mark.parametrize("name, value", GOOD)
+def test_allowed(name, value):
+    got = getattr(validation, name)("x", value)
+    assert got.dtype == np.float64 and got == value
+
+
+@pytest.mark.parametrize("name, value", BAD)
+def test_out_of_range(name, value):
+    with pytest.raises(ValueError, match="^x must"):
+        getattr(validation, name)("x", value)
+
+
+WRONG = [True, [0.5, False], np.True_, "0.5", None, 1j, [[1], [1, 2]], ["a"]]
+
+
+@pytest.mark.parametrize("name", CHECKS)
+@pytest.mark.parametrize("value", WRONG, ids=repr)
+def test_no_number(name, value):
+    with pytest.raises(TypeError, match="^x must be a number"):
+        getattr(validation, name)("x", value)
+
+
+@pytest.mark.parametrize("value", [2, 2.0, 1e6, 2**53, np.int8(3), [2, 3]])
+def test_whole_numbers(value):
+    got = validation.integer_array("n", value, minimum=2)
+    assert got.dtype == np.int64
+    np.testing.assert_array_equal(got, value)
+
+
+@pytest.mark.parametrize("value", [1, 2.5, 2**53 + 1, 1e300, INF, NAN, [4, 1]])
+def test_not_whole_or_too_small(value):
+    with pytest.raises(ValueError, match="^n must be a whole number >= 2"):
+        validation.integer_array("n", value, minimum=2)
+
+
+def test_the_offending_element_is_shown_with_its_index():
+    with pytest.raises(ValueError, match=r"got 7.0 at index \(1, 0\)"):
+        validation.probability_array("x", [[0.5, 1.0], [7.0, 9.0]])
+
+
+def test_choice():
+    assert validation.choice("unit", "pupil", ("school", "pupil")) == "pupil"
+    with pytest.raises(ValueError, match="did you mean 'pupil'"):
+        validation.choice("unit", "pupils", ("school", "pupil"))
+    with pytest.raises(TypeError, match="unit must be one of"):
+        validation.choice("unit", 3, ("school", "pupil"))
+
+
+def test_shapes_that_disagree_are_named():
+    assert validation.broadcast_shape(a=np.ones((3, 1)), b=np.ones(2)) == (3, 2)
+    with pytest.raises(ValueError, match=r"a: \(3,\), b: \(2,\)"):
+        validation.broadcast_shape(a=np.ones(3), b=np.ones(2))

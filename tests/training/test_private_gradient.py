@@ -1,0 +1,410 @@
+"""Clip, sum, noise: against an oracle, the sensitivity, and the statistics of noise."""
+
+import math
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+from jax_privacy import clipping
+
+from jaxdp_episodic.training import (
+    MAML,
+    MLP,
+    PrivateGradient,
+    ProtoNet,
+    classification_episode,
+    split_model,
+)
+from jaxdp_episodic.training.private_gradient import clip_by_norm
+
+WAYS, SLOTS, FEATURES = 3, 3, 4
+PLAIN = {"noise_multiplier": 0.0, "normalizer": 1.0}
+
+
+class Rows(NamedTuple):
+    data: Any
+    unit_mask: Any
+
+
+def linear_loss(params, unit):
+    """Its gradient is the row itself."""
+    return jnp.vdot(params, unit.data)
+
+
+def rows(data, mask=None):
+    data = np.asarray(data, np.float32)
+    mask = np.ones(len(data)) if mask is None else mask
+    return Rows(data, np.asarray(mask, np.float32))
+
+
+def total_of(data, mask=None, *, clip=1.0, units_at_once=1, devices=None):
+    """The clipped sum without noise, and the diagnostics."""
+    block = rows(data, mask)
+    gradient = PrivateGradient(
+        linear_loss, units_at_once=units_at_once, devices=devices
+    )
+    total, private = gradient(
+        jnp.zeros(block.data.shape[1:]),
+        [block],
+        jax.random.key(0),
+        l2_clip_norm=clip,
+        **PLAIN,
+    )
+    return np.asarray(total), {k: float(v) for k, v in private.items()}
+
+
+# --- Against jax_privacy's clipped gradient ---
+
+
+def episodic_loss(kind):
+    apply, params = split_model(MLP(FEATURES, (5,), WAYS, rngs=nnx.Rngs(0)))
+    learner = ProtoNet(apply, ways=WAYS) if kind == "protonet" else MAML(apply)
+
+    def loss(params, unit):
+        episode = classification_episode(
+            unit.data, jnp.ones((WAYS, SLOTS), jnp.float32), shots=1
+        )
+        return learner.loss(params, episode)
+
+    return loss, params
+
+
+@pytest.mark.parametrize("units_at_once", [1, 4])
+@pytest.mark.filterwarnings("ignore:optax.global_norm:DeprecationWarning")
+@pytest.mark.parametrize("kind", ["protonet", "maml"])
+def test_the_sum_is_that_of_jax_privacy(kind, units_at_once):
+    loss, params = episodic_loss(kind)
+    data = np.random.default_rng(0).normal(size=(7, WAYS, SLOTS, FEATURES))
+    block = rows(data)
+    oracle = clipping.clipped_grad(
+        loss, l2_clip_norm=0.5, keep_batch_dim=False, return_grad_norms=True
+    )
+    expected, aux = oracle(params, block)
+    ours, private = PrivateGradient(loss, units_at_once=units_at_once)(
+        params, [block], jax.random.key(0), l2_clip_norm=0.5, **PLAIN
+    )
+    jax.tree.map(
+        # Ours clips to C (1 - 1e-5).
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=2e-5),
+        ours,
+        expected,
+    )
+    norms = np.asarray(aux.grad_norms)
+    assert 0 < np.mean(norms > 0.5) < 1  # both branches
+    np.testing.assert_allclose(private["mean_norm"], norms.mean(), rtol=1e-5)
+    np.testing.assert_allclose(private["share_clipped"], np.mean(norms > 0.5))
+
+
+# --- Sensitivity ---
+
+
+@pytest.mark.parametrize("scale", [1e-30, 1e-3, 1.0, 1e3, 1e30, 3e38])
+@pytest.mark.parametrize("clip", [1e-18, 1e-3, 1.0, 1e18])
+def test_a_contribution_never_exceeds_the_clip_norm(scale, clip):
+    rng = np.random.default_rng(0)
+    direction = rng.uniform(-1, 1, size=(20, 30)) * 10.0 ** rng.integers(-6, 1, (20, 1))
+    for row in direction:
+        row = (scale * row).astype(np.float32)
+        clipped, norm, finite = clip_by_norm({"a": row[:10], "b": row[10:]}, clip)
+        exact = np.linalg.norm(np.float64(row))
+        size = math.hypot(*np.float64(np.concatenate([clipped["a"], clipped["b"]])))
+        assert finite and size <= clip
+        assert size == pytest.approx(min(exact, clip), rel=3e-5, abs=1e-36)
+        if exact < 3e38:
+            assert norm == pytest.approx(exact, rel=1e-5, abs=1e-36)
+
+
+def test_many_numbers_are_summed_without_loss():
+    # A running float32 sum of squares would stop at 2^24 and clip too little.
+    row = jnp.ones(40_000_000, jnp.float32)
+    clipped, norm, _ = jax.jit(clip_by_norm)([row], jnp.float32(1.0))
+    assert norm == pytest.approx(math.sqrt(4e7), rel=1e-6)
+    assert np.linalg.norm(np.asarray(clipped[0], np.float64)) <= 1.0
+
+
+@pytest.mark.parametrize("kind", ["protonet", "maml"])
+def test_one_episode_moves_the_sum_by_at_most_the_clip_norm(kind):
+    loss, params = episodic_loss(kind)
+    gradient = PrivateGradient(loss)
+    rng = np.random.default_rng(1)
+    clip, largest = 0.05, 0.0
+
+    def total(data, mask):
+        sums, _ = gradient(
+            params, [rows(data, mask)], jax.random.key(0), l2_clip_norm=clip, **PLAIN
+        )
+        return np.concatenate(
+            [np.ravel(leaf).astype(np.float64) for leaf in jax.tree.leaves(sums)]
+        )
+
+    for _ in range(10):
+        data = rng.normal(size=(6, WAYS, SLOTS, FEATURES)) * rng.choice([0.1, 1, 50])
+        other = data.copy()
+        other[2] = rng.normal(size=other[2].shape) * 10
+        mask, without = np.ones(6), np.float64([1, 1, 0, 1, 1, 1])
+        removed = np.linalg.norm(total(data, mask) - total(data, without))
+        replaced = np.linalg.norm(total(data, mask) - total(other, mask))
+        assert removed <= clip * (1 + 1e-5)  # float32 sums of six
+        assert replaced <= 2 * clip * (1 + 1e-5)
+        largest = max(largest, removed)
+    assert largest > 0.99 * clip  # the bound is reached
+
+
+def test_opposite_contributions_differ_by_twice_the_clip_norm():
+    up, _ = total_of([[5.0, 0.0], [9.0, 0.0]])
+    down, _ = total_of([[5.0, 0.0], [-9.0, 0.0]])
+    assert np.linalg.norm(up - down) == pytest.approx(2.0, rel=3e-5)
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("units_at_once", [1, 2])
+def test_a_contribution_that_is_not_finite_is_zero(bad, units_at_once):
+    data = np.float32([[0.1, 0.2], [bad, 0.3], [0.3, 0.1]])
+    total, private = total_of(data, units_at_once=units_at_once)
+    np.testing.assert_allclose(total, [0.4, 0.3], rtol=1e-6)
+    assert private["num_not_finite"] == 1
+    assert all(math.isfinite(value) for value in private.values())
+
+
+def test_one_bad_leaf_takes_the_whole_contribution():
+    tree = {"a": np.float32([1.0]), "b": np.float32([[np.nan]])}
+    clipped, norm, finite = clip_by_norm(tree, 1.0)
+    assert not finite and norm == 0
+    assert not np.any(clipped["a"]) and not np.any(clipped["b"])
+
+
+def test_low_precision_gradients_are_summed_in_float32():
+    data = np.full((600, 1), 1.0)  # bfloat16 cannot count beyond 256
+    block = Rows(jnp.asarray(data, jnp.bfloat16), np.ones(600, np.float32))
+    total, _ = PrivateGradient(linear_loss)(
+        jnp.zeros(1, jnp.bfloat16),
+        [block],
+        jax.random.key(0),
+        l2_clip_norm=2.0,
+        **PLAIN,
+    )
+    assert total.dtype == jnp.float32 and total[0] == 600
+
+
+# --- Masks, blocks, memory ---
+
+
+@pytest.mark.parametrize("units_at_once", [1, 2, 3, 5, 99])
+@pytest.mark.parametrize(
+    "mask", [[1, 1, 1, 1, 1], [1, 1, 0, 0, 0], [0, 1, 0, 1, 0], [0] * 5]
+)
+def test_masked_rows_contribute_nothing(mask, units_at_once):
+    rng = np.random.default_rng(0)
+    data = rng.normal(size=(5, 3))
+    present = np.array(mask) > 0
+    data[~present] = np.nan
+    total, private = total_of(data, mask, clip=1e3, units_at_once=units_at_once)
+    np.testing.assert_allclose(total, data[present].sum(axis=0), rtol=1e-5)
+    assert private["num_units"] == sum(mask)
+    assert private["num_not_finite"] == 0
+
+
+def test_the_tail_of_masked_rows_is_not_computed():
+    calls = []
+
+    def counted(params, unit):
+        jax.debug.callback(lambda: calls.append(1))
+        return linear_loss(params, unit)
+
+    block = rows(np.ones((50, 2)), np.arange(50) < 3)
+    total, _ = PrivateGradient(counted)(
+        jnp.zeros(2), [block], jax.random.key(0), l2_clip_norm=1.0, **PLAIN
+    )
+    jax.block_until_ready(total)
+    jax.effects_barrier()
+    assert len(calls) == 3
+
+
+def test_blocks_are_one_draw_with_one_noise():
+    data = np.random.default_rng(0).normal(size=(6, 3))
+    settings = {"l2_clip_norm": 1.0, "noise_multiplier": 2.0, "normalizer": 3.0}
+    gradient, params = PrivateGradient(linear_loss), jnp.zeros(3)
+    key = jax.random.key(7)
+    whole, one = gradient(params, [rows(data)], key, **settings)
+    parts, two = gradient(params, [rows(data[:4]), rows(data[4:])], key, **settings)
+    np.testing.assert_allclose(whole, parts, rtol=1e-5, atol=1e-6)
+    assert one.keys() == two.keys()
+    for name, value in one.items():
+        np.testing.assert_allclose(value, two[name], rtol=1e-6)
+
+
+def test_an_empty_draw_still_has_noise():
+    gradient, _ = PrivateGradient(linear_loss)(
+        jnp.zeros(1000),
+        [rows(np.zeros((2, 1000)), [0, 0])],
+        jax.random.key(0),
+        l2_clip_norm=3.0,
+        noise_multiplier=1.0,
+        normalizer=1.0,
+    )
+    # 1,000 draws: 20 % off has a chance below 1e-17.
+    assert np.std(gradient) == pytest.approx(3.0, rel=0.2)
+
+
+def test_memory_does_not_grow_with_the_episodes():
+    loss, params = episodic_loss("maml")
+    sizes = []
+    for number in (8, 256):
+        gradient = PrivateGradient(loss)
+        block = rows(np.zeros((number, WAYS, SLOTS, FEATURES)))
+        sizes.append(gradient.temporary_bytes(params, block))
+    assert sizes[1] <= sizes[0] * 1.01, sizes
+
+
+# --- What is traced ---
+
+
+def test_a_sweep_over_clip_norm_and_noise_compiles_once():
+    traces = []
+
+    def loss(params, unit):
+        traces.append(1)
+        return linear_loss(params, unit)
+
+    gradient, params, block = PrivateGradient(loss), jnp.zeros(2), rows(np.ones((3, 2)))
+    for clip, noise, divisor in ((1.0, 0.0, 1.0), (0.5, 1, 2), (np.float64(2), 3.0, 4)):
+        gradient(
+            params,
+            [block],
+            jax.random.key(0),
+            l2_clip_norm=clip,
+            noise_multiplier=noise,
+            normalizer=divisor,
+        )
+        first = len(traces) if clip == 1.0 else first  # noqa: F821
+    assert len(traces) == first
+
+
+# --- Noise ---
+
+
+def noise_of(seed, shapes=((400, 50), (20_000,), ()), noise=1.5, clip=2.0, divisor=4.0):
+    """What is left of the gradient when no unit was drawn, times divisor/(C sigma)."""
+    params = [jnp.zeros(shape) for shape in shapes]
+
+    def loss(params, unit):
+        return sum(jnp.sum(leaf) for leaf in params) * unit.data[0]
+
+    gradient, _ = PrivateGradient(loss)(
+        params,
+        [rows(np.zeros((1, 1)), [0])],
+        jax.random.key(seed),
+        l2_clip_norm=clip,
+        noise_multiplier=noise,
+        normalizer=divisor,
+    )
+    return [
+        np.asarray(leaf, np.float64) * divisor / (noise * clip) for leaf in gradient
+    ]
+
+
+# Each bound below is 5 standard errors: a false alarm in 1 of 1.7 million.
+FIVE = 5.0
+
+
+def test_noise_is_standard_normal_after_scaling():
+    leaves = [leaf.ravel() for leaf in noise_of(0)[:2]]
+    for sample in leaves:
+        n = sample.size
+        assert abs(sample.mean()) < FIVE / math.sqrt(n)
+        assert abs(sample.var() - 1) < FIVE * math.sqrt(2 / n)
+        assert abs(np.mean(sample**3)) < FIVE * math.sqrt(15 / n)
+        assert abs(np.mean(sample**4) - 3) < FIVE * math.sqrt(96 / n)
+        for bound, tail in ((1.0, 0.317311), (2.0, 0.0455), (3.0, 0.0026998)):
+            share = np.mean(np.abs(sample) > bound)
+            assert abs(share - tail) < FIVE * math.sqrt(tail * (1 - tail) / n)
+
+
+def test_noise_is_independent_across_leaves_entries_and_steps():
+    first, second = noise_of(0), noise_of(1)
+    a, b, c = first[0].ravel(), first[1], second[0].ravel()
+    bound = FIVE / math.sqrt(a.size)
+    assert abs(np.mean(a * b)) < bound  # two leaves
+    assert abs(np.mean(a * c)) < bound  # two keys
+    assert abs(np.mean(a[1:] * a[:-1])) < bound  # neighbours
+    assert len(np.unique(np.concatenate([a, b, c]))) > 0.98 * 3 * a.size
+
+
+def test_noise_is_float32_whatever_the_parameters_are():
+    gradient, _ = PrivateGradient(linear_loss)(
+        jnp.zeros(100, jnp.bfloat16),
+        [Rows(jnp.zeros((1, 100), jnp.bfloat16), np.zeros(1, np.float32))],
+        jax.random.key(0),
+        l2_clip_norm=1.0,
+        noise_multiplier=1.0,
+        normalizer=1.0,
+    )
+    assert gradient.dtype == jnp.float32
+    rounded = jnp.asarray(jnp.asarray(gradient, jnp.bfloat16), jnp.float32)
+    assert np.mean(np.asarray(gradient) == np.asarray(rounded)) < 0.1
+
+
+def test_the_same_key_gives_the_same_noise():
+    for one, two in zip(noise_of(3), noise_of(3), strict=True):
+        np.testing.assert_array_equal(one, two)
+
+
+# --- Single examples, where nothing interacts ---
+
+
+def test_single_examples_of_a_supervised_loss():
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(50, 3)), rng.normal(size=50)
+    block = Rows(
+        {"x": x.astype(np.float32), "y": y.astype(np.float32)}, np.ones(50, np.float32)
+    )
+
+    def loss(w, unit):
+        return jnp.square(jnp.vdot(w, unit.data["x"]) - unit.data["y"])
+
+    w = np.float32([0.5, -1.0, 2.0])
+    total, private = PrivateGradient(loss, units_at_once=32)(
+        jnp.asarray(w), [block], jax.random.key(0), l2_clip_norm=2.0, **PLAIN
+    )
+    each = 2 * (x @ w - y)[:, None] * x
+    norms = np.linalg.norm(each, axis=1)
+    expected = (each * np.minimum(1, 2.0 / norms)[:, None]).sum(axis=0)
+    np.testing.assert_allclose(total, expected, rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(private["share_clipped"], np.mean(norms > 2.0))
+
+
+# --- Bad input ---
+
+
+@pytest.mark.parametrize(
+    "changes, error, message",
+    [
+        ({"l2_clip_norm": 0.0}, ValueError, "l2_clip_norm"),
+        ({"l2_clip_norm": -1.0}, ValueError, "l2_clip_norm"),
+        ({"l2_clip_norm": np.nan}, ValueError, "l2_clip_norm"),
+        ({"l2_clip_norm": np.inf}, ValueError, "l2_clip_norm"),
+        ({"l2_clip_norm": 1e-30}, ValueError, "l2_clip_norm"),
+        ({"l2_clip_norm": [1.0, 2.0]}, ValueError, "l2_clip_norm"),
+        ({"l2_clip_norm": "1"}, TypeError, "l2_clip_norm"),
+        ({"noise_multiplier": -1.0}, ValueError, "noise_multiplier"),
+        ({"noise_multiplier": np.inf}, ValueError, "noise_multiplier"),
+        ({"noise_multiplier": 1e-30}, ValueError, "noise_multiplier"),
+        ({"normalizer": 0.0}, ValueError, "normalizer"),
+        ({"key": np.zeros(2, np.uint32)}, TypeError, "key must be a typed key"),
+        ({"blocks": []}, ValueError, "blocks must not be empty"),
+        ({"blocks": [rows(np.zeros((0, 2)))]}, ValueError, "rows of a block"),
+    ],
+)
+def test_bad_input(changes, error, message):
+    arguments = {
+        "blocks": [rows(np.ones((2, 2)))],
+        "key": jax.random.key(0),
+        "l2_clip_norm": 1.0,
+        **PLAIN,
+        **changes,
+    }
+    with pytest.raises(error, match=message):
+        PrivateGradient(linear_loss)(jnp.zeros(2), **arguments)

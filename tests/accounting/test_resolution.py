@@ -31,6 +31,7 @@ ROWS = [
     (HAND, "group", "group", SWAP, "swapped", 1 / 2, 1 / 4, 1, 2),
     (HAND, "user", "user", SWAP, "antipodal", 1 / 8, 1 / 8, 1, 1),
     (ALL, "group", "group", SWAP, "swapped", 1 / 2, 1, 1, 2),
+    (ALL, "group", "group", ADD, "sampled", 1 / 2, 1, 1, 1),
 ]
 
 

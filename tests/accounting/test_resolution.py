@@ -12,6 +12,7 @@ SITE = jde.Poisson("site", sampling_probability=0.5)
 COIN = jde.Poisson("group", sampling_probability=0.25)
 HAND = jde.WithoutReplacement("group", size=3, population=12)  # rate 1/4 as well
 ALL = jde.WithoutReplacement("group", size=12, population=12)
+MORE = jde.WithoutReplacement("group", size=13, population=12, population_is_exact=True)
 USER = jde.Poisson("user", sampling_probability=0.125)
 ADD, SWAP = "add_remove", "replace_one"
 # (middle level, clip unit, privacy unit, relation),
@@ -31,7 +32,8 @@ ROWS = [
     (HAND, "group", "group", SWAP, "swapped", 1 / 2, 1 / 4, 1, 2),
     (HAND, "user", "user", SWAP, "antipodal", 1 / 8, 1 / 8, 1, 1),
     (ALL, "group", "group", SWAP, "swapped", 1 / 2, 1, 1, 2),
-    (ALL, "group", "group", ADD, "sampled", 1 / 2, 1, 1, 1),
+    (ALL, "group", "group", ADD, "sampled", 1 / 2, 1, 1, 2),  # of 13, one is left out
+    (MORE, "group", "group", ADD, "sampled", 1 / 2, 1, 1, 1),
 ]
 
 

@@ -9,7 +9,13 @@ from jaxdp_episodic import cli
 
 ROOT = Path(__file__).resolve().parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
-PAGES = ["README.md", "CONTRIBUTING.md", "docs/theory.md", "experiments/README.md"]
+PAGES = [
+    "README.md",
+    "CONTRIBUTING.md",
+    "docs/theory.md",
+    "docs/training.md",
+    "experiments/README.md",
+]
 
 
 def blocks(language):

@@ -70,11 +70,16 @@ class Result(NamedTuple):
             for name, score in self.scores.items()
         ]
         spent = f"{self.epsilon:.5g}" if budget.is_private else "inf (not private)"
-        lines += [
+        lines.append(
             f"{'epsilon':<12}{spent}   (target {budget.epsilon:g}, delta "
-            f"{budget.delta:g}, one {budget.step.privacy_unit})",
-            f"{'':<12}{self.epsilon_without_last_stage:.5g} for the same noise if the "
-            "draw of the examples were not counted",
+            f"{budget.delta:g}, one {budget.step.privacy_unit})"
+        )
+        if self.epsilon_without_last_stage > 1.001 * self.epsilon:
+            lines.append(
+                f"{'':<12}{self.epsilon_without_last_stage:.5g} for the same noise if "
+                "the draw of the examples were not counted"
+            )
+        lines += [
             f"{'report':<12}{self.folder / REPORT}",
             f"{'to release':<12}{self.folder / RELEASE}",
         ]
@@ -326,18 +331,20 @@ class _Display:
             disable=not console.is_terminal,
         )
         self._task = self._bar.add_task("training", total=self._total, epsilon=0.0)
-        self._begun = self._last = time.monotonic()
-        self._first = 0
+        self._begun = self._last = 0.0
+        self._first: int | None = None
 
     def start_at(self, step: int) -> None:
         """Says where a resumed run stands."""
         self._bar.update(self._task, completed=step)
-        self._first = step
 
     def show(self, progress: StepProgress) -> None:
         """Is called after every step."""
         self._bar.update(self._task, completed=progress.step, epsilon=progress.epsilon)
         now = time.monotonic()
+        if self._first is None:  # the first step compiles: the clock starts after it
+            self._begun = self._last = now
+            self._first = progress.step
         if self._console.is_terminal or now - self._last < _SECONDS_BETWEEN_LINES:
             return
         self._last = now

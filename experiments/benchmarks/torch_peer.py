@@ -1,0 +1,181 @@
+"""The private training step in PyTorch (torch.func), as a process that is told to step.
+
+Imports nothing of the library. Parameters come by the library's names and are turned
+into PyTorch's layout, gradients go back the same way. What it computes is what
+`training.py` describes: each episode's gradient, clipped, summed, with noise.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch.func import grad, vmap
+
+Params = dict[str, torch.Tensor]
+
+
+def main() -> None:
+    """Answers commands, one JSON object a line; see `training.Worker`."""
+    setting = json.loads(sys.argv[1])
+    torch.set_num_threads(setting["threads"])
+    torch.manual_seed(0)
+    cases = {name: Case(name, spec) for name, spec in setting["cases"].items()}
+    print(json.dumps({"variants": list(VARIANTS)}), flush=True)
+    for line in sys.stdin:
+        command = json.loads(line)
+        case = cases[command["case"]]
+        step = VARIANTS[command["variant"]]
+        if "write" in command:
+            total = step(case)
+            np.savez(command["write"], **library_layout(total, case.side))
+            answer = {}
+        else:
+            begun = time.perf_counter()
+            for _ in range(command["steps"]):
+                noised(step(case), case)
+            answer = {"seconds": (time.perf_counter() - begun) / command["steps"]}
+        print(json.dumps(answer), flush=True)
+
+
+class Case:
+    """Data, parameters and loss of one learner."""
+
+    def __init__(self, name: str, spec: dict[str, Any]) -> None:
+        self.spec = spec
+        stored = np.load(Path(spec["file"]))
+        slots = torch.from_numpy(stored["slots"])  # (B, ways, slots, H, W, 1)
+        self.ways, shots = slots.shape[1], spec["shots"]
+        images = slots.permute(0, 1, 2, 5, 3, 4)
+        self.support = images[:, :, :shots].flatten(1, 2)
+        self.query = images[:, :, shots:].flatten(1, 2)
+        labels = torch.arange(self.ways)
+        self.support_labels = labels.repeat_interleave(shots)
+        self.query_labels = labels.repeat_interleave(slots.shape[2] - shots)
+        self.side = stored["slots"].shape[3]  # of the last convolution's output
+        for _ in spec["channels"]:
+            self.side = (self.side + 1) // 2
+        flat = {k[6:]: stored[k] for k in stored.files if k.startswith("param:")}
+        self.params = torch_layout(flat, self.side)
+        self.loss = {"maml": self.maml, "protonet": self.protonet}[name]
+
+    def apply(self, params: Params, images: torch.Tensor) -> torch.Tensor:
+        """Convolutions of stride 2 with GroupNorm, then a linear map."""
+        for i in range(len(self.spec["channels"])):
+            block = f"blocks/{i}/"
+            images = F.conv2d(
+                images,
+                params[block + "conv/kernel"],
+                params[block + "conv/bias"],
+                stride=2,
+                padding=1,
+            )
+            scale, bias = params[block + "norm/scale"], params[block + "norm/bias"]
+            images = F.relu(
+                F.group_norm(images, self.spec["groups"], scale, bias, eps=1e-6)
+            )
+        return F.linear(images.flatten(1), params["head/kernel"], params["head/bias"])
+
+    def maml(self, params: Params, support: Any, query: Any) -> torch.Tensor:
+        """Second-order MAML: query loss after the inner steps."""
+
+        def support_loss(inner: Params) -> torch.Tensor:
+            return F.cross_entropy(self.apply(inner, support), self.support_labels)
+
+        for _ in range(self.spec["inner_steps"]):
+            gradient = grad(support_loss)(params)
+            rate = self.spec["inner_learning_rate"]
+            params = {name: p - rate * gradient[name] for name, p in params.items()}
+        return F.cross_entropy(self.apply(params, query), self.query_labels)
+
+    def protonet(self, params: Params, support: Any, query: Any) -> torch.Tensor:
+        """Cross-entropy of minus the squared distances to the class means."""
+        embedded = self.apply(params, torch.cat([support, query]))
+        near, far = embedded[: len(support)], embedded[len(support) :]
+        prototypes = near.reshape(self.ways, -1, near.shape[-1]).mean(1)
+        logits = -(far[:, None] - prototypes[None]).square().sum(-1)
+        return F.cross_entropy(logits, self.query_labels)
+
+
+def vmapped(chunk: int | None) -> Callable[[Case], Params]:
+    """All episodes side by side, or in chunks."""
+
+    def step(case: Case) -> Params:
+        each = vmap(grad(case.loss), in_dims=(None, 0, 0), chunk_size=chunk)
+        gradients = each(case.params, case.support, case.query)
+        square = sum(g.flatten(1).square().sum(1) for g in gradients.values())
+        factor = (case.spec["l2_clip_norm"] / torch.sqrt(square)).clamp(max=1.0)
+        return {
+            name: torch.einsum("b,b...->...", factor, g)
+            for name, g in gradients.items()
+        }
+
+    return step
+
+
+def looped(case: Case) -> Params:
+    """One episode after the other."""
+    total = {name: torch.zeros_like(p) for name, p in case.params.items()}
+    each = grad(case.loss)
+    for support, query in zip(case.support, case.query, strict=True):
+        gradient = each(case.params, support, query)
+        square = sum(g.square().sum() for g in gradient.values())
+        factor = (case.spec["l2_clip_norm"] / torch.sqrt(square)).clamp(max=1.0)
+        for name, g in gradient.items():
+            total[name] += factor * g
+    return total
+
+
+VARIANTS: dict[str, Callable[[Case], Params]] = {
+    "vmap": vmapped(None),
+    "vmap, chunks of 4": vmapped(4),
+    "loop": looped,
+}
+
+
+def noised(total: Params, case: Case) -> Params:
+    """Adds the noise and divides."""
+    deviation = case.spec["l2_clip_norm"] * case.spec["noise_multiplier"]
+    return {
+        name: (t + deviation * torch.randn_like(t)) / len(case.support)
+        for name, t in total.items()
+    }
+
+
+def torch_layout(params: dict[str, np.ndarray], side: int) -> Params:
+    """Kernels (9 in, out) become (out, in, 3, 3); the head reads channels first."""
+    result = {}
+    for name, value in params.items():
+        tensor = torch.from_numpy(value)
+        if name.endswith("conv/kernel"):
+            tensor = tensor.reshape(3, 3, -1, tensor.shape[1]).permute(3, 2, 0, 1)
+        elif name == "head/kernel":
+            tensor = tensor.reshape(side, side, -1, tensor.shape[1])
+            tensor = tensor.permute(3, 2, 0, 1).flatten(1)
+        result[name] = tensor.contiguous()
+    return result
+
+
+def library_layout(params: Params, side: int) -> dict[str, np.ndarray]:
+    """The inverse of `torch_layout`."""
+    result = {}
+    for name, tensor in params.items():
+        if name.endswith("conv/kernel"):
+            tensor = tensor.permute(2, 3, 1, 0).flatten(0, 2)
+        elif name == "head/kernel":
+            channels = tensor.shape[1] // side**2
+            tensor = tensor.reshape(-1, channels, side, side)
+            tensor = tensor.permute(2, 3, 1, 0).flatten(0, 2)
+        result[name] = tensor.detach().numpy()
+    return result
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,380 @@
+"""Speed of the private training step, next to the same step in PyTorch, in one run.
+
+    make bench-training
+
+or, in any environment with the library (without torch only ours is measured),
+``python experiments/benchmarks/training.py [--quick] [--out FOLDER]``.
+
+One step: the gradient of each episode of a block, clipped, summed, with noise. Both
+sides get the same network, parameters and images, and their sums without noise are
+compared. Each side runs in its own process, on two cores of the CPU (ours as two
+devices); runs alternate, and the median counts. PyTorch is measured in several
+formulations; the fastest is compared.
+
+Nothing here fails for being slow: the numbers are for a reader.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+import math
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from presentation import describe_machine
+
+from jaxdp_episodic.training import MAML, ConvNet, PrivateGradient, ProtoNet
+from jaxdp_episodic.training.blocks import Block
+from jaxdp_episodic.training.contribution import contribution_loss
+from jaxdp_episodic.training.models import split_model
+
+FOLDER = Path(__file__).parent
+CORES = 2
+SIDE, CHANNELS = 28, (32, 32, 32, 32)
+COMMON = {
+    "channels": CHANNELS,
+    "groups": math.gcd(8, CHANNELS[0]),
+    "ways": 5,
+    "shots": 1,
+    "queries": 5,
+    "l2_clip_norm": 0.1,
+    "noise_multiplier": 1.0,
+    "seed": 0,
+}
+CASES: dict[str, dict[str, Any]] = {
+    "maml": COMMON
+    | {"episodes": 16, "inner_steps": 3, "inner_learning_rate": 0.1, "outputs": 5},
+    "protonet": COMMON | {"episodes": 64, "outputs": 64},
+}
+PRIVATE, SIDE_BY_SIDE, IN_TURN = "private", "not private, vmap", "not private, loop"
+
+
+def main() -> None:
+    """Measures both sides in turn, prints a table, writes results.json."""
+    parser = argparse.ArgumentParser(description="speed of private training steps")
+    parser.add_argument("--quick", action="store_true", help="one short run")
+    parser.add_argument("--out", type=Path, default=Path("results/benchmark-training"))
+    parser.add_argument("--worker", help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.worker:
+        serve(json.loads(arguments.worker))
+        return
+    machine = describe_machine()
+    with tempfile.TemporaryDirectory() as folder:
+        cases = {name: written(name, spec, folder) for name, spec in CASES.items()}
+        setting = json.dumps({"threads": CORES, "cases": cases})
+        workers = {"jax": Worker([__file__, "--worker", setting])}
+        if importlib.util.find_spec("torch") is None:
+            print("torch: not installed, skipped", file=sys.stderr)
+        else:
+            workers["torch"] = Worker([str(FOLDER / "torch_peer.py"), setting])
+        runs, steps = (1, 1) if arguments.quick else (5, 3)
+        results = {
+            name: measured(name, workers, runs, steps, Path(folder)) for name in cases
+        }
+        for worker in workers.values():
+            worker.close()
+    machine["load_after"] = describe_machine()["load"]
+    report = {
+        "version": 1,
+        "quick": arguments.quick,
+        "runs": runs,
+        "steps_a_run": steps,
+        "cores": CORES,
+        "cases": CASES,
+        "machine": machine,
+        "results": results,
+    }
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    target = arguments.out / "results.json"
+    target.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
+    print(table(report))
+    print(f"\nwritten: {target}")
+
+
+# --- Both sides, in turn ---
+
+
+class Worker:
+    """A process that takes commands, one JSON object a line, and answers likewise.
+
+    ``{"case": …, "variant": …, "steps": n}`` is answered by the seconds of one step,
+    ``{"case": …, "variant": …, "write": file}`` writes the clipped sum without noise.
+    """
+
+    def __init__(self, command: list[str]) -> None:
+        flag = f"--xla_force_host_platform_device_count={CORES}"
+        self._process = subprocess.Popen(
+            [sys.executable, *command],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env=os.environ
+            | {
+                "XLA_FLAGS": f"{os.environ.get('XLA_FLAGS', '')} {flag}".strip(),
+                "JAX_PLATFORMS": "cpu",
+                "OMP_NUM_THREADS": str(CORES),
+            },
+        )
+        self.variants: list[str] = self._answer()["variants"]
+
+    def ask(self, **command: Any) -> dict[str, Any]:
+        """Sends a command and waits for the answer."""
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps(command) + "\n")
+        self._process.stdin.flush()
+        return self._answer()
+
+    def close(self) -> None:
+        """Ends the process."""
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        self._process.wait(60)
+
+    def _answer(self) -> dict[str, Any]:
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        if not line:
+            raise RuntimeError("a worker ended; its error is above")
+        return json.loads(line)
+
+
+def measured(
+    case: str, workers: dict[str, Worker], runs: int, steps: int, folder: Path
+) -> dict[str, Any]:
+    """Seconds a step of every variant, and how far the two sides' sums are apart."""
+    print(f"measuring: {case} …", file=sys.stderr, flush=True)
+    everything = [
+        (side, variant, worker)
+        for side, worker in workers.items()
+        for variant in worker.variants
+    ]
+    seconds: dict[str, dict[str, Any]] = {side: {} for side in workers}
+    for side, variant, worker in everything:  # compiles, and warms the caches
+        begun = time.perf_counter()
+        worker.ask(case=case, variant=variant, steps=1)
+        first = time.perf_counter() - begun
+        seconds[side][variant] = {"first_call": first, "runs": []}
+    for _ in range(runs):
+        for side, variant, worker in everything:
+            answer = worker.ask(case=case, variant=variant, steps=steps)
+            seconds[side][variant]["runs"].append(answer["seconds"])
+    for variants in seconds.values():
+        for values in variants.values():
+            values["median"] = statistics.median(values["runs"])
+    memory = workers["jax"].ask(case=case, memory=[8, 256])["temporary_bytes"]
+    result = {"seconds": seconds, "temporary_bytes": memory}
+    if "torch" in workers:
+        sums = []
+        for side, variant in (("jax", PRIVATE), ("torch", "vmap")):
+            file = folder / f"{case}-{side}.npz"
+            workers[side].ask(case=case, variant=variant, write=str(file))
+            sums.append(dict(np.load(file)))
+        result["sums_apart"] = relative_distance(*sums)
+    return result
+
+
+def relative_distance(one: dict[str, Any], two: dict[str, Any]) -> float:
+    """l2-norm of the difference over that of the first."""
+    assert one.keys() == two.keys(), (one.keys(), two.keys())
+    apart = sum(np.sum(np.square(one[name] - two[name])) for name in one)
+    return float(np.sqrt(apart / sum(np.sum(np.square(v)) for v in one.values())))
+
+
+def table(report: dict[str, Any]) -> str:
+    """The whole run for a reader."""
+    machine = report["machine"]
+    lines = [
+        f"{machine['processor']}, {report['cores']} cores used, load "
+        f"{machine['load']:.2f} before and {machine['load_after']:.2f} after; "
+        f"medians of {report['runs']} runs"
+    ]
+    for name, result in report["results"].items():
+        spec, seconds = report["cases"][name], result["seconds"]
+        lines += [
+            "",
+            f"{name}: {spec['episodes']} episodes a step, {spec['ways']}-way "
+            f"{spec['shots']}-shot, {spec['queries']} queries a class",
+        ]
+        for side, variants in seconds.items():
+            lines += [
+                f"  {side:<6}{variant:<20}{1e3 * values['median']:8.1f} ms"
+                f"   worst {1e3 * max(values['runs']):8.1f} ms"
+                for variant, values in variants.items()
+            ]
+        ours = seconds["jax"][PRIVATE]["median"]
+        plain = seconds["jax"][SIDE_BY_SIDE]["median"]
+        best = min(plain, seconds["jax"][IN_TURN]["median"])
+        lines.append(
+            f"  privacy costs {ours / plain:.2f} times the vmapped step, "
+            f"{ours / best:.2f} times the fastest"
+        )
+        if "torch" in seconds:
+            peer = min(values["median"] for values in seconds["torch"].values())
+            vmap = seconds["torch"]["vmap"]["median"]
+            lines.append(
+                f"  {peer / ours:.2f} times PyTorch's fastest, {vmap / ours:.2f} times "
+                f"its vmap; the sums differ by {result['sums_apart']:.1e}"
+            )
+        memory = result["temporary_bytes"]
+        lines.append(
+            "  working memory: "
+            + ", ".join(f"{m / 2**20:.1f} MiB for {n} episodes" for n, m in memory)
+        )
+    return "\n".join(lines)
+
+
+# --- Our side ---
+
+
+def serve(setting: dict[str, Any]) -> None:
+    """Answers commands; see `Worker`."""
+    cases = {name: Case(name, spec) for name, spec in setting["cases"].items()}
+    print(json.dumps({"variants": [PRIVATE, SIDE_BY_SIDE, IN_TURN]}), flush=True)
+    for line in sys.stdin:
+        command = json.loads(line)
+        case, answer = cases[command["case"]], {}
+        if "memory" in command:
+            sizes = [(number, case.memory(number)) for number in command["memory"]]
+            answer["temporary_bytes"] = sizes
+        elif "write" in command:
+            total = case.private_step(noise_multiplier=0.0, normalizer=1.0)
+            np.savez(command["write"], **flattened(total))
+        else:
+            step = case.steps[command["variant"]]
+            begun = time.perf_counter()
+            for _ in range(command["steps"]):
+                jax.block_until_ready(step())
+            answer["seconds"] = (time.perf_counter() - begun) / command["steps"]
+        print(json.dumps(answer), flush=True)
+
+
+class Case:
+    """Data, parameters, and the steps of one learner."""
+
+    def __init__(self, name: str, spec: dict[str, Any]) -> None:
+        self.spec = spec
+        self.learner, self.params = learner_and_params(name, spec)
+        slots = np.load(spec["file"])["slots"]
+        mask = np.ones(slots.shape[:3], np.float32)
+        self.block = Block(
+            slots, np.zeros_like(mask), mask, np.ones(len(slots), np.float32)
+        )
+        self.loss = contribution_loss(self.learner, mask.shape[1:], shots=spec["shots"])
+        self.devices = jax.local_devices()
+        self.gradient = PrivateGradient(self.loss, devices=self.devices)
+        self.key = jax.random.key(0)
+        self.steps = {
+            PRIVATE: self.private_step,
+            SIDE_BY_SIDE: self.plain_step(side_by_side=True),
+            IN_TURN: self.plain_step(side_by_side=False),
+        }
+
+    def private_step(
+        self, noise_multiplier: float | None = None, normalizer: float | None = None
+    ) -> Any:
+        """The clipped, noised gradient."""
+        if noise_multiplier is None:
+            noise_multiplier = self.spec["noise_multiplier"]
+        return self.gradient(
+            self.params,
+            [self.block],
+            self.key,
+            l2_clip_norm=self.spec["l2_clip_norm"],
+            noise_multiplier=noise_multiplier,
+            normalizer=normalizer or len(self.block.unit_mask),
+        )[0]
+
+    def plain_step(self, *, side_by_side: bool) -> Callable[[], Any]:
+        """The gradient of the mean loss, over the same devices."""
+        rows = jax.sharding.PartitionSpec("shard")
+        whole = jax.sharding.PartitionSpec()
+        mesh = jax.sharding.Mesh(np.array(self.devices), ("shard",))
+
+        def share(params: Any, block: Block) -> Any:
+            def mean_loss(params: Any) -> Any:
+                return jnp.mean(jax.vmap(self.loss, (None, 0))(params, block))
+
+            params = jax.lax.pcast(params, "shard", to="varying")
+            if side_by_side:
+                gradient = jax.grad(mean_loss)(params)
+            else:
+                zero = jax.tree.map(jnp.zeros_like, params)
+
+                def add(total: Any, unit: Block) -> tuple[Any, None]:
+                    new = jax.grad(self.loss)(params, unit)
+                    return jax.tree.map(jnp.add, total, new), None
+
+                gradient, _ = jax.lax.scan(add, zero, block)
+            return jax.lax.pmean(gradient, "shard")
+
+        step = jax.jit(
+            jax.shard_map(share, mesh=mesh, in_specs=(whole, rows), out_specs=whole)
+        )
+        by_row = jax.sharding.NamedSharding(mesh, rows)
+        return lambda: step(self.params, jax.device_put(self.block, by_row))
+
+    def memory(self, number: int) -> int:
+        """Working memory of the private step, bytes, for a block of that many."""
+        block = jax.tree.map(
+            lambda a: jax.ShapeDtypeStruct((number, *a.shape[1:]), a.dtype), self.block
+        )
+        one_device = PrivateGradient(self.loss, devices=self.devices[:1])
+        return one_device.temporary_bytes(self.params, block)
+
+
+def learner_and_params(name: str, spec: dict[str, Any]) -> tuple[Any, Any]:
+    """The learner of a case and its initial parameters."""
+    net = ConvNet(
+        (SIDE, SIDE, 1), spec["channels"], spec["outputs"], rngs=nnx.Rngs(spec["seed"])
+    )
+    apply, params = split_model(net)
+    if name == "protonet":
+        return ProtoNet(apply, ways=spec["ways"]), params
+    return (
+        MAML(
+            apply,
+            inner_steps=spec["inner_steps"],
+            inner_learning_rate=spec["inner_learning_rate"],
+        ),
+        params,
+    )
+
+
+def written(name: str, spec: dict[str, Any], folder: str) -> dict[str, Any]:
+    """The case with a file that holds its images and initial parameters."""
+    slots = spec["shots"] + spec["queries"]
+    rng = np.random.default_rng(spec["seed"])
+    # A pattern for each class and noise around it, so that there is something to learn.
+    shape = (spec["episodes"], spec["ways"], 1, SIDE, SIDE, 1)
+    pattern = rng.normal(size=shape)
+    images = pattern + rng.normal(size=(*shape[:2], slots, *shape[3:]))
+    file = Path(folder) / f"{name}.npz"
+    _, params = learner_and_params(name, spec)
+    named = {f"param:{key}": leaf for key, leaf in flattened(params).items()}
+    arrays: dict[str, Any] = {"slots": images.astype(np.float32), **named}
+    np.savez(file, **arrays)
+    return spec | {"file": str(file)}
+
+
+def flattened(params: Any) -> dict[str, np.ndarray]:
+    """Nested dictionaries as one, its keys joined by "/"."""
+    pairs = jax.tree_util.tree_leaves_with_path(params)
+    return {"/".join(k.key for k in path): np.asarray(leaf) for path, leaf in pairs}
+
+
+if __name__ == "__main__":
+    main()

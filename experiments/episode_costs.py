@@ -220,7 +220,9 @@ def _draw_noise(axes, costs: list[Cost]) -> None:
 def main() -> None:
     """Prints the tables and writes the picture."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--out", type=Path, default=Path("results/episode_costs"), metavar="DIR")
+    parser.add_argument(
+        "--out", type=Path, default=Path("results/episode_costs"), metavar="DIR"
+    )
     folder = parser.parse_args().out
     print(
         "The kernels are compiled first, which takes most of the time ...", flush=True

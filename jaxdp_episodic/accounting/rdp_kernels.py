@@ -226,7 +226,7 @@ def _search(
         jnp.full_like(log_t, jnp.inf),
         log_t,
         # Without steps there is nothing to search, and no order is better than another.
-        sum(jnp.sum(group.count, axis=0) for group in groups) == 0,
+        jnp.asarray(sum(jnp.sum(group.count, axis=0) for group in groups)) == 0,
     )
     return jnp.exp(jax.lax.while_loop(unfinished, improve, start).best_log_t)
 

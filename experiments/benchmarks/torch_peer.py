@@ -120,23 +120,9 @@ def vmapped(chunk: int | None) -> Callable[[Case], Params]:
     return step
 
 
-def looped(case: Case) -> Params:
-    """One episode after the other."""
-    total = {name: torch.zeros_like(p) for name, p in case.params.items()}
-    each = grad(case.loss)
-    for support, query in zip(case.support, case.query, strict=True):
-        gradient = each(case.params, support, query)
-        square = sum(g.square().sum() for g in gradient.values())
-        factor = (case.spec["l2_clip_norm"] / torch.sqrt(square)).clamp(max=1.0)
-        for name, g in gradient.items():
-            total[name] += factor * g
-    return total
-
-
 VARIANTS: dict[str, Callable[[Case], Params]] = {
     "vmap": vmapped(None),
     "vmap, chunks of 4": vmapped(4),
-    "loop": looped,
 }
 
 

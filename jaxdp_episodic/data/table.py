@@ -120,6 +120,12 @@ class ExampleTable:
             digest.update(np.ascontiguousarray(array).data)
         return digest.hexdigest()
 
+    @functools.cached_property
+    def class_places(self) -> np.ndarray:
+        """(R,) int64: place of the unit above each example, among all such units."""
+        sizes = self.population.children_counts[-1]
+        return np.repeat(np.arange(len(sizes)), sizes)
+
     def unit_column(self, level: str) -> np.ndarray:
         """Returns (R,) the id, at this level, of the unit that each example lies in."""
         names = list(self.level_names)

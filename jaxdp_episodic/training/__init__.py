@@ -11,7 +11,7 @@ from jaxdp_episodic.training.episode import (
     regression_episode,
 )
 from jaxdp_episodic.training.evaluation import Evaluation, Score
-from jaxdp_episodic.training.learners import ANIL, MAML, Learner, ProtoNet
+from jaxdp_episodic.training.learners import ANIL, MAML, Learner, ProtoNet, Supervised
 from jaxdp_episodic.training.models import (
     MLP,
     ConvNet,
@@ -36,6 +36,7 @@ __all__ = [
     "PrivateGradient",
     "ProtoNet",
     "Score",
+    "Supervised",
     "Trainer",
     "classification_episode",
     "plan_budget",

@@ -25,7 +25,8 @@ class Block(NamedTuple):
 
     Attributes:
       inputs: (B, *slots, *features).
-      targets: (B, *slots) float32; zeros where the classes are the targets.
+      targets: (B, *slots) float32: the examples' targets, or the places of their
+        classes among all classes.
       slot_mask: (B, *slots) float32, 1 where a slot holds an example.
       unit_mask: (B,) float32, 1 where a row holds a drawn unit.
     """
@@ -79,9 +80,8 @@ def _block(draw: Draw, table: ExampleTable, rows: np.ndarray) -> Block:
     inputs = features[examples] * _column(mask, mask.ndim + features.ndim - 1).astype(
         features.dtype
     )
-    targets = np.zeros(mask.shape, np.float32)
-    if table.targets is not None:
-        targets = np.where(mask, table.targets[examples], 0).astype(np.float32)
+    of_example = table.class_places if table.targets is None else table.targets
+    targets = np.where(mask, of_example[examples], 0).astype(np.float32)
     return Block(inputs, targets, mask.astype(np.float32), present.astype(np.float32))
 
 

@@ -38,18 +38,26 @@ def contribution_loss(
     support example changes every term of the loss: were a part of it clipped, one
     example would move all parts (locality; docs/theory.md, "The setting and its
     preconditions"). A clip unit that holds several episodes contributes their mean over
-    a fixed number, so that it does not depend on how many were drawn.
+    a fixed number, so that it does not depend on how many were drawn. Of a learner that
+    couples nothing (`Supervised`) any unit may be clipped, a single example too.
 
     Args:
       learner: see `Learner`. An episode of classes takes two axes of slots (class,
         example), one of a regression task takes one.
       slot_shape: of the sampler.
-      shots: support examples, of each class or of the task.
+      shots: support examples, of each class or of the task; 0 without episodes.
 
     Raises:
       TypeError: shots of the wrong type.
       ValueError: a clip unit smaller than an episode, or one with no room for a query.
     """
+    if not getattr(learner, "couples_examples", True):
+        if shots != 0:
+            raise ValueError(
+                f"shots must be 0 with {type(learner).__name__}, which has no support, "
+                f"got {shots!r}"
+            )
+        return _supervised_loss(learner, slot_shape)
     _validation.integer_array("shots", shots, minimum=1)
     axes = 1 if learner.is_regression else 2
     if len(slot_shape) < axes:
@@ -86,3 +94,20 @@ def contribution_loss(
         return jnp.sum(jax.lax.map(one, episodes)) / number
 
     return mean_loss
+
+
+def _supervised_loss(
+    learner: Learner, slot_shape: tuple[int, ...]
+) -> Callable[[Any, Block], Array]:
+    """Mean loss over all examples in the clip unit; they are the queries."""
+    number = math.prod(slot_shape)
+    kind = jnp.float32 if learner.is_regression else jnp.int32
+
+    def loss(params: Any, unit: Block) -> Array:
+        inputs = unit.inputs.reshape(number, *unit.inputs.shape[len(slot_shape) :])
+        targets = unit.targets.reshape(number).astype(kind)
+        mask = unit.slot_mask.reshape(number)
+        nobody = (inputs[:0], targets[:0], mask[:0])
+        return learner.loss(params, Episode(*nobody, inputs, targets, mask))
+
+    return loss

@@ -2,7 +2,7 @@
 
 A learner is a frozen dataclass around a pure function ``apply(params, inputs)``, of any
 framework. Its loss couples all support and query examples of an episode, so the episode
-is the smallest unit whose gradient may be clipped.
+is the smallest unit whose gradient may be clipped; `Supervised` alone couples nothing.
 """
 
 from __future__ import annotations
@@ -25,7 +25,11 @@ _ABSENT = -1e9  # logit of a class without support
 
 
 class Learner(Protocol):
-    """What the trainer needs of a learner."""
+    """What the trainer needs of a learner.
+
+    One whose loss is a mean over examples, each on its own, may say so by an attribute
+    ``couples_examples = False``; single examples may then be clipped.
+    """
 
     @property
     def is_regression(self) -> bool:
@@ -184,6 +188,42 @@ class ANIL(MAML):
             return _replaced(params, path, head)
 
         return whole(self._descend(_found(params, path), whole, episode))
+
+
+@dataclass(frozen=True)
+class Supervised:
+    """Plain supervised learning: a mean over examples that do not interact.
+
+    With clipped examples this is DP-SGD (Abadi et al. 2016, arXiv:1607.00133).
+
+    Attributes:
+      apply: ``(params, inputs (n, *features)) -> (n, classes)`` logits, or (n, 1)
+        values. It must treat every input on its own: no batch statistics.
+      task_loss: "cross_entropy" or "squared_error".
+    """
+
+    apply: Apply
+    task_loss: str = CROSS_ENTROPY
+    couples_examples: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        _validation.choice("task_loss", self.task_loss, (CROSS_ENTROPY, SQUARED_ERROR))
+
+    @property
+    def is_regression(self) -> bool:
+        """True for squared error."""
+        return self.task_loss == SQUARED_ERROR
+
+    def loss(self, params: Any, episode: Episode) -> Array:
+        """Mean loss of the queries; the support is not looked at."""
+        outputs = self.predict(params, episode)
+        return _mean_loss(
+            self.task_loss, outputs, episode.query_targets, episode.query_mask
+        )
+
+    def predict(self, params: Any, episode: Episode) -> Array:
+        """Outputs for the queries: (Q, classes), or (Q,) values."""
+        return _outputs(self.task_loss, self.apply(params, episode.query_inputs))
 
 
 def _found(params: Any, path: Sequence[str]) -> Any:

@@ -36,6 +36,9 @@ from jaxdp_episodic.training.evaluation import Evaluation
 from jaxdp_episodic.training.private_gradient import PrivateGradient
 from jaxdp_episodic.training.run_log import HELD_OUT, PRIVATE, RunLog
 
+# Gradients of single examples are small and quick: many side by side.
+_SINGLE_EXAMPLES_AT_ONCE = 64
+
 
 class TrainingState(NamedTuple):
     """What changes from step to step.
@@ -73,13 +76,13 @@ class Trainer:
     charges the budget first, then draws, clips, sums, adds noise and updates.
 
     Args:
-      learner: `ProtoNet`, `MAML`, `ANIL`, or anything with their methods.
+      learner: `ProtoNet`, `MAML`, `ANIL`, `Supervised`, or anything with their methods.
       params: the initial parameters, a pytree. They must not depend on private data.
       data: the private training data.
       budget: of `plan_budget`, for a step with ``population=data.population``; or
         without one, its ``sampling`` then stating public bounds of the sizes, which
         the data must keep.
-      shots: support examples, of each class or of the task.
+      shots: support examples, of each class or of the task; 0 for `Supervised`.
       optimizer: an optax optimizer; it sees noised gradients only.
       l2_clip_norm: C > 0, bound of each clip unit's contribution.
       normalizer: public constant > 0 by which the noised sum is divided. Default: the
@@ -126,7 +129,12 @@ class Trainer:
         self.normalizer = _normalizer(normalizer, step, self.sampler)
         self._devices = list(jax.local_devices() if devices is None else devices)
         self._block_size = _block_size(block_size, self.sampler, len(self._devices))
-        self._gradient = PrivateGradient(loss, devices=self._devices)
+        couples = getattr(learner, "couples_examples", True)
+        self._gradient = PrivateGradient(
+            loss,
+            devices=self._devices,
+            units_at_once=1 if couples else _SINGLE_EXAMPLES_AT_ONCE,
+        )
         self._optimizer = optimizer
         self._secrets = _secrets(seed)
         self.ledger = Ledger(budget)

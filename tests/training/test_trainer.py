@@ -6,13 +6,17 @@ import json
 import jax
 import numpy as np
 import pytest
+from flax import nnx
 
 import jaxdp_episodic as jde
 from jaxdp_episodic.data.sinusoids import make_sinusoids
 from jaxdp_episodic.data.table import ExampleTable
+from jaxdp_episodic.sampling.draw import step_generator
 from jaxdp_episodic.training.budget import BudgetExhaustedError, plan_budget
 from jaxdp_episodic.training.checkpoint import RunMismatchError
 from jaxdp_episodic.training.evaluation import Evaluation
+from jaxdp_episodic.training.learners import Supervised
+from jaxdp_episodic.training.models import MLP, split_model
 from jaxdp_episodic.training.run_log import HELD_OUT, PRIVATE, read_log
 from training_runs import (
     GROUPED,
@@ -238,6 +242,90 @@ def test_the_whole_step_may_be_the_clip_unit(tmp_path):
     assert run.sampler.slot_shape == (3, 3)
     records = run.train(tmp_path)
     assert all(r[PRIVATE]["num_units"] == 1 for r in records[1:])
+
+
+@pytest.mark.parametrize("clip_unit", ["example", "class", "step"])
+def test_examples_that_do_not_interact_may_be_clipped_alone(tmp_path, clip_unit):
+    """DP-SGD, and the same loss clipped by class and by step."""
+    data = classes(num_classes=4, examples=50)
+    sampling = jde.MultistageSampling(
+        jde.Poisson("class", sampling_probability=1.0),
+        jde.Poisson("example", sampling_probability=0.3),
+    )
+    step = jde.GaussianStep(
+        sampling, noise_multiplier=1.0, clip_unit=clip_unit, population=data.population
+    )
+    apply, params = split_model(MLP(2, (8,), 4, rngs=nnx.Rngs(0)))
+    run = trainer(
+        data=data,
+        step=step,
+        epsilon=np.inf,
+        num_steps=80,
+        learner=(Supervised(apply), params),
+        shots=0,
+        normalizer={"example": 60.0, "class": 4.0, "step": 1.0}[clip_unit],
+        l2_clip_norm=10.0,
+    )
+    records = run.train(tmp_path)
+    expected = {"example": 60, "class": 4, "step": 1}[clip_unit]
+    units = [r[PRIVATE]["num_units"] for r in records[1:]]
+    assert abs(np.mean(units) - expected) < 0.1 * expected
+    outputs = np.asarray(apply(run.params, data.features))
+    accuracy = np.mean(np.argmax(outputs, axis=1) == data.class_places)
+    assert accuracy > 0.9
+
+
+def test_single_examples_are_clipped_one_by_one():
+    """The sum is that of gradients computed and clipped in a plain loop."""
+    data = classes(num_classes=4, examples=50)
+    step = jde.GaussianStep(
+        jde.MultistageSampling(
+            jde.Poisson("class", sampling_probability=1.0),
+            jde.Poisson("example", sampling_probability=0.9),
+        ),
+        noise_multiplier=1.0,
+        clip_unit="example",
+        population=data.population,
+    )
+    apply, params = split_model(MLP(2, (8,), 4, rngs=nnx.Rngs(0)))
+    run = trainer(
+        data=data,
+        step=step,
+        epsilon=np.inf,
+        num_steps=1,
+        learner=(Supervised(apply), params),
+        shots=0,
+        normalizer=1.0,
+        l2_clip_norm=0.8,
+    )
+    (block, *more) = run.draw_blocks(1)
+    gradient, _ = run._gradient(
+        params,
+        [block, *more],
+        jax.random.key(0),
+        l2_clip_norm=0.8,
+        noise_multiplier=0.0,
+        normalizer=1.0,
+    )
+    total = np.zeros(4)
+    drawn = run.sampler.draw(step_generator(run.snapshot().secrets.sampler_entropy, 1))
+    for example in drawn.examples:
+        label = data.class_places[example]
+
+        def loss(p, x=data.features[example], label=label):
+            return -jax.nn.log_softmax(apply(p, x[None])[0])[label]
+
+        one = jax.grad(loss)(params)
+        norm = np.sqrt(sum(np.sum(np.square(a)) for a in jax.tree.leaves(one)))
+        total += np.asarray(one["head"]["bias"]) * min(1.0, 0.8 / norm)
+    np.testing.assert_allclose(gradient["head"]["bias"], total, rtol=2e-4, atol=2e-4)
+
+
+def test_supervised_learning_has_no_shots():
+    data = classes()
+    apply, params = split_model(MLP(2, (8,), 30, rngs=nnx.Rngs(0)))
+    with pytest.raises(ValueError, match="shots must be 0 with Supervised"):
+        trainer(data=data, learner=(Supervised(apply), params), shots=1)
 
 
 def tasks_in_groups(num_groups=8, tasks=5, points=12):

@@ -81,6 +81,7 @@ def school_baselines(config: TrainingConfig) -> dict[str, Score]:
         for split in ("validation", "test")
     }
     train = config.data.load("train")
+    assert train.targets is not None
     inputs = np.concatenate([train.features, np.ones((train.num_examples, 1))], axis=1)
     coefficients = np.linalg.lstsq(inputs, train.targets, rcond=None)[0]
     pooled = episodes["test"](Pooled(), jnp.asarray(coefficients, jnp.float32))

@@ -35,7 +35,8 @@ def main() -> None:
         step = VARIANTS[command["variant"]]
         if "write" in command:
             total = step(case)
-            np.savez(command["write"], **library_layout(total, case.side))
+            arrays = library_layout(total, case.side)
+            np.savez(command["write"], allow_pickle=False, **arrays)
             answer = {}
         else:
             begun = time.perf_counter()

@@ -252,7 +252,7 @@ def serve(setting: dict[str, Any]) -> None:
             answer["temporary_bytes"] = sizes
         elif "write" in command:
             total = case.private_step(noise_multiplier=0.0, normalizer=1.0)
-            np.savez(command["write"], **flattened(total))
+            np.savez(command["write"], allow_pickle=False, **flattened(total))
         else:
             step = case.steps[command["variant"]]
             begun = time.perf_counter()
@@ -287,14 +287,13 @@ class Case:
         self, noise_multiplier: float | None = None, normalizer: float | None = None
     ) -> Any:
         """The clipped, noised gradient."""
-        if noise_multiplier is None:
-            noise_multiplier = self.spec["noise_multiplier"]
+        noise: float = self.spec["noise_multiplier"]
         return self.gradient(
             self.params,
             [self.block],
             self.key,
             l2_clip_norm=self.spec["l2_clip_norm"],
-            noise_multiplier=noise_multiplier,
+            noise_multiplier=noise if noise_multiplier is None else noise_multiplier,
             normalizer=normalizer or len(self.block.unit_mask),
         )[0]
 

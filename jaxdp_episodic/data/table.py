@@ -167,7 +167,9 @@ class ExampleTable:
         wanted = np.asarray(ids)
         missing = np.setdiff1d(wanted, column)
         if missing.size:
-            raise ValueError(f"ids must be units of {level!r}, got {missing[0]!r}")
+            raise ValueError(
+                f"ids must be units of {level!r}, got {missing[0].item()!r}"
+            )
         kept = np.isin(column, wanted)
         return ExampleTable.from_records(
             self.features[kept],
@@ -205,8 +207,8 @@ def _with_empty_units(tree: Population, public: Sequence[Any]) -> Population:
     unlisted = np.setdiff1d(ids, listed)
     if unlisted.size:
         raise ValueError(
-            f"public_units must hold every unit that has records, {unlisted[0]!r} is "
-            "missing"
+            "public_units must hold every unit that has records, "
+            f"{unlisted[0].item()!r} is missing"
         )
     listed = np.sort(listed)
     counts = np.zeros(len(listed), np.int64)

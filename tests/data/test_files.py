@@ -1,0 +1,254 @@
+"""Users' own files: read as they say, and hostile ones refused."""
+
+import zipfile
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from jaxdp_episodic.data.folders import (
+    load_class_folders,
+    load_mini_imagenet,
+    load_omniglot,
+)
+from jaxdp_episodic.data.npz import load_npz
+from jaxdp_episodic.data.tables import load_table
+
+RNG = np.random.default_rng(0)
+
+
+# --- npz ---
+
+
+def saved(folder, **arrays):
+    path = folder / "data.npz"
+    np.savez(path, **arrays)
+    return path
+
+
+def test_npz_by_class(tmp_path):
+    images = RNG.integers(0, 256, (3, 4, 5, 5), dtype=np.uint8)
+    path = saved(tmp_path, images=images, classes=np.array(["c", "a", "b"]))
+    table = load_npz(path)
+    assert table.features.shape == (12, 5, 5, 1)
+    assert np.unique(table.unit_column("class")).tolist() == ["a", "b", "c"]
+    np.testing.assert_allclose(table.features[:4, ..., 0], images[1] / 255, rtol=1e-6)
+
+
+def test_npz_of_records_with_levels_targets_and_split(tmp_path):
+    path = saved(
+        tmp_path,
+        features=np.arange(12.0).reshape(6, 2),
+        labels=np.array([1, 0, 1, 0, 2, 2]),
+        user=np.array([9, 8, 9, 8, 8, 8]),
+        targets=np.arange(6) / 10,
+        split=np.array(["train"] * 5 + ["test"]),
+    )
+    table = load_npz(path, levels=["user"], split="train")
+    assert table.level_names == ("user", "class", "example")
+    assert table.num_examples == 5
+    assert table.targets is not None
+    for row, target in zip(table.features, table.targets, strict=True):
+        assert target == np.float32(row[0] / 20)
+    with pytest.raises(ValueError, match="split must be one that"):
+        load_npz(path, split="dev")
+    with pytest.raises(ValueError, match="must hold school"):
+        load_npz(path, levels=["school"])
+
+
+def test_a_pickle_is_never_opened(tmp_path):
+    class Bomb:
+        def __reduce__(self):
+            return (open, (str(tmp_path / "ran"), "w"))
+
+    path = tmp_path / "data.npz"
+    labels = np.array([Bomb(), Bomb()], dtype=object)
+    np.savez(path, features=np.zeros((2, 1)), labels=labels, allow_pickle=True)
+    with pytest.raises(ValueError):
+        load_npz(path)
+    assert not (tmp_path / "ran").exists()
+
+
+def test_a_zip_bomb_is_refused_by_its_header(tmp_path):
+    path = tmp_path / "data.npz"
+    np.savez_compressed(path, features=np.zeros((2**20, 64), np.uint8))
+    assert path.stat().st_size < 2**20
+    with pytest.raises(ValueError, match="max_bytes"):
+        load_npz(path, max_bytes=2**20)
+
+
+def test_a_header_that_lies_is_refused(tmp_path):
+    """A shape of 10^12 numbers over a few bytes of data."""
+    honest = tmp_path / "honest.npy"
+    np.save(honest, np.zeros((10, 10, 4)))
+    lie = honest.read_bytes().replace(b"(10, 10, 4), ", b"(10**6,1,4), ", 1)
+    path = tmp_path / "data.npz"
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("features.npy", lie.replace(b"10**6", b"99999", 1))
+    with pytest.raises(ValueError):
+        load_npz(path)
+
+
+@pytest.mark.parametrize(
+    ("arrays", "message"),
+    [
+        ({"labels": np.zeros(3, int)}, "must hold images or features"),
+        ({"images": np.zeros((2, 2)), "features": np.zeros((2, 2))}, "one of the two"),
+        ({"features": np.zeros((3, 2))}, "come with labels"),
+        ({"features": np.zeros((3, 2)), "labels": np.zeros(2, int)}, "one entry"),
+        ({"features": np.full((3, 2), np.nan), "labels": np.zeros(3, int)}, "row 0"),
+        ({"images": np.zeros((3, 2, 2), int), "labels": np.zeros(3, int)}, "uint8"),
+    ],
+)
+def test_npz_that_does_not_fit(tmp_path, arrays, message):
+    with pytest.raises((TypeError, ValueError), match=message):
+        load_npz(saved(tmp_path, **arrays))
+
+
+def test_not_an_npz(tmp_path):
+    path = tmp_path / "data.npz"
+    path.write_bytes(b"not a zip file")
+    with pytest.raises(ValueError, match="must be an npz file"):
+        load_npz(path)
+    with pytest.raises(FileNotFoundError):
+        load_npz(tmp_path / "none.npz")
+
+
+# --- Folders of images ---
+
+
+def picture(path, value=128, size=(6, 6)):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.new("L", size, value).save(path)
+
+
+def test_class_folders(tmp_path):
+    for name, value in (("b", 255), ("a", 0), ("a", 51)):
+        picture(tmp_path / name / f"{value}.png", value)
+    (tmp_path / "empty").mkdir()
+    (tmp_path / ".hidden").mkdir()
+    table = load_class_folders(tmp_path, grey=True)
+    assert table.features.shape == (3, 6, 6, 1)
+    assert table.population.children_counts[1].tolist() == [2, 1, 0]
+    np.testing.assert_allclose(table.features[:, 0, 0, 0], [0, 0.2, 1])
+    colour = load_class_folders(tmp_path, size=4)
+    assert colour.features.shape == (3, 4, 4, 3)
+
+
+def test_omniglot_folders(tmp_path):
+    for alphabet in ("Greek", "Latin"):
+        for character in ("character01", "character02"):
+            for drawer in (1, 2, 3):
+                file = tmp_path / alphabet / character / f"0001_{drawer:02}.png"
+                picture(file, 255, (105, 105))
+    flat = load_omniglot(tmp_path)
+    assert flat.features.shape == (12, 28, 28, 1)
+    assert flat.features.max() == 0  # white paper is no ink
+    assert flat.level_names == ("class", "example")
+    assert "Greek/character01" in flat.unit_column("class")
+    tree = load_omniglot(tmp_path, alphabets=True)
+    assert tree.level_names == ("alphabet", "class", "example")
+
+
+def test_mini_imagenet_folders(tmp_path):
+    for split in ("train", "val", "test"):
+        picture(tmp_path / split / "n01" / "a.jpg", size=(9, 7))
+    table = load_mini_imagenet(tmp_path, "validation", size=8)
+    assert table.features.shape == (1, 8, 8, 3)
+    with pytest.raises(ValueError, match="split must be one of"):
+        load_mini_imagenet(tmp_path, "val")
+
+
+def test_images_that_cannot_be_read_are_named(tmp_path):
+    picture(tmp_path / "a" / "good.png")
+    broken = tmp_path / "a" / "broken.png"
+    broken.write_bytes((tmp_path / "a" / "good.png").read_bytes()[:40])
+    with pytest.raises(ValueError, match="broken.png must be a readable image"):
+        load_class_folders(tmp_path)
+    broken.unlink()
+    picture(tmp_path / "b" / "wide.png", size=(9, 6))
+    with pytest.raises(ValueError, match="wide.png.*give size="):
+        load_class_folders(tmp_path)
+    with pytest.raises(ValueError, match="max_bytes=10"):
+        load_class_folders(tmp_path, size=4, max_bytes=10)
+
+
+def test_links_and_strange_files_are_refused(tmp_path):
+    inside = tmp_path / "data"
+    picture(tmp_path / "secret" / "a.png")
+    picture(inside / "a" / "a.png")
+    (inside / "b").symlink_to(tmp_path / "secret")
+    with pytest.raises(ValueError, match="must not be a link"):
+        load_class_folders(inside)
+    (inside / "b").unlink()
+    (inside / "a" / "link.png").symlink_to(tmp_path / "secret" / "a.png")
+    with pytest.raises(ValueError, match="must not be a link"):
+        load_class_folders(inside)
+    (inside / "a" / "link.png").unlink()
+    (inside / "a" / "notes.txt").write_text("hello")
+    with pytest.raises(ValueError, match="notes.txt must be an image"):
+        load_class_folders(inside)
+    with pytest.raises(NotADirectoryError):
+        load_class_folders(inside / "a" / "a.png")
+    with pytest.raises(FileNotFoundError):
+        load_class_folders(tmp_path / "none")
+
+
+# --- Tables ---
+
+CSV = "school,pupil_age,score\nx,11,0.5\ny,12,1.5\nx,13,2.5\n"
+COLUMNS = {"groups": ["school"], "features": ["pupil_age"], "target": "score"}
+
+
+def test_csv(tmp_path):
+    path = tmp_path / "t.csv"
+    path.write_text(CSV)
+    table = load_table(path, **COLUMNS)
+    assert table.level_names == ("school", "example")
+    assert table.features[:, 0].tolist() == [11, 13, 12]
+    assert table.targets is not None and table.targets.tolist() == [0.5, 2.5, 1.5]
+
+
+def test_parquet_is_the_same(tmp_path):
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    path = tmp_path / "t.parquet"
+    columns = {"school": ["x", "y", "x"], "pupil_age": [11, 12, 13]}
+    pq.write_table(pa.table({**columns, "score": [0.5, 1.5, 2.5]}), path)
+    other = tmp_path / "t.csv"
+    other.write_text(CSV)
+    assert load_table(path, **COLUMNS).fingerprint == (
+        load_table(other, **COLUMNS).fingerprint
+    )
+    path.write_bytes(b"PAR1 nonsense PAR1")
+    with pytest.raises(ValueError, match="must be a Parquet file"):
+        load_table(path, **COLUMNS)
+
+
+@pytest.mark.parametrize(
+    ("text", "changes", "message"),
+    [
+        (CSV, {"features": ["pupil_ago"]}, "did you mean 'pupil_age'"),
+        (CSV, {"features": ["score"]}, "used once each"),
+        (CSV, {"groups": []}, "at least one column"),
+        (CSV.replace("12", "twelve"), {}, r"'twelve' in record 2 \(row 3\)"),
+        (CSV.replace("12", "inf"), {}, "must be finite numbers"),
+        (CSV.replace("y,", ","), {}, r"must be an id, got nothing in record 2"),
+        (CSV.replace("y,12", "y"), {}, "line 3 has 2 cells"),
+        (CSV, {"max_bytes": 5}, "at most max_bytes=5"),
+        ("\udcff", {}, "UTF-8"),
+    ],
+)
+def test_csv_that_does_not_fit(tmp_path, text, changes, message):
+    path = tmp_path / "t.csv"
+    path.write_bytes(text.encode("utf-8", "surrogateescape"))
+    with pytest.raises(ValueError, match=message):
+        load_table(path, **{**COLUMNS, **changes})
+
+
+def test_names_and_kinds_of_files(tmp_path):
+    with pytest.raises(TypeError, match="groups must be a list"):
+        load_table(tmp_path / "t.csv", groups="school", features=["a"])
+    with pytest.raises(ValueError, match="must end in .csv or .parquet"):
+        load_table(tmp_path / "t.xlsx", **COLUMNS)

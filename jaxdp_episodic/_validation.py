@@ -17,7 +17,8 @@ import numpy as np
 def real_array(name: str, value: Any) -> np.ndarray:
     """Returns ``value`` as a float64 array without NaN."""
     array = _numeric(name, value)
-    result = array.astype(np.float64)
+    # + 0.0: a noise multiplier of -0.0 passes ">= 0", and its inverse is -infinity.
+    result = array.astype(np.float64) + 0.0
     if np.isnan(result).any():
         raise ValueError(f"{name} must not be NaN, got {_show(value)}")
     return result
@@ -102,6 +103,8 @@ def broadcast_shape(**arrays: Any) -> tuple[int, ...]:
 
 def _numeric(name: str, value: Any) -> np.ndarray:
     """Converts to an integer or float array; refuses everything else."""
+    if isinstance(value, np.ma.MaskedArray):
+        raise TypeError(f"{name} must not be a masked array: its mask would be lost")
     try:
         array = np.asarray(value)
     except ValueError:  # ragged nesting

@@ -133,7 +133,7 @@ def _answer(command: Epsilon | Calibrate) -> int:
     if command.json:
         print(json.dumps(_document(request, answer, remarks), allow_nan=False))
     else:
-        print(_table(request, answer, remarks))
+        print(_printable(_table(request, answer, remarks), keep="\n"))
     return 0
 
 
@@ -234,7 +234,15 @@ def _version() -> str:
 
 
 def _complain(message: str) -> None:
-    print(f"{PROGRAM}: error: {message}", file=sys.stderr)
+    print(f"{PROGRAM}: error: {_printable(message)}", file=sys.stderr)
+
+
+def _printable(text: str, keep: str = "") -> str:
+    """The text with control characters escaped: names may come from a stranger."""
+    return "".join(
+        c if c.isprintable() or c in keep else c.encode("unicode_escape").decode()
+        for c in text
+    )
 
 
 def _reason(error: BaseException, file: Path) -> str:
@@ -397,3 +405,7 @@ def _rounded(request: Request, value: float) -> str:
     rounding = ROUND_FLOOR if down else ROUND_CEILING
     digits = Context(prec=_DIGITS, rounding=rounding).create_decimal(float(value))
     return f"{digits:g}" if digits else "0"
+
+
+if __name__ == "__main__":
+    main()

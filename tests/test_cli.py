@@ -462,3 +462,24 @@ def test_every_config_names_its_command(path):
     assert ROOT / file == path
     kind = {"epsilon": cli.EpsilonRequest, "calibrate": cli.CalibrationRequest}
     assert cli.read_request(path, kind[command])
+
+
+@pytest.mark.parametrize("module", ["jaxdp_episodic", "jaxdp_episodic.cli"])
+def test_runs_as_a_module(module):
+    command = [sys.executable, "-m", module, "--version"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0 and done.stdout.startswith("jaxdp-episodic ")
+
+
+def test_control_characters_never_reach_the_terminal(tmp_path, capsys):
+    path = tmp_path / "a\nb.toml"
+    assert cli.run(["epsilon", str(path)]) == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1 and "a\\nb.toml" in error
+    text = (ROOT / "configs" / "schools.toml").read_text()
+    request = tmp_path / "escape.toml"
+    request.write_text(text.replace('"pupil"', '"pu\\u001b[31mpil"'))
+    code = cli.run(["epsilon", str(request)])
+    printed = capsys.readouterr()
+    assert "\x1b" not in printed.out + printed.err
+    assert code in (0, 2)

@@ -328,3 +328,9 @@ def test_bad_epsilon_and_shapes():
 def test_reflection_is_claimed_only_where_it_is_shown():
     claimed = {m for m in Mechanism.__subclasses__() if m.swaps_neighbours}
     assert claimed == {Gaussian, Laplace, RandomizedResponse}
+
+
+@pytest.mark.parametrize("zero", [0.0, -0.0])
+def test_no_noise_whatever_its_sign(zero):
+    assert Gaussian(zero).rdp(2.0) == np.inf
+    assert Laplace(zero).rdp(2.0) == np.inf

@@ -29,6 +29,7 @@ LAYERS = (
     ("training",),
     ("audit",),
     ("cli",),
+    ("__main__",),
 )
 # Distributions whose import name is another.
 IMPORTED_AS = {"orbax-checkpoint": "orbax", "pillow": "PIL"}

@@ -72,3 +72,16 @@ def test_shapes_that_disagree_are_named():
     assert validation.broadcast_shape(a=np.ones((3, 1)), b=np.ones(2)) == (3, 2)
     with pytest.raises(ValueError, match=r"a: \(3,\), b: \(2,\)"):
         validation.broadcast_shape(a=np.ones(3), b=np.ones(2))
+
+
+def test_minus_zero_becomes_zero():
+    """Its inverse is minus infinity, and noise of that would look like plenty."""
+    for check in (validation.real_array, validation.nonnegative_array):
+        assert not np.signbit(check("noise", [-0.0, 1.0])).any()
+
+
+def test_a_mask_is_not_silently_dropped():
+    masked = np.ma.masked_array([0.1, 0.2], mask=[False, True])
+    for name in CHECKS:
+        with pytest.raises(TypeError, match="must not be a masked array"):
+            getattr(validation, name)("x", masked)

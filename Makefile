@@ -21,7 +21,7 @@ PYTHON_CHECK := import sys; sys.exit(sys.version_info < (3, 11) and \
 
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
-.PHONY: help env demo test test-all lint format bench clean
+.PHONY: help env demo test test-all lint format bench bench-training clean
 
 help:
 	@echo "make demo      train a few-shot classifier privately, stop at the target epsilon"
@@ -30,6 +30,7 @@ help:
 	@echo "make lint      format, lint and types"
 	@echo "make format    apply the formatter and the linter's safe repairs"
 	@echo "make bench     speed against other accountants"
+	@echo "make bench-training  speed of a private training step against PyTorch"
 
 env: $(VENV)/.stamp
 
@@ -68,6 +69,9 @@ format: $(VENV)/.stamp
 
 bench: $(BENCH_VENV)/.stamp
 	$(BENCH_PY) experiments/benchmarks/accountant.py
+
+bench-training: $(BENCH_VENV)/.stamp
+	$(BENCH_PY) experiments/benchmarks/training.py
 
 clean:
 	rm -rf $(VENV) $(BENCH_VENV) build dist .pytest_cache .ruff_cache .hypothesis

@@ -35,7 +35,8 @@ def float64_boundary(jitted_kernel: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(jitted_kernel)
     def call(*args: Any, **static: Any) -> Any:
         converted = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), args)
-        with jax.enable_x64(True):
+        # Kernels broadcast; a caller who forbids that means the caller's own code.
+        with jax.enable_x64(True), jax.numpy_rank_promotion("allow"):
             return jax.tree.map(np.asarray, jitted_kernel(*converted, **static))
 
     return call

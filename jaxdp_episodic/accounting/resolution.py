@@ -18,6 +18,7 @@ from jaxdp_episodic.sampling.designs import GroupedClasses, IndependentEpisodes
 from jaxdp_episodic.sampling.rates import max_contributions
 from jaxdp_episodic.sampling.schemes import MultistageSampling, Poisson
 
+MOST_EPISODES = 1_000_000
 SAMPLED, SWAPPED, ANTIPODAL, EPISODES = "sampled", "swapped", "antipodal", "episodes"
 
 
@@ -64,10 +65,16 @@ def dominating_pair(step: GaussianStep) -> DominatingPair:
     Raises:
       ValueError: contributions clipped below the privacy unit, of which no public
         bound of the number is known.
+      NotImplementedError: more independent episodes than a sum can have terms.
     """
     if isinstance(step.design, IndependentEpisodes):
         rate = _product(step.path_rates.rates)
         episodes = np.asarray(step.design.num_episodes, np.float64)[..., None]
+        if np.max(episodes, initial=0) > MOST_EPISODES:
+            raise NotImplementedError(
+                f"num_episodes must be at most {MOST_EPISODES:,} (the bound sums "
+                f"as many terms), got {np.max(episodes):,.0f}"
+            )
         return _pair(step, EPISODES, rate=rate, sensitivity=2.0, num_episodes=episodes)
     if isinstance(step.design, GroupedClasses):
         return _grouped_pair(step, step.design)

@@ -310,9 +310,16 @@ def _check_composable(steps: tuple[GaussianStep, ...]) -> None:
     trees = [step.population for step in steps if step.population is not None]
     if any(tree is not trees[0] and tree != trees[0] for tree in trees[1:]):
         raise ValueError("composed steps must have one and the same population")
-    paths = {len(s.path_rates.multiplicity) for s in steps if s.population is not None}
-    if len(paths) > 1:
+    depths = {_depth_in_tree(s) for s in steps if s.population is not None}
+    if len(depths) > 1:
         raise ValueError(
             "composed steps must reach the privacy unit by the same levels of the "
             f"population, got {tuple(s.design.level_names for s in steps)}"
         )
+
+
+def _depth_in_tree(step: GaussianStep) -> int:
+    """The level of the population at which the protected units lie."""
+    # The episodes of grouped classes are formed, not found in the tree.
+    formed = isinstance(step.design, GroupedClasses)
+    return step.path_rates.num_levels - formed

@@ -215,3 +215,13 @@ class TestChunks:
             assert values.flags.writeable and values.flags.c_contiguous
             values[:] = -1
             assert np.all(question(9) >= 0)
+
+
+def test_a_callers_rank_promotion_does_not_matter():
+    step = jde.GaussianStep(
+        jde.Poisson("x", sampling_probability=0.1), noise_multiplier=[1.0, 2.0]
+    )
+    expected = jde.epsilon(step, num_steps=10, delta=1e-5)
+    with jax.numpy_rank_promotion("raise"):
+        got = jde.epsilon(step, num_steps=10, delta=1e-5)
+    np.testing.assert_array_equal(got, expected)

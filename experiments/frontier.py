@@ -120,7 +120,7 @@ def table(scores: dict[str, dict[str, Score]]) -> str:
 
 def draw(scores: dict[str, dict[str, Score]], path: Path) -> None:
     """Score against epsilon, one panel a data set."""
-    figure = Figure(figsize=(8.4, 3.8), layout="constrained")
+    figure = Figure(figsize=(8.4, 4.6), layout="constrained")
     panels = np.atleast_1d(figure.subplots(1, len(scores)))
     for axes, (title, column) in zip(panels, scores.items(), strict=True):
         trained = [column[label(target)] for target in TARGETS]
@@ -148,7 +148,8 @@ def draw(scores: dict[str, dict[str, Score]], path: Path) -> None:
         axes.set_title(title)
         axes.spines[["top", "right"]].set_visible(False)
         axes.grid(alpha=0.25)
-        axes.legend(frameon=False)
+        # Below: within, it would hide a baseline.
+        axes.legend(frameon=False, loc="upper center", bbox_to_anchor=(0.5, -0.16))
     figure.savefig(path, dpi=150)
 
 

@@ -59,10 +59,25 @@ def evaluate(
     shape = np.broadcast_shapes(
         np.shape(target), *(p.shape for p in pairs), *(np.shape(c) for c in counts)
     )
-    kinds, groups, silent, unprotected = _groups(pairs, counts, shape)
+    if 0 in shape:
+        return np.zeros(shape), np.zeros(shape)
+    kinds, groups, silent, unprotected = step_groups(pairs, counts, shape)
     safe_target = np.broadcast_to(np.asarray(target, np.float64), shape)
     arrays = (_flat(safe_target, shape), groups)
-    value, order = _in_chunks(kernel_name, kinds, direction, arrays)
+    on_cpu = jax.default_backend() == "cpu"
+    sizes = _CPU_CHUNKS if on_cpu else _ACCELERATOR_CHUNKS
+
+    def kernel(part: Any) -> tuple[np.ndarray, np.ndarray]:
+        chunk = part[0].shape[-1]
+        return _boundary_kernel()(
+            part,
+            kernel_name=kernel_name,
+            kinds=kinds,
+            direction=direction,
+            block=min(chunk, _CPU_BLOCK) if on_cpu else chunk,
+        )
+
+    value, order = in_chunks(kernel, arrays, sizes)
     value, order = value.reshape(shape), order.reshape(shape)
     nothing, everything = (
         (-np.inf, 0.0) if kernel_name == "best_log_delta" else (0.0, np.inf)
@@ -73,12 +88,12 @@ def evaluate(
     return np.where(np.isnan(value), everything, value), order
 
 
-def _groups(
+def step_groups(
     pairs: tuple[DominatingPair, ...],
     counts: tuple[np.ndarray, ...],
     shape: tuple[int, ...],
 ) -> tuple[tuple[str, ...], tuple[StepGroup, ...], np.ndarray, np.ndarray]:
-    """Sorts the steps by kind and takes out what the kernels cannot compute.
+    """Sorts the steps by kind and takes out what no kernel can compute.
 
     Returns the kinds, one `StepGroup` of (K, n) arrays for each, and masks of the
     settings that lose nothing and of those that are not protected at all.
@@ -124,40 +139,40 @@ def _flat(array: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
     return np.broadcast_to(array, shape).reshape(size)
 
 
-def _in_chunks(
-    kernel_name: str, kinds: tuple[str, ...], direction: str, arrays: Any
-) -> tuple[np.ndarray, np.ndarray]:
-    """Calls the kernel chunk by chunk; arrays have the settings as last axis."""
-    size = arrays[0].shape[-1]
-    value, order = np.empty(size), np.empty(size)
-    on_cpu = jax.default_backend() == "cpu"
-    chunk = _chunk_size(size, _CPU_CHUNKS if on_cpu else _ACCELERATOR_CHUNKS)
-    block = min(chunk, _CPU_BLOCK) if on_cpu else chunk
-    kernel = _boundary_kernel()
+def in_chunks(
+    kernel: Callable[[Any], tuple[np.ndarray, ...]],
+    arrays: Any,
+    sizes: tuple[int, ...],
+) -> tuple[np.ndarray, ...]:
+    """Calls a kernel chunk by chunk, on the CPU one chunk a core.
 
-    def work(start: int) -> None:
+    Args:
+      kernel: maps the arrays of one chunk to as many (chunk,) results as it likes.
+      arrays: pytree of arrays with the settings as last axis.
+      sizes: of a chunk, ascending: the first that holds all settings, else the last.
+        There must be at least one setting.
+
+    Returns:
+      The results, each (n,).
+    """
+    size = jax.tree.leaves(arrays)[0].shape[-1]
+    chunk = _chunk_size(size, sizes)
+
+    def work(start: int) -> tuple[np.ndarray, ...]:
         stop = min(start + chunk, size)
         # The last setting fills up the last chunk: valid numbers, thrown away below.
         pad = chunk - (stop - start)
         part = jax.tree.map(lambda a: _padded(a[..., start:stop], pad), arrays)
-        result = kernel(
-            part,
-            kernel_name=kernel_name,
-            kinds=kinds,
-            direction=direction,
-            block=block,
-        )
-        value[start:stop], order[start:stop] = (r[: stop - start] for r in result)
+        return tuple(result[: stop - start] for result in kernel(part))
 
     starts = range(0, size, chunk)
-    workers = min(len(starts), num_cores()) if on_cpu else 1
+    workers = min(len(starts), num_cores()) if jax.default_backend() == "cpu" else 1
     if workers <= 1:
-        for start in starts:
-            work(start)
+        parts = [work(start) for start in starts]
     else:
         with ThreadPoolExecutor(workers) as pool:
-            list(pool.map(work, starts))  # list() raises what a worker raised
-    return value, order
+            parts = list(pool.map(work, starts))
+    return tuple(np.concatenate(column) for column in zip(*parts, strict=True))
 
 
 def _chunk_size(size: int, sizes: tuple[int, ...]) -> int:

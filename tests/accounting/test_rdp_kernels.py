@@ -12,8 +12,10 @@ from hypothesis import strategies as st
 
 import jaxdp_episodic as jde
 
-# What the search may cost, relative to the best order of the scan.
+# What the search may cost: relative to the best order of the scan, and in nats, where
+# noise of thirty and more puts the best order beyond 1000 and epsilon below 1e-3.
 EXCESS = 1e-4
+SMALL = 3e-5
 SCAN_ERROR = 1e-5
 
 
@@ -122,7 +124,8 @@ def check_search(kind: str, runs: Run) -> None:
     found = jde.epsilon(step, num_steps=runs.num_steps, delta=runs.delta)
     best = scanned(kind, runs)
     for value, scan, run in zip(found, best, zip(*runs, strict=True), strict=True):
-        assert value <= scan * (1 + EXCESS), (value / scan - 1, Run(*run))
+        allowed = scan * (1 + EXCESS) + SMALL
+        assert value <= allowed, (value / scan - 1, Run(*run))
 
 
 FEW_KINDS = ("sampled", "antipodal below an outer level", "episodes")

@@ -11,6 +11,12 @@ from jaxdp_episodic.accounting.privacy_statement import PrivacyReport
 from jaxdp_episodic.accounting.profile import privacy_profile
 from jaxdp_episodic.accounting.report import privacy_report
 from jaxdp_episodic.accounting.step import ComposedSteps, GaussianStep, compose
+from jaxdp_episodic.accounting.views import (
+    advantage,
+    gdp_mu,
+    trade_off,
+    true_positive_rate,
+)
 from jaxdp_episodic.sampling.designs import GroupedClasses, IndependentEpisodes
 from jaxdp_episodic.sampling.population import Population
 from jaxdp_episodic.sampling.rates import inclusion_rates
@@ -32,6 +38,7 @@ __all__ = [
     "Population",
     "PrivacyReport",
     "WithoutReplacement",
+    "advantage",
     "calibrate_noise_multiplier",
     "calibrate_num_steps",
     "calibrate_rate",
@@ -39,8 +46,11 @@ __all__ = [
     "delta",
     "epsilon",
     "from_dp_event",
+    "gdp_mu",
     "inclusion_rates",
     "privacy_profile",
     "privacy_report",
     "rdp",
+    "trade_off",
+    "true_positive_rate",
 ]

@@ -21,6 +21,7 @@ import numpy as np
 import tyro
 from jax.experimental.compilation_cache import compilation_cache
 
+from jaxdp_episodic.accounting.curve_plot import plot_curve, summary
 from jaxdp_episodic.accounting.evaluation import num_cores
 from jaxdp_episodic.accounting.request import (
     CalibrationRequest,
@@ -73,6 +74,20 @@ class Calibrate:
 
 
 @dataclass(frozen=True)
+class Curve:
+    """Draw a run's whole privacy curve, and what an attacker could do with it."""
+
+    file: _File
+    """The request: as for `epsilon`; its delta or epsilon is not used."""
+    out: Annotated[Path, tyro.conf.arg(metavar="FILE.png")]
+    """The picture, .png or .svg; its numbers go beside it, into a .json."""
+    num_steps: Annotated[int | None, tyro.conf.arg(metavar="INT")] = None
+    """Takes the place of the file's number of steps."""
+    method: Annotated[str | None, tyro.conf.arg(metavar="NAME")] = None
+    """Takes the place of the file's method: exact, pld or rdp."""
+
+
+@dataclass(frozen=True)
 class Train:
     """Train privately on episodes, and stop before the target epsilon is exceeded."""
 
@@ -116,6 +131,8 @@ def run(arguments: Sequence[str]) -> int:
         return int(end.code or 0)
     if isinstance(command, Train):
         return _train(command)
+    if isinstance(command, Curve):
+        return _draw(command)
     return _answer(command)
 
 
@@ -137,12 +154,44 @@ def _answer(command: Epsilon | Calibrate) -> int:
     return 0
 
 
+def _draw(command: Curve) -> int:
+    """Draws what a request describes."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        try:
+            request = read_request(
+                command.file,
+                EpsilonRequest,
+                num_steps=command.num_steps,
+                method=command.method,
+            )
+            curve = plot_curve(
+                request.step,
+                command.out,
+                num_steps=request.num_steps,
+                method=request.method,
+            )
+        except _USER_ERRORS as error:
+            _complain(f"{command.file}: {_reason(error, command.file)}")
+            return _USER_ERROR
+    first = _steps(request)[0]
+    facts = summary(curve) | {
+        "protected": f"one {first.privacy_unit} ({first.neighboring_relation})",
+        "written": f"{command.out}, {command.out.with_suffix('.json')}",
+    }
+    lines = [f"{name:<23}  {value}" for name, value in facts.items()]
+    lines += [f"warning: {w}" for w in [*_messages(caught), *_remarks(request)]]
+    print(_printable("\n".join(lines), keep="\n"))
+    return 0
+
+
 def _train(command: Train) -> int:
     """Runs a training config."""
     use_all_cores()
     # Imported here: Flax costs a second that no question to the accountant should pay.
     from jaxdp_episodic.training.config import read_config
     from jaxdp_episodic.training.run import run_training
+    from jaxdp_episodic.training.run_folder import files_of_a_run
 
     try:
         result = run_training(
@@ -156,7 +205,10 @@ def _train(command: Train) -> int:
         _complain(f"{command.file}: {_reason(error, command.file)}")
         return _USER_ERROR
     except KeyboardInterrupt:
-        _complain(f"interrupted; go on with --resume --out {command.out}")
+        how = f"go on with --resume --out {command.out}"
+        if not files_of_a_run(command.out):
+            how = "nothing was trained yet, start again"
+        _complain(f"interrupted; {how}")
         return _INTERRUPTED
     print(result)
     return 0
@@ -192,13 +244,13 @@ def keep_compiled_kernels() -> None:
             compilation_cache.set_cache_dir(str(folder))
 
 
-def _parse(arguments: Sequence[str]) -> Epsilon | Calibrate | Train:
+def _parse(arguments: Sequence[str]) -> Epsilon | Calibrate | Curve | Train:
     """The command that the arguments name; a usage error is made one line."""
     errors = io.StringIO()
     try:
         with contextlib.redirect_stderr(errors):
             return tyro.cli(
-                Epsilon | Calibrate | Train,  # pyright: ignore[reportArgumentType]: a union is fine
+                Epsilon | Calibrate | Curve | Train,  # pyright: ignore[reportArgumentType]: a union is fine
                 prog=PROGRAM,
                 description=(
                     "Privacy accounting for episodic training, and training itself. "

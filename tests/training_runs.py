@@ -99,6 +99,7 @@ def trainer(
     step=None,
     learner=None,
     learning_rate=0.05,
+    delta=1e-5,
     **changes,
 ):
     """A private few-shot run that takes milliseconds a step."""
@@ -106,7 +107,7 @@ def trainer(
     budget = plan_budget(
         grouped_step(data) if step is None else step,
         epsilon=epsilon,
-        delta=1e-5,
+        delta=delta,
         num_steps=num_steps,
     )
     model, params = protonet() if learner is None else learner

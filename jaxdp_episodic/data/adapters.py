@@ -30,7 +30,8 @@ def from_huggingface(
 
     Raises:
       TypeError: several splits at once.
-      ValueError: an unknown column, no record, or inputs of different shapes.
+      ValueError: an unknown column, no record, a class id without a name (-1: not
+        known), or inputs of different shapes.
     """
     if isinstance(dataset, Mapping):
         raise TypeError(f"dataset must be one split, got all of {list(dataset)}")
@@ -91,7 +92,7 @@ def _from_rows(
                 f"{features!r} must be of one shape, got {inputs[-1].shape} in record "
                 f"{number} and {inputs[0].shape} in record 0; resize them first"
             )
-        labels.append(_id(row[label], names))
+        labels.append(_id(row[label], names, number))
         if target is not None:
             targets.append(float(row[target]))
     if not inputs:
@@ -102,13 +103,20 @@ def _from_rows(
     return ExampleTable.from_records(
         values,
         None if target is None else np.array(targets),
-        units={"class": np.array(labels)},
+        units={"class": labels},
     )
 
 
-def _id(value: Any, names: list[str] | None) -> Any:
-    """An integer or a string."""
+def _id(value: Any, names: list[str] | None, number: int) -> Any:
+    """An integer or a string; Hugging Face writes -1 for a class that is not known."""
     value = value.item() if hasattr(value, "item") else value
     if isinstance(value, bytes):
         return value.decode()
-    return value if names is None else names[value]
+    if names is None:
+        return value
+    if not 0 <= value < len(names):
+        raise ValueError(
+            f"class ids must lie in 0 .. {len(names) - 1}, got {value} in record "
+            f"{number}; leave records without a class out"
+        )
+    return names[value]

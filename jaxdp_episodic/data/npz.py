@@ -31,7 +31,9 @@ def load_npz(
 
     * ``images[class, example, ...]``, with the classes' ids in ``classes`` (C,), or
       numbered;
-    * ``images[record, ...]`` with ``labels`` (R,), the class ids of the records.
+    * ``images[record, ...]`` with ``labels`` (R,), the class ids of the records. An
+      array ``classes`` beside them is the public list of classes: those without a
+      record are empty classes, and stay when the last record of one is taken away.
 
     ``targets`` is optional, one number a record. Further arrays, with one entry a
     record or (first layout) a class, may name coarser levels or the split.
@@ -57,9 +59,17 @@ def load_npz(
             f"{path} must hold images or features, one of the two, has {list(arrays)}"
         )
     values = arrays[given[0]]
+    if not values.size:
+        raise ValueError(f"{given[0]} in {path} must not be empty, got {values.shape}")
     grid: tuple[int, ...] = values.shape[:1]
+    public = None
     if "labels" in arrays:
-        labels = arrays["labels"]
+        labels, public = arrays["labels"], arrays.get("classes")
+        if public is not None and (levels or split is not None):
+            raise ValueError(
+                f"classes beside labels in {path} is a public list, which is for one "
+                "level of units and all records, got levels or split"
+            )
     else:
         if values.ndim < 3:
             raise ValueError(
@@ -83,7 +93,12 @@ def load_npz(
         values = values[kept]
         columns = {name: column[kept] for name, column in columns.items()}
         targets = None if targets is None else targets[kept]
-    return ExampleTable.from_records(values, targets, units=columns)
+    return ExampleTable.from_records(
+        values,
+        targets,
+        units=columns,
+        public_units=None if public is None else public.reshape(-1).tolist(),
+    )
 
 
 def scaled_images(images: np.ndarray) -> np.ndarray:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from jaxdp_episodic import _validation
 from jaxdp_episodic.data.folders import (
@@ -34,6 +35,10 @@ class Glyphs(Spec):
     size: int = 14
     small: bool = False
 
+    def __post_init__(self) -> None:
+        _whole(self, "size")
+        _flags(self, "small")
+
     def load(self, split: str, base: Path | None = None) -> ExampleTable:
         """Returns a split."""
         del base
@@ -45,6 +50,9 @@ class Schools(Spec):
     """Pupils of English schools; see `load_schools`. Splits train, validation, test."""
 
     authorities: bool = False
+
+    def __post_init__(self) -> None:
+        _flags(self, "authorities")
 
     def load(self, split: str, base: Path | None = None) -> ExampleTable:
         """Returns a split."""
@@ -58,6 +66,9 @@ class Sinusoids(Spec):
 
     num_tasks: int = 5_000
     points: int = 40
+
+    def __post_init__(self) -> None:
+        _whole(self, "num_tasks", "points")
 
     def load(self, split: str, base: Path | None = None) -> ExampleTable:
         """Returns a split; held-out ones have 600 tasks."""
@@ -80,6 +91,9 @@ class Npz(Spec):
     path: str
     held_out: str | None = None
 
+    def __post_init__(self) -> None:
+        _texts(self, "path", "held_out")
+
     def load(self, split: str, base: Path | None = None) -> ExampleTable:
         """Returns a split."""
         return _from_files(self, split, base, load_npz)
@@ -100,6 +114,11 @@ class ClassFolders(Spec):
     held_out: str | None = None
     size: int | None = None
     grey: bool = False
+
+    def __post_init__(self) -> None:
+        _texts(self, "path", "held_out")
+        _whole(self, "size")
+        _flags(self, "grey")
 
     def load(self, split: str, base: Path | None = None) -> ExampleTable:
         """Returns a split."""
@@ -126,6 +145,11 @@ class Omniglot(Spec):
     size: int = 28
     alphabets: bool = False
 
+    def __post_init__(self) -> None:
+        _texts(self, "path", "held_out")
+        _whole(self, "size")
+        _flags(self, "alphabets")
+
     def load(self, split: str, base: Path | None = None) -> ExampleTable:
         """Returns a split."""
 
@@ -142,6 +166,10 @@ class MiniImageNet(Spec):
     path: str
     size: int = 84
 
+    def __post_init__(self) -> None:
+        _texts(self, "path")
+        _whole(self, "size")
+
     def load(self, split: str, base: Path | None = None) -> ExampleTable:
         """Returns a split; "validation" is the folder ``val``."""
         return load_mini_imagenet((base or Path()) / self.path, split, size=self.size)
@@ -157,6 +185,8 @@ class Table(Spec):
       features: columns of numbers.
       target: column of numbers; None: the last group is the class.
       held_out: file of the held-out records.
+      public_units: public list of ids of the only group of the training data; those
+        without a record are empty units. None: every unit has one.
     """
 
     path: str
@@ -164,17 +194,25 @@ class Table(Spec):
     features: tuple[str, ...]
     target: str | None = None
     held_out: str | None = None
+    public_units: tuple[str | int, ...] | None = None
 
     def __post_init__(self) -> None:
+        _texts(self, "path", "target", "held_out")
         for field in ("groups", "features"):
-            object.__setattr__(self, field, tuple(getattr(self, field)))
+            _names(self, field)
+        if self.public_units is not None:
+            _names(self, "public_units", kinds=(str, int))
 
     def load(self, split: str, base: Path | None = None) -> ExampleTable:
         """Returns a split."""
 
         def read(path: Path) -> ExampleTable:
             return load_table(
-                path, groups=self.groups, features=self.features, target=self.target
+                path,
+                groups=self.groups,
+                features=self.features,
+                target=self.target,
+                public_units=self.public_units if split == TRAIN else None,
             )
 
         return _from_files(self, split, base, read)
@@ -209,3 +247,40 @@ def _from_files(
             "needs classes or tasks that are not trained on"
         )
     return read((base or Path()) / name)
+
+
+def _flags(source: Any, *names: str) -> None:
+    for name in names:
+        value = getattr(source, name)
+        if not isinstance(value, bool):
+            raise TypeError(f"{name} must be true or false, got {value!r}")
+
+
+def _texts(source: Any, *names: str) -> None:
+    """Refuses what is neither a string nor, where that is the default, None."""
+    for name in names:
+        value = getattr(source, name)
+        left_out = value is None and name != "path"
+        if not (left_out or (isinstance(value, str) and value)):
+            raise TypeError(f"{name} must be a non-empty string, got {value!r}")
+
+
+def _whole(source: Any, *names: str) -> None:
+    for name in names:
+        value: Any = getattr(source, name)
+        if value is None and name == "size":  # as they are
+            continue
+        array = _validation.integer_array(name, value, minimum=1)
+        if array.ndim:
+            raise ValueError(f"{name} must be a number, got {value!r}")
+        object.__setattr__(source, name, int(array))
+
+
+def _names(source: Any, name: str, kinds: tuple[type, ...] = (str,)) -> None:
+    value = getattr(source, name)
+    fits = isinstance(value, list | tuple) and all(
+        isinstance(one, kinds) and not isinstance(one, bool) for one in value
+    )
+    if not fits or not value:
+        raise TypeError(f"{name} must be a list of names, got {value!r}")
+    object.__setattr__(source, name, tuple(value))

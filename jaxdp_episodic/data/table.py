@@ -73,9 +73,14 @@ class ExampleTable:
         """
         inputs = _numbers("features", features)
         values = None if targets is None else _numbers("targets", targets)
-        columns = {name: np.asarray(ids) for name, ids in units.items()}
-        if not columns:
+        if not units:
             raise ValueError("units must name at least one level, got none")
+        if example_level in units:
+            raise ValueError(
+                f"units must not be named {example_level!r}, which is the level of the "
+                f"records themselves, got {list(units)}"
+            )
+        columns = {name: id_array(name, ids) for name, ids in units.items()}
         lengths = {name: len(column) for name, column in columns.items()}
         lengths["features"] = len(inputs)
         if values is not None:
@@ -186,6 +191,24 @@ class ExampleTable:
         return f"ExampleTable(units={units}, features={self.features.shape[1:]})"
 
 
+def id_array(name: str, ids: Any) -> np.ndarray:
+    """Returns ids as an array that keeps apart what differs.
+
+    Raises:
+      ValueError: a string that ends in a NUL, which NumPy would drop; or strings beside
+        numbers, which NumPy would turn into strings.
+    """
+    array = np.asarray(ids)
+    if array is not ids and array.dtype.kind == "U":
+        for place, one in enumerate(ids):
+            if not isinstance(one, str) or one.endswith("\0"):
+                raise ValueError(
+                    f"{name} must be ids of one type, strings not ending in a NUL, got "
+                    f"{one!r} in record {place + 1}"
+                )
+    return array
+
+
 def _tree_order(tree: Population, columns: Mapping[str, np.ndarray]) -> np.ndarray:
     """The records in depth-first order; within a unit as they came."""
     parent = np.zeros(len(next(iter(columns.values()))), np.int64)
@@ -201,7 +224,15 @@ def _with_empty_units(tree: Population, public: Sequence[Any]) -> Population:
     """The tree with the units of a public list, those without records empty."""
     assert tree.unit_ids is not None  # made from ids
     ids = tree.unit_ids[0]
-    listed = np.asarray(public)
+    listed = id_array("public_units", public)
+    if listed.dtype.kind != ids.dtype.kind and "U" in (
+        listed.dtype.kind,
+        ids.dtype.kind,
+    ):
+        raise TypeError(
+            f"public_units must be ids like those of the records ({ids.dtype}), "
+            f"got {listed.dtype}"
+        )
     if len(np.unique(listed)) != len(listed):
         raise ValueError("public_units must not repeat an id")
     unlisted = np.setdiff1d(ids, listed)
@@ -225,6 +256,10 @@ def _numbers(name: str, value: Any) -> np.ndarray:
         raise TypeError(
             f"{name} must be an array of numbers with one row an example, "
             f"got {array.dtype} of shape {array.shape}"
+        )
+    if not array.size:
+        raise ValueError(
+            f"{name} must have at least one number and one row, got shape {array.shape}"
         )
     if array.dtype.kind == "f":
         array = array.astype(np.float32)

@@ -12,7 +12,7 @@ import numpy as np
 
 from jaxdp_episodic import _validation
 from jaxdp_episodic.data.optional import require
-from jaxdp_episodic.data.table import ExampleTable
+from jaxdp_episodic.data.table import ExampleTable, id_array
 
 MAX_BYTES = 4 * 2**30  # of a CSV file, or of Parquet columns uncompressed
 
@@ -23,6 +23,7 @@ def load_table(
     groups: Sequence[str],
     features: Sequence[str],
     target: str | None = None,
+    public_units: Sequence[Any] | None = None,
     max_bytes: int = MAX_BYTES,
 ) -> ExampleTable:
     """Returns the table of a file's records, one a row.
@@ -33,6 +34,8 @@ def load_table(
         are strings, as written: "07" is not "7".
       features: columns of numbers.
       target: column of numbers; None: the last group is the class.
+      public_units: the public list of ids of the only group; those without a record
+        are empty units, which stay when somebody's last record is taken away.
       max_bytes: most bytes of the file (CSV) or of its columns (Parquet).
 
     Returns:
@@ -50,6 +53,11 @@ def load_table(
             raise TypeError(f"{name} must be a list of column names, got {columns!r}")
         if not columns:
             raise ValueError(f"{name} must name at least one column, got none")
+    if "example" in groups:
+        raise ValueError(
+            "groups must not name a column 'example', which is the level of the "
+            f"records themselves, got {list(groups)}; rename the column"
+        )
     wanted = [*groups, *features, *([] if target is None else [target])]
     if len(set(wanted)) < len(wanted):
         raise ValueError(f"columns must be used once each, got {wanted}")
@@ -60,6 +68,8 @@ def load_table(
         columns, first = _parquet_columns(file, wanted, max_bytes), 1
     else:
         raise ValueError(f"path must end in .csv or .parquet, got {str(file)!r}")
+    if not columns[wanted[0]]:
+        raise ValueError(f"{file} must have at least one record, has none")
     numbers = {
         name: _numbers(columns[name], name, file, first)
         for name in wanted[len(groups) :]
@@ -68,6 +78,7 @@ def load_table(
         np.stack([numbers[name] for name in features], axis=1),
         None if target is None else numbers[target],
         units={name: _ids(columns[name], name, file, first) for name in groups},
+        public_units=public_units,
     )
 
 
@@ -151,4 +162,4 @@ def _ids(cells: Sequence[Any], name: str, file: Path, first: int) -> np.ndarray:
                 f"{name!r} must be an id, got nothing in record {row + 1} "
                 f"(row {row + first}) of {file}"
             )
-    return np.array(cells)
+    return id_array(name, cells)

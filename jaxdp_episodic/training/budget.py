@@ -18,6 +18,7 @@ from jaxdp_episodic.accounting.step import GaussianStep
 
 # Steps are numbered by 32-bit integers on the device.
 _MOST_STEPS = 2**31 - 1
+_STEPS_AHEAD = 4096
 
 
 class BudgetExhaustedError(RuntimeError):
@@ -51,6 +52,47 @@ class PrivacyBudget:
     def is_private(self) -> bool:
         """False if the run has no finite epsilon."""
         return bool(np.isfinite(self.epsilon))
+
+
+def public_view(budget: PrivacyBudget) -> PrivacyBudget | None:
+    """Returns the budget as public facts alone account it, or None if they do not.
+
+    Under ``add_remove`` the sizes of groups of protected units are private. A budget
+    that rests on them may not be published, nor its noise, which was calibrated to
+    them; one that comes out the same without the `Population` does not rest on them.
+    """
+    step = budget.step
+    if step.population is None or step.neighboring_relation != "add_remove":
+        return budget
+    try:
+        bare = dataclasses.replace(
+            budget, step=dataclasses.replace(step, population=None)
+        )
+        same = np.isclose(bare.spent(1), budget.spent(1), rtol=1e-9, atol=0.0)
+    except (ValueError, NotImplementedError):  # it needs sizes that nobody stated
+        return None
+    return bare if same else None
+
+
+class SpentAhead:
+    """Epsilon after each step of a run, computed for many steps at a time.
+
+    One vectorized call answers for a few thousand steps; all at once, a run of 2^31
+    steps would take all memory before its first.
+    """
+
+    def __init__(self, budget: PrivacyBudget) -> None:
+        self._budget = budget
+        self._first, self._values = 0, np.zeros(0)
+
+    def at(self, step: int) -> float:
+        """Returns epsilon after that many steps, at least 1 (*upper bound*)."""
+        place = step - self._first
+        if not 0 <= place < len(self._values):
+            last = max(step, min(step + _STEPS_AHEAD - 1, self._budget.num_steps))
+            self._first, place = step, 0
+            self._values = np.asarray(self._budget.spent(np.arange(step, last + 1)))
+        return float(self._values[place])
 
 
 class Ledger:

@@ -14,6 +14,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import secrets as system_entropy
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -23,6 +24,8 @@ from typing import Any, NamedTuple, Self
 import jax
 import numpy as np
 import orbax.checkpoint as ocp
+
+from jaxdp_episodic import _validation
 
 FORMAT = 1
 _KEPT = 2
@@ -206,6 +209,27 @@ def _flat(value: Any, prefix: str = "") -> dict[str, Any]:
     else:
         return {prefix: value}
     return {k: v for key, item in items for k, v in _flat(item, key).items()}
+
+
+def new_secrets(seed: int | None) -> Secrets:
+    """Returns fresh secrets; those of a seed, which somebody knows, are none.
+
+    Raises:
+      TypeError: a seed that is no number.
+      ValueError: one that is negative, or several.
+    """
+    if seed is None:
+        key = np.frombuffer(system_entropy.token_bytes(8), np.uint32)
+        return Secrets(system_entropy.randbits(256), key)
+    array = _validation.integer_array("seed", seed, minimum=0)
+    if array.ndim:
+        raise ValueError(f"seed must be a number, got {seed!r}")
+    entropy = int(array)
+    sampler, noise = np.random.SeedSequence(entropy).spawn(2)
+    words = sampler.generate_state(8, np.uint32)
+    return Secrets(
+        int.from_bytes(words.tobytes(), "little"), noise.generate_state(2, np.uint32)
+    )
 
 
 def as_arrays(state: Any) -> Any:

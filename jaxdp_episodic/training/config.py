@@ -14,70 +14,16 @@ import optax
 from flax import nnx
 
 from jaxdp_episodic import _validation
-from jaxdp_episodic.accounting.step import GaussianStep, Sampling
 from jaxdp_episodic.data.sources import SOURCES, DataSource
-from jaxdp_episodic.sampling.designs import GroupedClasses, IndependentEpisodes
-from jaxdp_episodic.sampling.population import Population
-from jaxdp_episodic.sampling.rates import NEIGHBORING_RELATIONS
-from jaxdp_episodic.sampling.schemes import Scheme, WithoutReplacement
 from jaxdp_episodic.sampling.spec import Spec
 from jaxdp_episodic.training import models
 from jaxdp_episodic.training.learners import ANIL, MAML, ProtoNet
+from jaxdp_episodic.training.private_gradient import checked_setting
+from jaxdp_episodic.training.step_config import StepConfig
 
 _LOSSES = ("cross_entropy", "squared_error")
 _OPTIMIZERS = ("adam", "adamw", "sgd")
 _SCHEDULES = ("constant", "cosine")
-
-
-@dataclass(frozen=True, eq=False, kw_only=True)
-class StepConfig(Spec):
-    """A `GaussianStep` without its sizes, which are public bounds or the data's own.
-
-    Where every draw without replacement states its ``population``, a public lower
-    bound, the guarantee rests on these alone (and data that contradict them are
-    refused). Else it rests on the sizes of the data: under ``add_remove`` the noise
-    and the statement then depend on private sizes, and the statement says so.
-
-    Attributes:
-      sampling: as of `GaussianStep`, like the rest.
-      noise_multiplier: None where it is calibrated.
-      clip_unit: see there.
-      privacy_unit: see there.
-      neighboring_relation: see there.
-      small_units: see there.
-    """
-
-    nested_specs: ClassVar[Mapping[str, tuple[type, ...]]] = {
-        "sampling": GaussianStep.nested_specs["sampling"]
-    }
-
-    sampling: Sampling | Scheme
-    noise_multiplier: float | None = None
-    clip_unit: str | None = None
-    privacy_unit: str | None = None
-    neighboring_relation: str = "add_remove"
-    small_units: str | None = None
-
-    def __post_init__(self) -> None:
-        _validation.choice(
-            "neighboring_relation", self.neighboring_relation, NEIGHBORING_RELATIONS
-        )
-        if self.noise_multiplier is not None:
-            _validation.nonnegative_array("noise_multiplier", self.noise_multiplier)
-
-    def step(self, population: Population) -> GaussianStep:
-        """Returns the step on real data; without a noise multiplier, with one of 1."""
-        noise = self.noise_multiplier
-        rests_on_data = not _states_its_sizes(self.sampling)
-        return GaussianStep(
-            self.sampling,
-            noise_multiplier=1.0 if noise is None else noise,
-            clip_unit=self.clip_unit,
-            privacy_unit=self.privacy_unit,
-            neighboring_relation=self.neighboring_relation,
-            small_units=self.small_units,
-            population=population if rests_on_data else None,
-        )
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -201,7 +147,12 @@ class OptimizerConfig(Spec):
         _validation.choice("schedule", self.schedule, _SCHEDULES)
         _positive(self, "learning_rate")
         _whole(self, "warmup_steps", minimum=0)
-        _validation.nonnegative_array("weight_decay", self.weight_decay)
+        decay = _validation.nonnegative_array("weight_decay", self.weight_decay)
+        if decay.ndim or not np.isfinite(decay):
+            raise ValueError(
+                f"weight_decay must be a finite number, got {self.weight_decay!r}"
+            )
+        object.__setattr__(self, "weight_decay", float(decay))
 
     def build(self, num_steps: int) -> optax.GradientTransformation:
         """Returns the optax optimizer of a run of that many steps."""
@@ -297,18 +248,38 @@ class TrainingConfig(Spec):
     seed: int | None = None
 
     def __post_init__(self) -> None:
-        _positive(self, "l2_clip_norm")
+        for name in ("l2_clip_norm", "normalizer"):
+            value = getattr(self, name)
+            if value is not None or name == "l2_clip_norm":
+                object.__setattr__(self, name, checked_setting(name, value))
         _whole(self, "checkpoint_every")
-        _validation.open_unit_array("delta", self.delta)
-        if self.num_steps is not None:
-            _whole(self, "num_steps")
-        if not _validation.real_array("epsilon", self.epsilon) > 0:
-            raise ValueError(f"epsilon must be > 0, got {self.epsilon!r}")
+        for name in ("num_steps", "block_size", "seed"):
+            if getattr(self, name) is not None:
+                _whole(self, name, minimum=0 if name == "seed" else 1)
+        if _validation.open_unit_array("delta", self.delta).ndim:
+            raise ValueError(f"delta must be a number, got {self.delta!r}")
+        target = _validation.real_array("epsilon", self.epsilon)
+        if target.ndim or not target > 0:
+            raise ValueError(
+                f"epsilon must be > 0 and one number, got {self.epsilon!r}"
+            )
+        self._check_model()
         if (self.num_steps is None) == (self.step.noise_multiplier is None):
             given = "neither" if self.num_steps is None else "both"
             raise ValueError(
                 "give exactly one of num_steps (the noise is calibrated) and "
                 f"step.noise_multiplier (the steps are), got {given}"
+            )
+
+    def _check_model(self) -> None:
+        """Refuses a network whose outputs are not what the learner takes them for."""
+        learner, model = self.learner.kind, self.model.kind
+        embeds = learner == "protonet"
+        if model == ("conv_classifier" if embeds else "conv_embedding"):
+            others = ("conv_embedding" if embeds else "conv_classifier", "mlp")
+            raise ValueError(
+                f"model.kind must be one of {others} with learner.kind={learner!r}, "
+                f"got {model!r}"
             )
 
     @classmethod
@@ -357,20 +328,6 @@ def built_model(
     module = config.model.build(input_shape, 1 if ways is None else ways)
     apply, params = models.split_model(module)
     return config.learner.learner(apply, ways), params
-
-
-def _states_its_sizes(sampling: Sampling | Scheme) -> bool:
-    """True if every draw without replacement of the data has a public population."""
-    if isinstance(sampling, GroupedClasses):
-        return sampling.examples.population is not None
-    if isinstance(sampling, IndependentEpisodes):
-        sampling = sampling.sampling
-    levels = getattr(sampling, "levels", (sampling,))
-    return all(
-        scheme.population is not None
-        for scheme in levels
-        if isinstance(scheme, WithoutReplacement)
-    )
 
 
 def num_parameters(params: Any) -> int:

@@ -37,9 +37,11 @@ def contribution_loss(
     The clip unit must hold at least one whole episode, because within an episode every
     support example changes every term of the loss: were a part of it clipped, one
     example would move all parts (locality; docs/theory.md, "The setting and its
-    preconditions"). A clip unit that holds several episodes contributes their mean over
-    a fixed number, so that it does not depend on how many were drawn. Of a learner that
-    couples nothing (`Supervised`) any unit may be clipped, a single example too.
+    preconditions"). A clip unit that holds several episodes contributes the mean
+    over those of its own that were drawn. (The number of slots would not do: under
+    Poisson it is the largest number of children of *any* unit, so one unit's growth
+    would move everybody's contribution.) Of a learner that couples nothing
+    (`Supervised`) any unit may be clipped, a single example too.
 
     Args:
       learner: see `Learner`. An episode of classes takes two axes of slots (class,
@@ -49,7 +51,8 @@ def contribution_loss(
 
     Raises:
       TypeError: shots of the wrong type.
-      ValueError: a clip unit smaller than an episode, or one with no room for a query.
+      ValueError: a clip unit smaller than an episode, one with no room for a query, or
+        episodes of another number of classes than the learner is for.
     """
     if not getattr(learner, "couples_examples", True):
         if shots != 0:
@@ -71,6 +74,7 @@ def contribution_loss(
             "shots must be less than the examples drawn (some must be queries), "
             f"got shots={shots} of {slot_shape[-1]}"
         )
+    _check_ways(learner, slot_shape)
     around, within = slot_shape[:-axes], slot_shape[-axes:]
     number = math.prod(around)
 
@@ -91,9 +95,22 @@ def contribution_loss(
         )
         # Recomputed one by one in the backward pass: memory of one episode.
         one = jax.checkpoint(lambda episode: episode_loss(params, episode))
-        return jnp.sum(jax.lax.map(one, episodes)) / number
+        losses = jax.lax.map(one, episodes)
+        there = jnp.any(episodes.slot_mask.reshape(number, -1) > 0, axis=1)
+        total = jnp.sum(jnp.where(there, losses, 0.0))
+        return total / jnp.maximum(jnp.sum(there.astype(jnp.float32)), 1.0)
 
     return mean_loss
+
+
+def _check_ways(learner: Learner, slot_shape: tuple[int, ...]) -> None:
+    """Refuses episodes of another number of classes than the learner is for."""
+    ways = None if learner.is_regression else getattr(learner, "ways", None)
+    if ways is not None and ways != slot_shape[-2]:
+        raise ValueError(
+            "ways must be the number of classes of the episodes that are drawn, "
+            f"{slot_shape[-2]}, got a {type(learner).__name__} with ways={ways}"
+        )
 
 
 def _supervised_loss(

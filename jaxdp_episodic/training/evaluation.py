@@ -78,6 +78,10 @@ class Evaluation:
             ("ways", 1 if ways is None else ways, 1),
         ):
             _validation.integer_array(name, value, minimum=least)
+        if ways is None and data.targets is None:
+            raise ValueError(
+                "data must have targets for regression, got a table without"
+            )
         names = data.level_names
         drawn = [1] * (len(names) - 2) + [1 if ways is None else ways]
         drawn.append(shots + queries)

@@ -21,7 +21,13 @@ PARAMETERS, STATEMENT, PUBLIC_LOG = "parameters.npz", "privacy.md", "log.jsonl"
 
 
 def export_run(
-    folder: Path, *, params: Any, statement: str, log: Path, facts: Mapping[str, Any]
+    folder: Path,
+    *,
+    params: Any,
+    statement: str,
+    log: Path,
+    facts: Mapping[str, Any],
+    has_public_epsilon: bool = True,
 ) -> list[Path]:
     """Writes the releasable part of a run and returns the files.
 
@@ -31,6 +37,8 @@ def export_run(
       statement: what is protected, how well and under which conditions (Markdown).
       log: the run's full log, whose public compartment is copied.
       facts: public settings of the run, plain values; written as ``run.json``.
+      has_public_epsilon: False if the epsilons in the log were computed from private
+        sizes: they, and with them how many steps there were, are left out.
 
     Raises:
       OSError: a file that cannot be written.
@@ -45,7 +53,7 @@ def export_run(
     with open(temporary, "wb") as file:
         np.savez(file, allow_pickle=False, **arrays)
     os.replace(temporary, folder / PARAMETERS)
-    records = releasable_records(read_log(log))
+    records = releasable_records(read_log(log)) if has_public_epsilon else []
     texts = {
         STATEMENT: statement,
         PUBLIC_LOG: "".join(json.dumps(record) + "\n" for record in records),

@@ -6,8 +6,9 @@ Units are worked off one after the other, so memory does not grow with the batch
 there are several devices each takes its share of every block. Noise is added once,
 after the sum over blocks and devices.
 
-The noise is float32 Gaussian noise from JAX's threefry generator. It is not hardened
-against attacks on the lowest bits of floating-point numbers.
+The noise is float32 Gaussian noise from JAX's threefry generator: a finite set of
+values, none beyond 5.42 standard deviations. It is not hardened against attacks on
+floating-point numbers; docs/training.md, "What epsilon does not cover", says more.
 """
 
 from __future__ import annotations
@@ -84,6 +85,10 @@ class PrivateGradient:
         self._add = jax.jit(_summer(loss, self._mesh, units_at_once), donate_argnums=1)
         self._finish = jax.jit(_with_noise)
 
+    def on_devices(self, state: Any) -> Any:
+        """Returns a pytree of arrays with a copy on every device that takes part."""
+        return jax.device_put(state, self._everywhere)
+
     def __call__(
         self,
         params: Any,
@@ -124,10 +129,12 @@ class PrivateGradient:
             isinstance(key, Array) and jnp.issubdtype(key.dtype, jax.dtypes.prng_key)
         ):
             raise TypeError(f"key must be a typed key (jax.random.key), got {key!r}")
-        clip = _in_range("l2_clip_norm", l2_clip_norm)
-        noise = _in_range("noise_multiplier", noise_multiplier, zero=True)
-        divisor = _in_range("normalizer", normalizer)
-        params = jax.device_put(params, self._everywhere)
+        clip = jnp.float32(checked_setting("l2_clip_norm", l2_clip_norm))
+        noise = jnp.float32(
+            checked_setting("noise_multiplier", noise_multiplier, zero=True)
+        )
+        divisor = jnp.float32(checked_setting("normalizer", normalizer))
+        params = self.on_devices(params)
         totals = jax.device_put(_no_totals(params), self._everywhere)
         for block in blocks:
             rows = jax.device_put(block, self._by_row)
@@ -264,8 +271,13 @@ def _check_blocks(blocks: Sequence[UnitBlock], num_devices: int) -> None:
             )
 
 
-def _in_range(name: str, value: Any, *, zero: bool = False) -> Array:
-    """A finite float32 scalar whose products stay within float32's range."""
+def checked_setting(name: str, value: Any, *, zero: bool = False) -> float:
+    """Returns a finite number whose products stay within float32's range.
+
+    Raises:
+      TypeError: no number.
+      ValueError: not one number, or one outside [1e-18, 1e18] (``zero``: or 0).
+    """
     number = _validation.real_array(name, value)
     allowed = f"[{_SMALLEST:g}, {_LARGEST:g}]" + (" or be 0" if zero else "")
     fits = number.ndim == 0 and (
@@ -273,7 +285,7 @@ def _in_range(name: str, value: Any, *, zero: bool = False) -> Array:
     )
     if not fits:
         raise ValueError(f"{name} must be a number in {allowed}, got {value!r}")
-    return jnp.asarray(number, jnp.float32)
+    return float(number)
 
 
 def _diagnostics(totals: Totals) -> dict[str, Array]:

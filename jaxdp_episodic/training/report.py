@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -11,14 +12,21 @@ import numpy as np
 
 from jaxdp_episodic.accounting.privacy_statement import PrivacyReport
 from jaxdp_episodic.accounting.report import privacy_report
-from jaxdp_episodic.training.budget import PrivacyBudget
+from jaxdp_episodic.accounting.step import GaussianStep
+from jaxdp_episodic.training.budget import PrivacyBudget, public_view
+from jaxdp_episodic.training.checks import mean_units_are_public
 from jaxdp_episodic.training.run_log import HELD_OUT, PRIVATE
 
 _INK, _BLUE, _ORANGE = "#333333", "#2a6fbb", "#c8641b"
 
 
 def privacy_statement(
-    budget: PrivacyBudget, num_steps: int, *, is_seeded: bool = False
+    budget: PrivacyBudget,
+    num_steps: int,
+    *,
+    is_seeded: bool = False,
+    has_default_normalizer: bool = False,
+    for_release: bool = False,
 ) -> str:
     """Returns what is protected, how well, why, and under which conditions.
 
@@ -26,6 +34,9 @@ def privacy_statement(
       budget: of the run.
       num_steps: steps that were taken; the statement speaks of these.
       is_seeded: the run's draws and noise came from a seed that somebody knows.
+      has_default_normalizer: the divisor was the mean number of clip units a step. At
+        levels where that is private no epsilon is given.
+      for_release: leave out whatever was computed from private sizes.
 
     Returns:
       Markdown. Epsilon in it is an *upper bound*.
@@ -43,11 +54,52 @@ def privacy_statement(
             "run with fresh entropy.",
             "",
         ]
+    if for_release:
+        view = public_view(budget)
+        if view is None:
+            return "\n".join([*lines, *_without_sizes(budget)]) + "\n"
+        budget = view
     report = privacy_report(budget.step, num_steps=num_steps, delta=budget.delta)
+    if has_default_normalizer:
+        report = _without_private_divisor(report, budget.step)
     return (
         "\n".join([*lines, *_in_words(report, budget), "", "```", str(report), "```"])
         + "\n"
     )
+
+
+def _without_private_divisor(
+    report: PrivacyReport, step: GaussianStep
+) -> PrivacyReport:
+    """The report without epsilons at levels where the divisor is private."""
+    reason = (
+        "the divisor was the mean number of clip units a step, which is private at "
+        "this level; give normalizer"
+    )
+    levels: dict[str, float | str] = {
+        level: value
+        if isinstance(value, str) or mean_units_are_public(step, level)
+        else reason
+        for level, value in report.epsilon_by_level.items()
+    }
+    return dataclasses.replace(report, epsilon_by_level=levels)
+
+
+def _without_sizes(budget: PrivacyBudget) -> list[str]:
+    """What may be said where the noise was calibrated to private sizes."""
+    unit = budget.step.privacy_unit
+    return [
+        f"Trained for ({budget.epsilon:g}, {budget.delta:g})-differential privacy of "
+        f"one `{unit}` more or less, among data sets whose groups have the sizes of "
+        "this one or of its neighbours.",
+        "",
+        f"How many `{unit}` units there are in each group is private, and the "
+        "accounting of this run used it. Its noise, the number of its steps and what "
+        "it spent are therefore not for publication and not in this folder; that the "
+        "noise itself was chosen by these numbers is covered by no epsilon. A "
+        "`population` in every draw without replacement, a public lower bound, lets "
+        "the accounting rest on public facts alone.",
+    ]
 
 
 def _in_words(report: PrivacyReport, budget: PrivacyBudget) -> list[str]:

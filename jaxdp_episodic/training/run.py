@@ -5,30 +5,25 @@ from __future__ import annotations
 import dataclasses
 import importlib.util
 import math
-import time
-from collections.abc import Mapping
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import jax
 import numpy as np
 from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    ProgressColumn,
-    Task,
-    TextColumn,
-    TimeRemainingColumn,
-)
-from rich.text import Text
 
 from jaxdp_episodic.accounting.answers import epsilon
 from jaxdp_episodic.data.table import ExampleTable
 from jaxdp_episodic.sampling.designs import GroupedClasses, IndependentEpisodes
 from jaxdp_episodic.sampling.schemes import MultistageSampling, WithoutReplacement
-from jaxdp_episodic.training.budget import PrivacyBudget, plan_budget
+from jaxdp_episodic.training import run_folder
+from jaxdp_episodic.training.budget import PrivacyBudget, plan_budget, public_view
+from jaxdp_episodic.training.checks import mean_units_are_public
 from jaxdp_episodic.training.config import TrainingConfig, built_model, num_parameters
+from jaxdp_episodic.training.display import Display
 from jaxdp_episodic.training.evaluation import Evaluation, Score
 from jaxdp_episodic.training.export import export_run
 from jaxdp_episodic.training.report import (
@@ -37,10 +32,10 @@ from jaxdp_episodic.training.report import (
     privacy_statement,
 )
 from jaxdp_episodic.training.run_log import HELD_OUT, read_log
-from jaxdp_episodic.training.trainer import StepProgress, Trainer
+from jaxdp_episodic.training.trainer import Trainer
 
-LOG, REPORT, PICTURE, RELEASE = "log.jsonl", "report.md", "report.png", "release"
-_SECONDS_BETWEEN_LINES = 10.0
+REPORT, PICTURE, RELEASE = "report.md", "report.png", "release"
+_SEEDED = "draws and noise come from a fixed seed"
 _EVERYTHING = 2**40  # more examples than any unit has
 
 
@@ -70,6 +65,8 @@ class Result(NamedTuple):
             for name, score in self.scores.items()
         ]
         spent = f"{self.epsilon:.5g}" if budget.is_private else "inf (not private)"
+        if self.trainer.is_seeded and budget.is_private:
+            spent += f" were it not seeded; not private: {_SEEDED}"
         lines.append(
             f"{'epsilon':<12}{spent}   (target {budget.epsilon:g}, delta "
             f"{budget.delta:g}, one {budget.step.privacy_unit})"
@@ -115,7 +112,36 @@ def run_training(
       TypeError: something of the wrong type.
     """
     console = console or Console(stderr=True)
-    _check_folder(folder, resume)
+    if not resume:
+        run_folder.refuse_other_files(folder)
+    trainer, evaluations, size = _prepared(config, base, console)
+    with run_folder.locked(folder):
+        if resume:
+            console.print(f"resumed after step {trainer.resume(folder):,}")
+        _announce(console, trainer, size)
+        with Display(console, trainer.budget) as display:
+            display.start_at(trainer.num_steps_taken)
+            trainer.train(
+                folder,
+                evaluations=evaluations,
+                evaluate_every=config.evaluation.every if config.evaluation else None,
+                checkpoint_every=config.checkpoint_every,
+                on_step=display.show,
+            )
+        return _finish(trainer, folder, title, console)
+
+
+def _prepared(
+    config: TrainingConfig, base: Path | None, console: Console
+) -> tuple[Trainer, dict[str, Evaluation], int]:
+    """The trainer, the evaluations and the number of parameters; nothing written."""
+    with _shown_warnings(console):
+        return _trainer(config, base)
+
+
+def _trainer(
+    config: TrainingConfig, base: Path | None
+) -> tuple[Trainer, dict[str, Evaluation], int]:
     data = config.data.load("train", base)
     evaluations = _evaluations(config, base)
     budget = plan(config, data)
@@ -136,19 +162,19 @@ def run_training(
             "optimizer": config.optimizer.to_dict(),
         },
     )
-    if resume:
-        console.print(f"resumed after step {trainer.resume(folder):,}")
-    _announce(console, trainer, num_parameters(params))
-    with _Display(console, budget) as display:
-        display.start_at(trainer.num_steps_taken)
-        trainer.train(
-            folder,
-            evaluations=evaluations,
-            evaluate_every=config.evaluation.every if config.evaluation else None,
-            checkpoint_every=config.checkpoint_every,
-            on_step=display.show,
-        )
-    return _finish(trainer, folder, title, console)
+    return trainer, evaluations, num_parameters(params)
+
+
+@contextmanager
+def _shown_warnings(console: Console) -> Iterator[None]:
+    """Shows the library's warnings among the run's lines, each once."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("default")
+        yield
+    home = Path(jax.__file__).parent  # JAX's own (a damaged cache) concern nobody
+    ours = [w for w in caught if not Path(w.filename).is_relative_to(home)]
+    for text in dict.fromkeys(str(w.message) for w in ours):
+        console.print(f"warning: {text}", highlight=False, markup=False)
 
 
 def plan(config: TrainingConfig, data: ExampleTable) -> PrivacyBudget:
@@ -165,8 +191,12 @@ def _finish(trainer: Trainer, folder: Path, title: str, console: Console) -> Res
     """Report, picture and release of a run that took all its steps."""
     budget, taken = trainer.budget, trainer.num_steps_taken
     spent = float(budget.spent(taken))
-    records = read_log(folder / LOG)
-    statement = privacy_statement(budget, taken, is_seeded=trainer.is_seeded)
+    records = read_log(folder / run_folder.LOG)
+    how = {
+        "is_seeded": trainer.is_seeded,
+        "has_default_normalizer": trainer.has_default_normalizer,
+    }
+    statement = privacy_statement(budget, taken, **how)
     uncounted = epsilon_without_last_stage(budget, taken)
     facts = {
         "steps": taken,
@@ -180,6 +210,8 @@ def _finish(trainer: Trainer, folder: Path, title: str, console: Console) -> Res
         "clipped": f"each {budget.step.clip_unit}",
         "mean units a step": trainer.sampler.expected_units,
     }
+    if trainer.is_seeded or not budget.is_private:
+        facts["not private"] = _SEEDED if budget.is_private else "there is no noise"
     picture = None
     if importlib.util.find_spec("matplotlib") is None:
         console.print("no picture: matplotlib, of the extra [plot], is not installed")
@@ -193,9 +225,10 @@ def _finish(trainer: Trainer, folder: Path, title: str, console: Console) -> Res
     export_run(
         folder / RELEASE,
         params=trainer.params,
-        statement=statement,
-        log=folder / LOG,
-        facts=facts,
+        statement=privacy_statement(budget, taken, for_release=True, **how),
+        log=folder / run_folder.LOG,
+        facts=released_facts(facts, budget),
+        has_public_epsilon=public_view(budget) is not None,
     )
     scores = next((r[HELD_OUT] for r in reversed(records) if HELD_OUT in r), {})
     return Result(
@@ -232,19 +265,20 @@ def epsilon_without_last_stage(budget: PrivacyBudget, num_steps: int) -> float:
     return float(epsilon(step, num_steps=num_steps, delta=budget.delta))
 
 
+def released_facts(facts: Mapping[str, Any], budget: PrivacyBudget) -> dict[str, Any]:
+    """Returns those facts of a run that hold no private number of units."""
+    hidden: set[str] = set()
+    if not mean_units_are_public(budget.step):
+        hidden.add("mean units a step")
+    if public_view(budget) is None:  # the noise was calibrated to private sizes
+        hidden |= {"steps", "noise multiplier", "mean units a step"}
+        hidden |= {name for name in facts if name.startswith("epsilon ")}
+    return {name: value for name, value in facts.items() if name not in hidden}
+
+
 def _number(value: float) -> float | str:
     """The value, infinity as JSON can hold it."""
     return value if math.isfinite(value) else "inf"
-
-
-def _check_folder(folder: Path, resume: bool) -> None:
-    """Refuses to write over a run."""
-    if folder.exists() and not folder.is_dir():
-        raise NotADirectoryError(f"{folder} is not a folder")
-    if not resume and (folder / LOG).exists():
-        raise FileExistsError(
-            f"{folder} holds a run; resume it, or name another folder"
-        )
 
 
 def _ways(config: TrainingConfig) -> int | None:
@@ -301,65 +335,4 @@ def _announce(console: Console, trainer: Trainer, size: int) -> None:
             "[bold]not private[/bold]: epsilon is infinite, there is no noise"
         )
     if trainer.is_seeded:
-        console.print(
-            "[bold]not private[/bold]: draws and noise come from a fixed seed"
-        )
-
-
-class _Rate(ProgressColumn):
-    """Steps a second."""
-
-    def render(self, task: Task) -> Text:
-        """Returns the column's text."""
-        return Text(f"{task.speed or 0:.1f} steps/s")
-
-
-class _Display:
-    """A bar on a terminal; elsewhere a line every few seconds."""
-
-    def __init__(self, console: Console, budget: PrivacyBudget) -> None:
-        self._console, self._target = console, f"{budget.epsilon:g}"
-        self._total = budget.num_steps
-        self._bar = Progress(
-            TextColumn("training"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TextColumn(f"epsilon {{task.fields[epsilon]:.3f}} of {self._target}"),
-            _Rate(),
-            TimeRemainingColumn(),
-            console=console,
-            disable=not console.is_terminal,
-        )
-        self._task = self._bar.add_task("training", total=self._total, epsilon=0.0)
-        self._begun = self._last = 0.0
-        self._first: int | None = None
-
-    def start_at(self, step: int) -> None:
-        """Says where a resumed run stands."""
-        self._bar.update(self._task, completed=step)
-
-    def show(self, progress: StepProgress) -> None:
-        """Is called after every step."""
-        self._bar.update(self._task, completed=progress.step, epsilon=progress.epsilon)
-        now = time.monotonic()
-        if self._first is None:  # the first step compiles: the clock starts after it
-            self._begun = self._last = now
-            self._first = progress.step
-        if self._console.is_terminal or now - self._last < _SECONDS_BETWEEN_LINES:
-            return
-        self._last = now
-        taken = progress.step - self._first
-        left = (now - self._begun) / taken * (self._total - progress.step)
-        self._console.print(
-            f"step {progress.step:,} of {self._total:,}, epsilon "
-            f"{progress.epsilon:.3f} of {self._target}, "
-            f"{taken / (now - self._begun):.1f} steps/s, {left:,.0f} s left",
-            highlight=False,
-        )
-
-    def __enter__(self) -> _Display:
-        self._bar.start()
-        return self
-
-    def __exit__(self, *exception: Any) -> None:
-        self._bar.stop()
+        console.print(f"[bold]not private[/bold]: {_SEEDED}")

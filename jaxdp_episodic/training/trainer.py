@@ -2,39 +2,31 @@
 
 from __future__ import annotations
 
-import dataclasses
-import secrets as system_entropy
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
-import numpy as np
 import optax
 
 from jaxdp_episodic import _validation
-from jaxdp_episodic.accounting.step import STEP, GaussianStep
 from jaxdp_episodic.data.table import ExampleTable
-from jaxdp_episodic.sampling.designs import GroupedClasses, IndependentEpisodes
 from jaxdp_episodic.sampling.draw import EpisodeSampler, step_generator
-from jaxdp_episodic.training.blocks import (
-    Block,
-    default_block_size,
-    make_blocks,
-    prefetched,
-)
-from jaxdp_episodic.training.budget import Ledger, PrivacyBudget
+from jaxdp_episodic.training import checks, run_folder
+from jaxdp_episodic.training.blocks import Block, make_blocks, prefetched
+from jaxdp_episodic.training.budget import Ledger, PrivacyBudget, SpentAhead
 from jaxdp_episodic.training.checkpoint import (
     Checkpoints,
-    Secrets,
     Snapshot,
     as_arrays,
+    new_secrets,
 )
 from jaxdp_episodic.training.contribution import contribution_loss
 from jaxdp_episodic.training.evaluation import Evaluation
-from jaxdp_episodic.training.private_gradient import PrivateGradient
-from jaxdp_episodic.training.run_log import HELD_OUT, PRIVATE, RunLog
+from jaxdp_episodic.training.private_gradient import PrivateGradient, checked_setting
+from jaxdp_episodic.training.run_description import described_learner, described_step
+from jaxdp_episodic.training.run_log import HELD_OUT, PRIVATE, read_log
 
 # Gradients of single examples are small and quick: many side by side.
 _SINGLE_EXAMPLES_AT_ONCE = 64
@@ -88,7 +80,7 @@ class Trainer:
       normalizer: public constant > 0 by which the noised sum is divided. Default: the
         mean number of clip units a step, where that is public.
       block_size: clip units that are worked off in one go; memory grows with it, the
-        result does not depend on it. Default: enough for almost every draw.
+        result does not depend on it. Default, and most: enough for almost every draw.
       devices: over which a block is spread. Default: all local devices.
       seed: None takes draws and noise from the operating system's entropy. A fixed seed
         makes the run repeatable and *not private*: whoever knows it can subtract the
@@ -118,17 +110,25 @@ class Trainer:
         seed: int | None = None,
         settings: Mapping[str, Any] | None = None,
     ) -> None:
-        _check_population(budget.step, data)
-        self.learner, self.data, self.budget = learner, data, budget
-        self.l2_clip_norm = _positive("l2_clip_norm", l2_clip_norm)
         step = budget.step
+        checks.check_population(step, data)
+        checks.check_targets(learner, data, step)
+        self.learner, self.data, self.budget = learner, data, budget
+        self.l2_clip_norm = checked_setting("l2_clip_norm", l2_clip_norm)
+        checked_setting("noise_multiplier", step.noise_multiplier, zero=True)
+        checks.warn_about_delta(step, budget.delta, data)
         self.sampler = EpisodeSampler(
             step.design, data.population, clip_unit=str(step.clip_unit)
         )
         loss = contribution_loss(learner, self.sampler.slot_shape, shots=shots)
-        self.normalizer = _normalizer(normalizer, step, self.sampler)
+        params = as_arrays(params)
+        checks.check_outputs(learner, params, data, self.sampler.slot_shape)
+        self.normalizer = checks.public_normalizer(normalizer, step, self.sampler)
+        self.has_default_normalizer = normalizer is None
         self._devices = list(jax.local_devices() if devices is None else devices)
-        self._block_size = _block_size(block_size, self.sampler, len(self._devices))
+        self._block_size = checks.chosen_block_size(
+            block_size, self.sampler, len(self._devices)
+        )
         couples = getattr(learner, "couples_examples", True)
         self._gradient = PrivateGradient(
             loss,
@@ -136,14 +136,16 @@ class Trainer:
             units_at_once=1 if couples else _SINGLE_EXAMPLES_AT_ONCE,
         )
         self._optimizer = optimizer
-        self._secrets = _secrets(seed)
+        self._secrets = new_secrets(seed)
         self.ledger = Ledger(budget)
-        params = as_arrays(params)
-        self.state = TrainingState(params, as_arrays(optimizer.init(params)))
+        start = TrainingState(params, as_arrays(optimizer.init(params)))
+        # One attribute: whenever an interrupt comes, the two belong together.
+        self._now = (self._gradient.on_devices(start), 0)
+        self._folder: Path | None = None
         self._update = jax.jit(self._apply_gradient)
         self.is_seeded = seed is not None
         self.run = {
-            "step": _described(step),
+            "step": described_step(step),
             "target": {
                 "epsilon": str(budget.epsilon),
                 "delta": budget.delta,
@@ -152,11 +154,16 @@ class Trainer:
             "l2_clip_norm": self.l2_clip_norm,
             "normalizer": self.normalizer,
             "shots": shots,
-            "learner": _plain_fields(learner),
+            "learner": described_learner(learner),
             "data": data.fingerprint,
             "seed": "from the operating system" if seed is None else seed,
             "settings": dict(settings or {}),
         }
+
+    @property
+    def state(self) -> TrainingState:
+        """Parameters and optimizer state as they stand."""
+        return self._now[0]
 
     @property
     def params(self) -> Any:
@@ -165,7 +172,10 @@ class Trainer:
 
     @property
     def num_steps_taken(self) -> int:
-        """Steps charged so far; every one of them was taken."""
+        """Steps charged so far; every one was taken, but for one that was broken off.
+
+        That one is taken, with the same draw and noise, by the next call of `step`.
+        """
         return self.ledger.charged
 
     def step(self, blocks: list[Block] | None = None) -> dict[str, Any]:
@@ -181,20 +191,23 @@ class Trainer:
         Raises:
           BudgetExhaustedError: the step would exceed the target; nothing happened.
         """
-        number = self.ledger.charge()
+        state, taken = self._now
+        # A step that was broken off is charged already; the same draw with the same
+        # noise is the same release, so it is taken again and not charged again.
+        number = taken + 1 if taken < self.ledger.charged else self.ledger.charge()
         blocks = self.draw_blocks(number) if blocks is None else blocks
-        key = jax.random.fold_in(
-            jax.random.wrap_key_data(jax.numpy.asarray(self._secrets.noise_key)), number
-        )
+        words = jax.numpy.asarray(self._secrets.noise_key)
+        # The type of key is part of what a checkpoint holds: not the default's matter.
+        key = jax.random.wrap_key_data(words, impl="threefry2x32")
         gradient, diagnostics = self._gradient(
-            self.state.params,
+            state.params,
             blocks,
-            key,
+            jax.random.fold_in(key, number),
             l2_clip_norm=self.l2_clip_norm,
             noise_multiplier=float(self.budget.step.noise_multiplier),
             normalizer=self.normalizer,
         )
-        self.state = self._update(self.state, gradient)
+        self._now = (self._update(state, gradient), number)
         return diagnostics
 
     def draw_blocks(self, step: int) -> list[Block]:
@@ -223,11 +236,12 @@ class Trainer:
         """Takes all steps of the budget; leaves a log and checkpoints in ``folder``.
 
         Goes on where the run stands: call `resume` first to go on with a checkpoint.
-        An interruption (Ctrl-C) commits a checkpoint before it is raised again.
+        An interruption (Ctrl-C) commits the last step that was finished, its evaluation
+        and record included, before it is raised again.
 
         Args:
           folder: made if missing; ``log.jsonl`` and ``checkpoints/`` in it. Both are
-            private.
+            private. No other run's may be there.
           evaluations: by name ("validation"), on held-out data; run before the first
             step, every ``evaluate_every`` steps and after the last.
           evaluate_every: None evaluates at the two ends only.
@@ -237,64 +251,99 @@ class Trainer:
 
         Returns:
           The log's records, those of earlier parts of a resumed run not included.
+
+        Raises:
+          BlockingIOError: another run is training in the folder.
+          FileExistsError: it holds another run, or a later state of this one.
         """
-        folder.mkdir(parents=True, exist_ok=True)
-        start, last = self.num_steps_taken, self.budget.num_steps
-        log_path = folder / "log.jsonl"
-        records: list[dict[str, Any]] = []
-        spent = _spent(self.budget, start, last, log_every)
-        with (
-            Checkpoints(folder / "checkpoints") as checkpoints,
-            RunLog(log_path, keep_through=start) as log,
+        for name, every in (
+            ("evaluate_every", 1 if evaluate_every is None else evaluate_every),
+            ("checkpoint_every", checkpoint_every),
+            ("log_every", log_every),
         ):
+            if _validation.integer_array(name, every, minimum=1).ndim:
+                raise ValueError(f"{name} must be a number, got {every!r}")
+        with run_folder.locked(folder):
+            if self._folder != folder.resolve():
+                run_folder.refuse_other_files(folder)
+            return self._train_in(
+                folder,
+                evaluations,
+                lambda step: bool(evaluate_every) and step % (evaluate_every or 1) == 0,
+                lambda step: step % checkpoint_every == 0,
+                lambda step: step % log_every == 0,
+                on_step,
+            )
+
+    def _train_in(
+        self,
+        folder: Path,
+        evaluations: Mapping[str, Evaluation] | None,
+        evaluates: Callable[[int], bool],
+        commits: Callable[[int], bool],
+        logs: Callable[[int], bool],
+        on_step: Callable[[StepProgress], None] | None,
+    ) -> list[dict[str, Any]]:
+        """`train` in a folder that is locked and holds this run or none."""
+        start, last = self._now[1], self.budget.num_steps
+        records: list[dict[str, Any]] = []
+        spent = SpentAhead(self.budget)
+        # First the checkpoint: whatever has a log can be gone on with.
+        with (
+            Checkpoints(folder / run_folder.CHECKPOINTS) as checkpoints,
+            run_folder.opened_log(folder, checkpoints, self.snapshot()) as log,
+        ):
+            self._folder = folder.resolve()
 
             def note(record: dict[str, Any]) -> None:
                 records.append(record)
                 log.write(record)
 
-            def commit() -> None:
+            def commit(snapshot: Snapshot) -> None:
                 log.sync()
-                if checkpoints.latest != self.num_steps_taken:
-                    checkpoints.save(self.snapshot())
+                if checkpoints.latest != snapshot.charged_steps:
+                    checkpoints.save(snapshot)
 
-            if checkpoints.latest is None:
+            if start == 0 and not read_log(folder / run_folder.LOG):
                 note({"step": 0, "epsilon": 0.0, **self._evaluate(evaluations)})
-                commit()
+            # The last step whose evaluation and record are there as well.
+            complete = self.snapshot()
             try:
                 for blocks in prefetched(self.draw_blocks, start + 1, last):
                     begun = time.perf_counter()
                     diagnostics = self.step(blocks)
-                    step = self.num_steps_taken
-                    at_end = step == last
+                    step = self._now[1]
                     held_out = {}
-                    if at_end or (evaluate_every and step % evaluate_every == 0):
+                    if step == last or evaluates(step):
                         held_out = self._evaluate(evaluations)
-                    if step in spent or held_out:
+                    progress = None
+                    if step == last or logs(step) or held_out:
                         private: dict[str, Any] = dict(diagnostics)
                         private["seconds"] = time.perf_counter() - begun
-                        epsilon = spent.get(step)
-                        if epsilon is None:
-                            epsilon = float(self.budget.spent(step))
-                        note(
-                            {
-                                "step": step,
-                                "epsilon": epsilon,
-                                PRIVATE: private,
-                                **held_out,
-                            }
-                        )
-                        if on_step is not None:
-                            on_step(StepProgress(step, last, epsilon, records[-1]))
-                    if at_end or step % checkpoint_every == 0:
-                        commit()
-            except KeyboardInterrupt:
-                commit()
+                        epsilon = spent.at(step)
+                        public = {"step": step, "epsilon": epsilon}
+                        note({**public, PRIVATE: private, **held_out})
+                        progress = StepProgress(step, last, epsilon, records[-1])
+                    complete = self.snapshot()
+                    if on_step is not None and progress is not None:
+                        on_step(progress)
+                    if step == last or commits(step):
+                        commit(complete)
+            except KeyboardInterrupt as interrupt:
+                # Whoever calls `train` again takes the rest again, charged already.
+                self._now = (complete.state, complete.charged_steps)
+                run_folder.commit_if_possible(commit, complete, interrupt)
                 raise
         return records
 
     def snapshot(self) -> Snapshot:
-        """Returns the run as it stands, secrets included."""
-        return Snapshot(self.state, self.num_steps_taken, self._secrets, self.run)
+        """Returns the run as it stands, secrets included.
+
+        It counts the steps that its state contains: one that was charged and broken
+        off is repeated with the same draw and noise.
+        """
+        state, taken = self._now
+        return Snapshot(state, taken, self._secrets, self.run)
 
     def resume(self, folder: Path) -> int:
         """Takes up the latest checkpoint in ``folder``; returns its number of steps.
@@ -305,16 +354,25 @@ class Trainer:
         Raises:
           FileNotFoundError: there is none.
           RunMismatchError: it is of a run with other settings; the message says which.
-          ValueError: it is damaged.
+          ValueError: it is damaged, or this trainer has taken steps of its own, which
+            the checkpoint's ledger knows nothing of.
         """
-        path = folder / "checkpoints"
+        if self.ledger.charged:
+            raise ValueError(
+                "resume must come before a trainer's first step, got one that has "
+                f"charged {self.ledger.charged}: the ledger would forget them; make a "
+                "new trainer, or call train to go on with this one"
+            )
+        path = folder / run_folder.CHECKPOINTS
         if not path.is_dir():
             raise FileNotFoundError(f"no complete checkpoint in {path}")
         with Checkpoints(path) as checkpoints:
             snapshot = checkpoints.restore(self.state, self.run)
-        self.state = TrainingState(*snapshot.state)
+        state = self._gradient.on_devices(TrainingState(*snapshot.state))
         self._secrets = snapshot.secrets
         self.ledger = Ledger(self.budget, charged=snapshot.charged_steps)
+        self._now = (state, snapshot.charged_steps)
+        self._folder = folder.resolve()
         return snapshot.charged_steps
 
     def _evaluate(self, evaluations: Mapping[str, Evaluation] | None) -> dict[str, Any]:
@@ -322,7 +380,7 @@ class Trainer:
             return {}
         return {
             HELD_OUT: {
-                name: evaluation(self.learner, self.state.params)._asdict()
+                name: evaluation(self.learner, self.params)._asdict()
                 for name, evaluation in evaluations.items()
             }
         }
@@ -336,94 +394,3 @@ class Trainer:
         return TrainingState(
             optax.apply_updates(state.params, updates), optimizer_state
         )
-
-
-def _check_population(step: GaussianStep, data: ExampleTable) -> None:
-    """Refuses a budget for other sizes; public bounds the sampler holds to the data."""
-    if step.population is not None and step.population != data.population:
-        raise ValueError(
-            "budget must be planned for the step with population=data.population (or "
-            "public bounds and no population), so that the units that are drawn are "
-            f"those that are accounted; got {step.population!r} against "
-            f"{data.population!r}"
-        )
-
-
-def _normalizer(
-    value: float | None, step: GaussianStep, sampler: EpisodeSampler
-) -> float:
-    """The divisor of the noised sum: a public number, never the realised count."""
-    if value is not None:
-        return _positive("normalizer", value)
-    names = step.design.level_names
-    clip, unit = step.clip_unit, step.privacy_unit
-    episodic = isinstance(step.design, GroupedClasses | IndependentEpisodes)
-    above = clip == STEP or episodic or names.index(str(clip)) < names.index(str(unit))
-    if not above and step.neighboring_relation == "add_remove":
-        raise ValueError(
-            "normalizer must be given: the mean number of clip units a step depends on "
-            f"how many {unit!r} units there are, which is private under add_remove; "
-            "give a public guess of it"
-        )
-    return max(sampler.expected_units, 1e-6)
-
-
-def _block_size(value: int | None, sampler: EpisodeSampler, num_devices: int) -> int:
-    if value is None:
-        return default_block_size(sampler, num_devices)
-    array = _validation.integer_array("block_size", value, minimum=1)
-    return num_devices * -(-int(array) // num_devices)
-
-
-def _positive(name: str, value: Any) -> float:
-    array = _validation.positive_array(name, value)
-    if array.ndim:
-        raise ValueError(f"{name} must be a number, got {value!r}")
-    return float(array)
-
-
-def _secrets(seed: int | None) -> Secrets:
-    if seed is None:
-        key = np.frombuffer(system_entropy.token_bytes(8), np.uint32)
-        return Secrets(system_entropy.randbits(256), key)
-    entropy = int(_validation.integer_array("seed", seed, minimum=0))
-    sampler, noise = np.random.SeedSequence(entropy).spawn(2)
-    words = sampler.generate_state(8, np.uint32)
-    return Secrets(
-        int.from_bytes(words.tobytes(), "little"), noise.generate_state(2, np.uint32)
-    )
-
-
-def _spent(
-    budget: PrivacyBudget, start: int, last: int, log_every: int
-) -> dict[int, float]:
-    """Epsilon after each step that is logged, in one vectorized call."""
-    steps = np.arange(start + 1, last + 1)
-    steps = steps[(steps % log_every == 0) | (steps == last)]
-    if not steps.size:
-        return {}
-    spent = np.asarray(budget.spent(steps))
-    return dict(zip(steps.tolist(), spent.tolist(), strict=True))
-
-
-def _described(step: GaussianStep) -> dict[str, Any]:
-    """The step without its population, which the data's fingerprint stands for."""
-    return {
-        "sampling": step.design.to_dict(),
-        "noise_multiplier": step.noise_multiplier,
-        "clip_unit": step.clip_unit,
-        "privacy_unit": step.privacy_unit,
-        "neighboring_relation": step.neighboring_relation,
-        "small_units": step.small_units,
-    }
-
-
-def _plain_fields(learner: Any) -> dict[str, Any]:
-    """A learner's type and those of its fields that are plain values."""
-    plain: dict[str, Any] = {"type": type(learner).__name__}
-    if dataclasses.is_dataclass(learner):
-        for field in dataclasses.fields(learner):
-            value = getattr(learner, field.name)
-            if isinstance(value, bool | int | float | str):
-                plain[field.name] = value
-    return plain

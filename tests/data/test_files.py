@@ -56,6 +56,33 @@ def test_npz_of_records_with_levels_targets_and_split(tmp_path):
         load_npz(path, levels=["school"])
 
 
+def test_npz_with_a_public_list_of_classes(tmp_path):
+    """A class stays when its last example is taken away."""
+    values, labels = np.ones((5, 2)), np.array(["a", "a", "b", "b", "c"])
+    classes = np.array(["c", "a", "b", "d"])
+    for number, counts in ((5, [2, 2, 1, 0]), (4, [2, 2, 0, 0])):
+        path = saved(
+            tmp_path, features=values[:number], labels=labels[:number], classes=classes
+        )
+        tree = load_npz(path).population
+        assert tree.children_counts[1].tolist() == counts
+    with pytest.raises(ValueError, match="classes beside labels .* is a public list"):
+        load_npz(path, levels=["labels"])
+    short = saved(tmp_path, features=values, labels=labels, classes=classes[1:])
+    with pytest.raises(ValueError, match="every unit that has records, 'c' is missing"):
+        load_npz(short)
+
+
+@pytest.mark.parametrize("shape", [(0, 3, 2), (3, 0, 2), (0, 2)])
+def test_an_empty_npz_is_called_so(tmp_path, shape):
+    arrays = {"features": np.ones(shape)}
+    if len(shape) == 2:
+        arrays["labels"] = np.ones(0, int)
+    path = saved(tmp_path, **arrays)
+    with pytest.raises(ValueError, match="features in .* must not be empty"):
+        load_npz(path)
+
+
 def test_a_pickle_is_never_opened(tmp_path):
     class Bomb:
         def __reduce__(self):
@@ -252,3 +279,35 @@ def test_names_and_kinds_of_files(tmp_path):
         load_table(tmp_path / "t.csv", groups="school", features=["a"])
     with pytest.raises(ValueError, match="must end in .csv or .parquet"):
         load_table(tmp_path / "t.xlsx", **COLUMNS)
+
+
+def test_a_table_without_records_is_called_so(tmp_path):
+    path = tmp_path / "t.csv"
+    path.write_text("user,x\n")
+    with pytest.raises(ValueError, match="must have at least one record, has none"):
+        load_table(path, groups=["user"], features=["x"])
+
+
+def test_the_name_of_the_last_level_is_taken(tmp_path):
+    path = tmp_path / "t.csv"
+    path.write_text("example,x\n1,2\n")
+    with pytest.raises(ValueError, match="groups must not name a column 'example'"):
+        load_table(path, groups=["example"], features=["x"])
+
+
+def test_a_table_with_a_public_list_of_units(tmp_path):
+    path = tmp_path / "t.csv"
+    path.write_text("user,x\n7,1\n7,2\n9,3\n")
+    table = load_table(
+        path, groups=["user"], features=["x"], public_units=["7", "8", "9"]
+    )
+    assert table.population.children_counts[1].tolist() == [2, 0, 1]
+    with pytest.raises(TypeError, match="public_units must be ids like those"):
+        load_table(path, groups=["user"], features=["x"], public_units=[7, 8, 9])
+
+
+def test_ids_that_differ_in_a_nul_are_not_merged(tmp_path):
+    path = tmp_path / "t.csv"
+    path.write_text("user,x\na,1\na\0,2\n")
+    with pytest.raises(ValueError, match="NUL"):
+        load_table(path, groups=["user"], features=["x"])

@@ -11,7 +11,15 @@ from jaxdp_episodic.data.adapters import from_huggingface, from_tfds
 from jaxdp_episodic.data.optional import require
 from jaxdp_episodic.data.schools import load_schools
 from jaxdp_episodic.data.sinusoids import make_sinusoids
-from jaxdp_episodic.data.sources import SOURCES, Npz, Sinusoids
+from jaxdp_episodic.data.sources import (
+    SOURCES,
+    ClassFolders,
+    Glyphs,
+    Npz,
+    Schools,
+    Sinusoids,
+    Table,
+)
 from jaxdp_episodic.data.table import ExampleTable
 from jaxdp_episodic.sampling.serialization import spec_from_dict
 
@@ -114,6 +122,14 @@ def test_hugging_face():
         from_huggingface(Dataset(), features="image", label="label")
 
 
+def test_a_class_that_is_not_known_is_no_class():
+    """Hugging Face writes -1; Python takes that for the last name."""
+    for label in (-1, 2):
+        rows = Dataset([*ROWS, {"image": ROWS[0]["image"], "label": label}])
+        with pytest.raises(ValueError, match=f"must lie in 0 .. 1, got {label} in rec"):
+            from_huggingface(rows, features="image", label="label")
+
+
 def test_tfds():
     dataset = types.SimpleNamespace(as_numpy_iterator=lambda: iter(ROWS))
     table = from_tfds(dataset)
@@ -148,3 +164,47 @@ def test_splits_of_files_and_of_made_up_tasks(tmp_path):
         tasks.load(split).fingerprint for split in ("train", "validation", "test")
     }
     assert len(prints) == 3
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: Glyphs(small="no"), "small must be true or false"),
+        (lambda: Schools(authorities=1), "authorities must be true or false"),
+        (lambda: ClassFolders(path="x", grey="no"), "grey must be true or false"),
+        (lambda: Sinusoids(num_tasks="many"), "num_tasks must be a number"),
+        (lambda: Npz(path=3), "path must be a non-empty string"),
+        (lambda: Npz(path="x", held_out=""), "held_out must be a non-empty string"),
+        (
+            lambda: Table(path="x", groups="user", features=["a"]),
+            "groups must be a list of names, got 'user'",
+        ),
+        (
+            lambda: Table(path="x", groups=["user"], features=[]),
+            "features must be a list of names",
+        ),
+        (
+            lambda: Table(path="x", groups=["u"], features=["a"], public_units=[True]),
+            "public_units must be a list",
+        ),
+    ],
+)
+def test_types_are_checked_before_anything_is_read(make, message):
+    with pytest.raises(TypeError, match=message):
+        make()
+
+
+def test_public_units_are_those_of_the_training_file(tmp_path):
+    """Held-out units are others, and on another list."""
+    for name in ("a", "b"):
+        (tmp_path / f"{name}.csv").write_text(f"user,x\n{name}1,1\n{name}2,2\n")
+    source = Table(
+        path="a.csv",
+        held_out="b.csv",
+        groups=["user"],
+        features=["x"],
+        public_units=["a1", "a2", "a3"],
+    )
+    assert source.load("train", tmp_path).population.num_units(1) == 3
+    assert source.load("test", tmp_path).population.num_units(1) == 2
+    assert spec_from_dict(SOURCES, source.to_dict()) == source

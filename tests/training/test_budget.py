@@ -8,6 +8,7 @@ from jaxdp_episodic.training.budget import (
     BudgetExhaustedError,
     Ledger,
     PrivacyBudget,
+    SpentAhead,
     plan_budget,
 )
 from training_runs import GROUPED, flat_step
@@ -120,3 +121,22 @@ def test_one_setting_only():
         plan_budget(flat_step(noise_multiplier=[1.0, 2.0]), epsilon=1.0, delta=DELTA)
     with pytest.raises(TypeError, match="must be a GaussianStep"):
         plan_budget("step", epsilon=1.0, delta=DELTA)
+
+
+def test_epsilon_of_a_run_of_any_length_takes_little_memory(monkeypatch):
+    """All 2^31 steps at once were 16 GiB before the first one."""
+    step = flat_step()
+    budget = PrivacyBudget(step, 1e9, DELTA, 2**31 - 1, 2**31 - 1)
+    asked = []
+    spent = PrivacyBudget.spent
+
+    def counted(self, num_steps):
+        asked.append(np.size(num_steps))
+        return spent(self, num_steps)
+
+    monkeypatch.setattr(PrivacyBudget, "spent", counted)
+    ahead = SpentAhead(budget)
+    steps = [1, 2, 100, 4096, 4097, 9_000, 2**31 - 1]
+    values = [ahead.at(step) for step in steps]
+    assert max(asked) <= 4096 and len(asked) == 4
+    np.testing.assert_allclose(values, spent(budget, np.array(steps)), rtol=1e-9)

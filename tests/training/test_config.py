@@ -72,7 +72,11 @@ def test_without_a_stated_population_the_data_give_it(tiny):
             "[step]\nnoise_multiplier = 2.0\n[step.sampling]",
             "exactly one of num_steps .* got both",
         ),
-        ("l2_clip_norm = 0.1", "l2_clip_norm = 0.0", "l2_clip_norm must be > 0"),
+        (
+            "l2_clip_norm = 0.1",
+            "l2_clip_norm = 0.0",
+            "l2_clip_norm must be a number in",
+        ),
         ('type = "Glyphs"', 'type = "Glyph"', "did you mean 'Glyphs'"),
         ('kind = "protonet"', 'kind = "protonett"', "did you mean 'protonet'"),
         ("shots = 1", "shots = 0", "shots must be a whole number >= 1"),
@@ -84,6 +88,34 @@ def test_without_a_stated_population_the_data_give_it(tiny):
         ("num_episodes = 20", "num_episodes = 1", "num_episodes must be a whole"),
         ("[learner]", "[learner", "not valid TOML.*line"),
         ('splits = ["validation"]', 'splits = "validation"', "splits must be a list"),
+        ("epsilon = 8.0", "epsilon = [1.0, 2.0]", "epsilon must be > 0 and one number"),
+        ("delta = 1e-5", "delta = [1e-5, 1e-6]", "delta must be a number"),
+        ("num_steps = 3", "num_steps = 3\nblock_size = [1, 2]", "block_size must be a"),
+        ("num_steps = 3", "num_steps = 3\nseed = [1, 2]", "seed must be a number"),
+        ("num_steps = 3", "num_steps = 3\nnormalizer = 1e30", "normalizer must be a"),
+        ("l2_clip_norm = 0.1", "l2_clip_norm = 1e-30", "l2_clip_norm must be a number"),
+        (
+            "num_steps = 3",
+            "step.noise_multiplier = inf",
+            "noise_multiplier must be a number in",
+        ),
+        (
+            "[model]",
+            '[optimizer]\nkind = "adamw"\nweight_decay = [0.1, 0.2]\n[model]',
+            "weight_decay must be a finite number",
+        ),
+        (
+            'kind = "protonet"',
+            'kind = "maml"',
+            "model.kind must be one of .*'conv_classifier'.*got 'conv_embedding'",
+        ),
+        (
+            'kind = "conv_embedding"',
+            'kind = "conv_classifier"',
+            "model.kind must be one of .*'conv_embedding', 'mlp'",
+        ),
+        ("small = true", 'small = "no"', "small must be true or false"),
+        ("small = true", "size = [14]", "size must be a number"),
     ],
 )
 def test_mistakes_are_named(tiny, old, new, message):

@@ -91,3 +91,8 @@ def test_bad_input(changes, message):
     arguments = {"ways": 3, "shots": 1, "queries": 2, **changes}
     with pytest.raises(ValueError, match=message):
         Evaluation(classes(num_classes=12), **arguments)
+
+
+def test_regression_needs_targets():
+    with pytest.raises(ValueError, match="data must have targets for regression"):
+        Evaluation(classes(), ways=None, shots=1, queries=2)

@@ -38,6 +38,7 @@ def test_everything_is_left_in_the_folder(train, tmp_path, capsys):
     assert train() == 0
     out = tmp_path / "out"
     assert {p.name for p in out.iterdir()} == {
+        ".lock",
         "checkpoints",
         "log.jsonl",
         "release",
@@ -131,6 +132,16 @@ def test_an_interruption_says_how_to_go_on(train, monkeypatch, capsys):
     monkeypatch.setattr(Trainer, "step", interrupted)
     assert train() == 130
     assert "--resume" in capsys.readouterr().err
+    monkeypatch.undo()
+
+
+def test_an_interruption_before_the_first_checkpoint(train, monkeypatch, capsys):
+    def interrupted(*arguments):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("jaxdp_episodic.training.run.plan", interrupted)
+    assert train() == 130
+    assert "nothing was trained yet, start again" in capsys.readouterr().err
     monkeypatch.undo()
 
 

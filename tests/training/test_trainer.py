@@ -388,12 +388,15 @@ def test_the_divisor_must_be_public():
 @pytest.mark.parametrize(
     ("changes", "error", "message"),
     [
-        ({"l2_clip_norm": 0.0}, ValueError, "l2_clip_norm must be > 0"),
+        ({"l2_clip_norm": 0.0}, ValueError, "l2_clip_norm must be a number in"),
         ({"l2_clip_norm": np.nan}, ValueError, "l2_clip_norm must not be NaN"),
-        ({"normalizer": -1.0}, ValueError, "normalizer must be > 0"),
+        ({"normalizer": -1.0}, ValueError, "normalizer must be a number in"),
         ({"shots": 0}, ValueError, "shots must be a whole number >= 1"),
         ({"shots": 3}, ValueError, "shots must be less than"),
         ({"block_size": 0}, ValueError, "block_size must be a whole number >= 1"),
+        ({"block_size": [1, 2]}, ValueError, "block_size must be a number"),
+        ({"l2_clip_norm": 1e30}, ValueError, "l2_clip_norm must be a number in"),
+        ({"normalizer": 1e30}, ValueError, "normalizer must be a number in"),
         ({"seed": -1}, ValueError, "seed must be a whole number >= 0"),
         ({"seed": "a"}, TypeError, "seed must be a number"),
     ],
@@ -410,6 +413,19 @@ def test_the_block_size_does_not_matter(tmp_path, block_size):
     other.train(tmp_path / "other")
     for a, b in zip(leaves(one), leaves(other), strict=True):
         np.testing.assert_allclose(a, b, atol=2e-5)
+
+
+def test_a_mistyped_block_size_takes_no_memory():
+    """Rows beyond what holds almost every draw gain nothing."""
+    (block,) = trainer(block_size=10**9).draw_blocks(1)
+    assert len(block.unit_mask) <= 10
+
+
+@pytest.mark.parametrize("name", ["checkpoint_every", "log_every", "evaluate_every"])
+def test_intervals_are_checked_before_anything_is_written(tmp_path, name):
+    with pytest.raises(ValueError, match=f"{name} must be a whole number >= 1"):
+        trainer().train(tmp_path / "out", **{name: 0})
+    assert not (tmp_path / "out").exists()
 
 
 def test_the_log_keeps_private_things_apart(tmp_path):

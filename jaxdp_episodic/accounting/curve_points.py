@@ -1,0 +1,107 @@
+"""Where to ask for delta so that the whole curve is known from few points."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+# Where a curve is looked at first: 0 and 12 points a decade. Below the first of them
+# delta moves by less than 1e-8; beyond the last e^epsilon would overflow.
+_FIRST_POINTS = np.concatenate([[0.0], np.geomspace(1e-8, 700.0, 131)])
+# Points are added until the attacker's rates are this near to those of all points.
+_ABSOLUTE, _RELATIVE = 8e-7, 2e-4
+_ROUNDS, _MOST_PARTS = 3, 32
+
+
+def curve_points(
+    delta: Callable[[np.ndarray], np.ndarray], num_settings: int, *, floor: float
+) -> tuple[np.ndarray, np.ndarray]:
+    """Returns points of privacy curves, close together where an attacker's rates bend.
+
+    At false positive rate ``a`` a point allows the true positive rate ``delta +
+    e^epsilon a``; the smallest over the points is the bound. All points together leave
+    it within 8e-7, or two ten-thousandths of what there is to gain or to miss, of that
+    from the whole curve, as far as delta is above ``floor``. A few rounds of calls of
+    all settings at once; ``floor`` decides where to look, not what is true.
+
+    Args:
+      delta: maps epsilons (K, num_settings) to upper bounds of delta, same shape.
+      num_settings: number of curves.
+      floor: below this delta no points are added.
+
+    Returns:
+      epsilons and deltas, (K, num_settings) each: epsilons from 0 to 700 in increasing
+      order, some more than once; deltas decreasing.
+    """
+    epsilons = np.repeat(_FIRST_POINTS[:, None], num_settings, axis=1)
+    deltas = np.minimum.accumulate(delta(epsilons))
+    for _ in range(_ROUNDS):
+        parts = _parts(epsilons, deltas, floor)
+        if np.all(parts == 1):
+            break
+        more = _between(epsilons, parts)
+        epsilons = np.concatenate([epsilons, more])
+        deltas = np.concatenate([deltas, delta(more)])
+        order = np.argsort(epsilons, axis=0, kind="stable")
+        epsilons = np.take_along_axis(epsilons, order, axis=0)
+        # An upper bound at some epsilon is one at every larger epsilon.
+        deltas = np.minimum.accumulate(np.take_along_axis(deltas, order, axis=0))
+    return epsilons, deltas
+
+
+def lower_hull(x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The points on the largest convex curve below; x increases, not strictly."""
+    kept: list[tuple[float, float]] = []
+    for point in zip(x.tolist(), y.tolist(), strict=True):
+        if kept and point[0] <= kept[-1][0]:
+            continue
+        while len(kept) > 1 and _slope(*kept[-2:]) >= _slope(kept[-1], point):
+            kept.pop()
+        kept.append(point)
+    return np.array(kept).T[0], np.array(kept).T[1]
+
+
+def _slope(a: tuple[float, float], b: tuple[float, float]) -> float:
+    return (b[1] - a[1]) / (b[0] - a[0])
+
+
+def _parts(epsilons: np.ndarray, deltas: np.ndarray, floor: float) -> np.ndarray:
+    """Into how many parts each interval should be cut, (K - 1, settings).
+
+    In ``g = e^epsilon`` the curve is convex: over an interval it lies between its chord
+    and the neighbouring chords prolonged. A quarter of the height of that triangle is
+    what an attacker's rates may still move (all of a parabola's), and falls with the
+    square of the number of parts.
+    """
+    g = np.exp(epsilons)
+    width = np.diff(g, axis=0)
+    fall = -np.diff(deltas, axis=0)  # minus the slope, from here on
+    fall = np.divide(fall, width, out=np.zeros_like(width), where=width > 0)
+    # Left of 1 the curve is mirrored: h(g) = 1 - g + g h(1/g).
+    left = np.concatenate([1 - deltas[:1] - fall[:1], fall[:-1]])
+    right = np.concatenate([fall[1:], np.zeros_like(fall[:1])])
+    before, after = np.maximum(left - fall, 0.0), np.maximum(fall - right, 0.0)
+    total = np.where(before + after > 0, before + after, 1.0)
+    gap = before / total * after * width / 4
+    caught = deltas[:-1] + g[:-1] * fall
+    missed = np.maximum(1 - caught, 1e-12)
+    # caught - fall is the gain over guessing: the scale on which a small mu is seen.
+    scale = np.minimum(caught - fall, missed)
+    scale = np.where(deltas[1:] > floor, scale, np.minimum(scale, floor))
+    allowed = np.minimum(_ABSOLUTE, _RELATIVE * np.maximum(scale, floor))
+    matters = (deltas[:-1] > floor) & (width > 0)
+    ratio = np.divide(gap, allowed, out=np.zeros_like(gap), where=matters)
+    return np.clip(np.ceil(np.sqrt(ratio)), 1, _MOST_PARTS).astype(np.int64)
+
+
+def _between(epsilons: np.ndarray, parts: np.ndarray) -> np.ndarray:
+    """The points that cut each interval into parts; the shorter lists are filled up."""
+    inner = parts - 1
+    points = np.full((int(inner.sum(axis=0).max()), parts.shape[1]), _FIRST_POINTS[-1])
+    for column, (eps, count) in enumerate(zip(epsilons.T, inner.T, strict=True)):
+        start = np.repeat(np.cumsum(count) - count, count)
+        place = np.arange(len(start)) - start + 1
+        gap = np.repeat(np.diff(eps) / (count + 1), count)
+        points[: len(start), column] = np.repeat(eps[:-1], count) + place * gap
+    return points

@@ -1,0 +1,142 @@
+"""What a trainer refuses before its first draw, and what it derives from the step."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import jax
+import numpy as np
+
+from jaxdp_episodic import _validation
+from jaxdp_episodic.accounting.step import STEP, GaussianStep
+from jaxdp_episodic.data.table import ExampleTable
+from jaxdp_episodic.sampling.designs import GroupedClasses, IndependentEpisodes
+from jaxdp_episodic.sampling.draw import EpisodeSampler
+from jaxdp_episodic.training.blocks import default_block_size
+from jaxdp_episodic.training.private_gradient import checked_setting
+
+
+def check_population(step: GaussianStep, data: ExampleTable) -> None:
+    """Refuses a budget for other sizes; public bounds the sampler holds to the data."""
+    if step.population is not None and step.population != data.population:
+        raise ValueError(
+            "budget must be planned for the step with population=data.population (or "
+            "public bounds and no population), so that the units that are drawn are "
+            f"those that are accounted; got {step.population!r} against "
+            f"{data.population!r}"
+        )
+
+
+def check_targets(learner: Any, data: ExampleTable, step: GaussianStep) -> None:
+    """Refuses targets that are places in a list which others' presence moves.
+
+    Raises:
+      ValueError: regression on data without targets; or supervised classes, numbered
+        by their place, where the list of classes is itself private.
+    """
+    if data.targets is not None:
+        return
+    if learner.is_regression:
+        raise ValueError(
+            "data must have targets for a learner of numbers (squared_error), got a "
+            "table without: the place of a class among all classes is no number to "
+            "predict, and moves when a class joins; name the column of the target"
+        )
+    if getattr(learner, "couples_examples", True):
+        return  # its labels are places within the episode
+    unit = str(step.privacy_unit)
+    if step.neighboring_relation == "add_remove" and unit in data.level_names[:-1]:
+        raise ValueError(
+            f"data must have targets for {type(learner).__name__} with privacy_unit="
+            f"{unit!r} under add_remove: without them a label is the place of a class "
+            "among all classes, which moves when somebody joins; give class numbers "
+            "from a public list as targets"
+        )
+
+
+def check_outputs(
+    learner: Any, params: Any, data: ExampleTable, slot_shape: tuple[int, ...]
+) -> None:
+    """Refuses a model with fewer outputs than an episode has classes.
+
+    A loss of a label beyond the outputs is NaN, and NaN contributes nothing.
+    """
+    apply, ways = getattr(learner, "apply", None), getattr(learner, "ways", None)
+    couples = getattr(learner, "couples_examples", True)
+    if apply is None or ways is not None or learner.is_regression or not couples:
+        return
+    inputs = jax.ShapeDtypeStruct((1, *data.features.shape[1:]), data.features.dtype)
+    outputs = jax.eval_shape(apply, params, inputs).shape
+    if len(outputs) != 2 or outputs[1] < slot_shape[-2]:
+        raise ValueError(
+            f"apply must return at least {slot_shape[-2]} logits for each input, one a "
+            f"class of an episode, got shape {outputs} for one input"
+        )
+
+
+def warn_about_delta(step: GaussianStep, delta: float, data: ExampleTable) -> None:
+    """Warns where a delta lets the run publish somebody's data outright.
+
+    The accountant knows the number of units only where it is given a `Population`, and
+    does not warn while it calibrates; the data tell in every case.
+    """
+    names = data.level_names
+    if step.privacy_unit not in names:
+        return
+    units = data.population.num_units(names.index(str(step.privacy_unit)) + 1)
+    if delta * units >= 1:
+        warnings.warn(
+            f"delta={delta:g} times {units} protected units is at least 1: publishing "
+            "one of them outright would satisfy it; take delta well below "
+            f"{1 / units:.1e}",
+            stacklevel=3,
+        )
+
+
+def mean_units_are_public(step: GaussianStep, level: str | None = None) -> bool:
+    """True if the mean number of clip units a step discloses no protected unit.
+
+    Args:
+      step: the step.
+      level: a level in place of the step's privacy unit.
+    """
+    if step.neighboring_relation != "add_remove":
+        return True
+    names, clip = step.design.level_names, step.clip_unit
+    if clip == STEP or isinstance(step.design, GroupedClasses | IndependentEpisodes):
+        return True
+    unit = step.privacy_unit if level is None else level
+    return names.index(str(clip)) < names.index(str(unit))
+
+
+def public_normalizer(
+    value: float | None, step: GaussianStep, sampler: EpisodeSampler
+) -> float:
+    """The divisor of the noised sum: a public number, never the realised count."""
+    if value is not None:
+        return checked_setting("normalizer", value)
+    if not mean_units_are_public(step):
+        raise ValueError(
+            "normalizer must be given: the mean number of clip units a step depends on "
+            f"how many {str(step.privacy_unit)!r} units there are, which is private "
+            "under add_remove; give a public guess of it"
+        )
+    return max(sampler.expected_units, 1e-6)
+
+
+def chosen_block_size(
+    value: int | None, sampler: EpisodeSampler, num_devices: int
+) -> int:
+    """Rows a block, a multiple of the devices.
+
+    Never more than hold almost every draw: rows beyond them take memory (a mistyped
+    number all of it) and no time off.
+    """
+    most = default_block_size(sampler, num_devices)
+    if value is None:
+        return most
+    array = _validation.integer_array("block_size", value, minimum=1)
+    if array.ndim:
+        raise ValueError(f"block_size must be a number, got {value!r}")
+    return min(most, num_devices * -(-int(np.asarray(array)) // num_devices))

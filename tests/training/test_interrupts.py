@@ -1,0 +1,233 @@
+"""Whatever ends a run, its folder can be gone on with, and holds one run only."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+
+from jaxdp_episodic.training import run_folder
+from jaxdp_episodic.training.checkpoint import Checkpoints
+from jaxdp_episodic.training.evaluation import Evaluation
+from jaxdp_episodic.training.run_log import HELD_OUT, read_log
+from training_runs import classes, trainer
+
+TESTS = Path(__file__).resolve().parents[1]
+
+
+def steps_in(folder):
+    return [record["step"] for record in read_log(folder / run_folder.LOG)]
+
+
+def assert_same(run, other):
+    pairs = zip(jax.tree.leaves(run.state), jax.tree.leaves(other.state), strict=True)
+    for a, b in pairs:
+        np.testing.assert_array_equal(a, b)
+
+
+def held_out():
+    data = classes(seed=9)
+    return {"validation": Evaluation(data, ways=3, shots=1, queries=2, num_episodes=20)}
+
+
+class Interrupted:
+    """Calls a function, but for one call, which is interrupted."""
+
+    def __init__(self, function, call):
+        self.function, self.left = function, call
+
+    def __call__(self, *args, **kwargs):
+        self.left -= 1
+        if self.left == 0:
+            raise KeyboardInterrupt
+        return self.function(*args, **kwargs)
+
+
+@pytest.fixture
+def whole(tmp_path):
+    run = trainer()
+    run.train(tmp_path / "whole", evaluations=held_out())
+    return run
+
+
+@pytest.mark.parametrize("attribute", ["_gradient", "_update"])
+@pytest.mark.parametrize("again", ["a new trainer", "the same"])
+def test_a_step_broken_off_is_taken_again(tmp_path, whole, attribute, again):
+    """What is committed counts the steps that are in it."""
+    folder, run = tmp_path / "parts", trainer()
+    function = getattr(run, attribute)
+    setattr(run, attribute, Interrupted(function, 3))
+    with pytest.raises(KeyboardInterrupt):
+        run.train(folder, evaluations=held_out(), checkpoint_every=100)
+    assert run.num_steps_taken == 3  # charged, not taken
+    assert run.snapshot().charged_steps == 2
+    if again == "a new trainer":
+        run = trainer()
+        assert run.resume(folder) == 2
+    run.train(folder, evaluations=held_out())
+    assert_same(run, whole)
+    assert run.num_steps_taken == 6
+    assert steps_in(folder) == list(range(7))
+
+
+@pytest.mark.parametrize("which", [1, 2])
+@pytest.mark.parametrize("same", [False, True])
+def test_an_evaluation_broken_off_is_done_again(tmp_path, whole, which, same):
+    """The first leaves a folder to go on with; after the last, its score is there."""
+    folder, run = tmp_path / "parts", trainer()
+    evaluate = Interrupted(held_out()["validation"], which)
+    with pytest.raises(KeyboardInterrupt):
+        run.train(folder, evaluations={"validation": evaluate})
+    again = run
+    if not same:
+        again = trainer()
+        assert again.resume(folder) == (0 if which == 1 else 5)
+    again.train(folder, evaluations=held_out())
+    assert again.num_steps_taken == 6
+    assert_same(again, whole)
+    logs = [read_log(path / run_folder.LOG) for path in (tmp_path / "whole", folder)]
+    scores = [[(r["step"], r[HELD_OUT]) for r in log if HELD_OUT in r] for log in logs]
+    assert scores[0] == scores[1] and [step for step, _ in scores[1]] == [0, 6]
+
+
+def test_a_start_broken_off_may_be_started_again(tmp_path):
+    """An empty log and a checkpoint that was never completed are no run."""
+    (tmp_path / run_folder.LOG).touch()
+    (tmp_path / run_folder.CHECKPOINTS / "0.orbax-checkpoint-tmp").mkdir(parents=True)
+    trainer().train(tmp_path)
+    assert steps_in(tmp_path) == list(range(7))
+
+
+@pytest.mark.parametrize("left", [run_folder.LOG, run_folder.CHECKPOINTS])
+def test_two_runs_do_not_mix(tmp_path, left):
+    first = trainer(seed=None)
+    first.train(tmp_path)
+    if left == run_folder.CHECKPOINTS:
+        (tmp_path / run_folder.LOG).unlink()
+    else:
+        (tmp_path / run_folder.CHECKPOINTS).rename(tmp_path / "elsewhere")
+    other = trainer(seed=None)
+    with pytest.raises(FileExistsError, match=f"holds a run.*{left}"):
+        other.train(tmp_path)
+    assert other.num_steps_taken == 0
+
+
+def test_a_folder_that_has_gone_on_is_refused(tmp_path):
+    """Somebody else went on with the run since this one was taken up."""
+    run = trainer()
+    with Checkpoints(tmp_path / run_folder.CHECKPOINTS) as checkpoints:
+        checkpoints.save(run.snapshot())
+    late, quick = trainer(), trainer()
+    late.resume(tmp_path)
+    quick.resume(tmp_path)
+    quick.train(tmp_path)
+    with pytest.raises(FileExistsError, match="step 6, this run is at step 0"):
+        late.train(tmp_path)
+
+
+def test_resume_does_not_forget_steps(tmp_path):
+    run = trainer()
+    run.step()
+    with Checkpoints(tmp_path / run_folder.CHECKPOINTS) as checkpoints:
+        checkpoints.save(run.snapshot())
+    other = trainer()
+    for _ in range(3):
+        other.step()
+    with pytest.raises(ValueError, match="resume must come before .* charged 3"):
+        other.resume(tmp_path)
+    assert other.num_steps_taken == 3
+
+
+HOLD = """
+import sys
+from pathlib import Path
+from jaxdp_episodic.training import run_folder
+
+with run_folder.locked(Path(sys.argv[1])):
+    print("held", flush=True)
+    sys.stdin.read()
+"""
+
+
+def test_one_process_a_folder(tmp_path):
+    other = subprocess.Popen(
+        [sys.executable, "-c", HOLD, str(tmp_path)],
+        env={**os.environ, "PYTHONPATH": str(TESTS.parent), "JAX_PLATFORMS": "cpu"},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert other.stdin is not None and other.stdout is not None
+    run = trainer()
+    try:
+        assert other.stdout.readline() == "held\n"
+        with pytest.raises(BlockingIOError, match=f"another run .process {other.pid}"):
+            run.train(tmp_path)
+        assert run.num_steps_taken == 0
+    finally:
+        other.stdin.close()
+        other.wait(60)
+        other.stdout.close()
+    run.train(tmp_path)
+    with run_folder.locked(tmp_path), run_folder.locked(tmp_path):
+        pass  # whoever holds it may take it again
+
+
+DEVICES = """
+import json, sys
+from pathlib import Path
+import jax
+import numpy as np
+from training_runs import trainer
+
+folder = Path(sys.argv[1])
+whole, first, second = trainer(), trainer(), trainer()
+whole.train(folder / "whole")
+
+def stop(progress):
+    if progress.step == 3:
+        raise KeyboardInterrupt
+
+try:
+    first.train(folder / "parts", on_step=stop)
+except KeyboardInterrupt:
+    pass
+resumed = second.resume(folder / "parts")
+second.train(folder / "parts")
+pairs = zip(jax.tree.leaves(whole.state), jax.tree.leaves(second.state), strict=True)
+print(json.dumps({
+    "devices": len(jax.local_devices()),
+    "resumed": resumed,
+    "same": all(np.array_equal(a, b) for a, b in pairs),
+}))
+"""
+
+
+@pytest.mark.parametrize(
+    "environment",
+    [
+        {"XLA_FLAGS": "--xla_force_host_platform_device_count=2"},
+        {
+            "XLA_FLAGS": "--xla_force_host_platform_device_count=1",
+            "JAX_DEFAULT_PRNG_IMPL": "rbg",
+        },
+    ],
+    ids=["two devices", "another default generator"],
+)
+def test_resume_elsewhere_than_on_the_default(tmp_path, environment):
+    path = os.pathsep.join([str(TESTS), str(TESTS.parent)])
+    done = subprocess.run(
+        [sys.executable, "-c", DEVICES, str(tmp_path)],
+        env={**os.environ, "JAX_PLATFORMS": "cpu", "PYTHONPATH": path, **environment},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr
+    report = json.loads(done.stdout.splitlines()[-1])
+    assert report["same"] and report["resumed"] == 3
+    assert report["devices"] == (2 if "2" in environment["XLA_FLAGS"] else 1)

@@ -1,0 +1,163 @@
+"""What may be published holds no number of private units; what is said is true."""
+
+import json
+
+import pytest
+from rich.console import Console
+
+import jaxdp_episodic as jde
+from jaxdp_episodic.data.sinusoids import make_sinusoids
+from jaxdp_episodic.training.budget import plan_budget, public_view
+from jaxdp_episodic.training.config import read_config
+from jaxdp_episodic.training.report import privacy_statement
+from jaxdp_episodic.training.run import run_training
+from training_runs import TINY, classes, grouped_step, trainer
+
+TASKS = """
+version = 1
+epsilon = 8.0
+delta = 1e-5
+num_steps = 2
+l2_clip_norm = 0.5
+normalizer = 30
+[data]
+type = "Sinusoids"
+num_tasks = 777
+points = 40
+[step]
+clip_unit = "task"
+privacy_unit = "task"
+[step.sampling]
+type = "MultistageSampling"
+levels = [
+  { type = "Poisson", name = "task", sampling_probability = 0.04 },
+  { type = "WithoutReplacement", name = "point", size = 20 },
+]
+[learner]
+kind = "maml"
+shots = 10
+inner_steps = 1
+loss = "squared_error"
+[model]
+kind = "mlp"
+channels = [4]
+"""
+POINTS = TASKS.replace('privacy_unit = "task"', 'privacy_unit = "point"').replace(
+    "normalizer = 30\n", ""
+)
+
+
+def released(tmp_path, text):
+    path = tmp_path / "run.toml"
+    path.write_text(text, encoding="utf-8")
+    result = run_training(read_config(path), tmp_path / "out", console=Console())
+    release = tmp_path / "out" / "release"
+    texts = {p.name: p.read_text() for p in release.iterdir() if p.suffix != ".npz"}
+    return result, texts, (tmp_path / "out" / "report.md").read_text()
+
+
+def test_the_number_of_protected_units_is_not_released(tmp_path):
+    """Neither as it is nor through the mean of a draw."""
+    result, texts, report = released(tmp_path, TASKS)
+    expected = result.trainer.sampler.expected_units
+    everything = "".join(texts.values())
+    assert expected == pytest.approx(777 * 0.04)
+    for number in ("777", f"{expected:g}", "mean units"):
+        assert number not in everything
+    assert "mean units" in report
+    assert json.loads(texts["run.json"])["steps"] == 2  # rests on public facts
+    assert "one `task` more or less" in texts["privacy.md"]
+
+
+def test_the_same_holds_with_a_population():
+    """As users of the API plan it: the report then has the numbers, the release not."""
+    table = make_sinusoids(777, points=40, seed=0)
+    config = jde.MultistageSampling(
+        jde.Poisson("task", sampling_probability=0.04),
+        jde.WithoutReplacement("point", size=20),
+    )
+    step = jde.GaussianStep(
+        config,
+        noise_multiplier=1.0,
+        clip_unit="task",
+        privacy_unit="task",
+        population=table.population,
+    )
+    budget = plan_budget(step, epsilon=8.0, delta=1e-5, num_steps=2)
+    view = public_view(budget)
+    assert view is not None and view.step.population is None
+    assert "777" in privacy_statement(budget, 2)
+    assert "777" not in privacy_statement(budget, 2, for_release=True)
+
+
+def test_what_was_computed_from_private_sizes_is_not_released(tmp_path):
+    """Noise calibrated to them tells them, and so does epsilon after each step."""
+    result, texts, report = released(tmp_path, POINTS)
+    assert "not for publication" in " ".join(report.split())
+    noise = result.trainer.budget.step.noise_multiplier
+    everything = "".join(texts.values())
+    for number in (f"{noise:.5g}"[:5], "epsilon spent", "777", "mean units"):
+        assert number not in everything
+    assert texts["log.jsonl"] == ""
+    assert "rest on public facts alone" in texts["privacy.md"]
+    assert json.loads(texts["run.json"]).keys() == {
+        "target",
+        "clip norm",
+        "protected",
+        "clipped",
+    }
+
+
+def test_public_sizes_are_released(tmp_path):
+    text = POINTS.replace("size = 20 }", "size = 20, population = 40 }")
+    result, texts, _ = released(tmp_path, text)
+    facts = json.loads(texts["run.json"])
+    assert facts["mean units a step"] == pytest.approx(777 * 0.04)  # tasks are public
+    assert facts["noise multiplier"] == result.trainer.budget.step.noise_multiplier
+    assert len(texts["log.jsonl"].splitlines()) == 3
+
+
+def test_no_epsilon_where_the_divisor_is_private(tmp_path):
+    """By default it is 0.04 times the number of tasks, which a task would change."""
+    text = POINTS.replace("size = 20 }", "size = 20, population = 40 }")
+    result, texts, report = released(tmp_path, text)
+    for page in (texts["privacy.md"], report):
+        assert "task   not covered: the divisor was the mean number" in page
+    budget = result.trainer.budget
+    assert "the divisor" not in privacy_statement(budget, 2)  # a public guess
+
+
+def test_a_seed_is_called_not_private_to_the_end(tmp_path):
+    result, texts, _ = released(tmp_path, "seed = 3\n" + TINY)
+    assert "not private: draws and noise come from a fixed seed" in str(result)
+    facts = json.loads(texts["run.json"])
+    assert facts["not private"] == "draws and noise come from a fixed seed"
+
+
+def test_a_run_without_a_seed_is_not_called_so(tmp_path):
+    result, texts, _ = released(tmp_path, TINY)
+    assert "not private" not in str(result) + texts["run.json"]
+
+
+@pytest.mark.parametrize("stated", [True, False])
+def test_a_large_delta_is_warned_of(stated):
+    """Whether the accountant knows the number of units or not."""
+    data = classes()  # 180 examples
+    step = grouped_step(data)
+    if stated:
+        examples = jde.WithoutReplacement("example", size=3, population=6)
+        sampling = jde.GroupedClasses(
+            num_classes=30,
+            ways=3,
+            episodes=jde.Poisson("episode", sampling_probability=0.5),
+            examples=examples,
+        )
+        step = jde.GaussianStep(sampling, noise_multiplier=1.0)
+    with pytest.warns(UserWarning, match="delta=0.1 times 180 protected units"):
+        trainer(data=data, step=step, delta=0.1)
+
+
+def test_the_command_shows_warnings(tmp_path, capsys):
+    released(tmp_path, TINY.replace("delta = 1e-5", "delta = 0.1"))
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "warning: delta=0.1 times 800 protected units" in printed

@@ -3,6 +3,9 @@
 
 PYTHON ?= python3
 PYTEST_FLAGS ?=
+# Processes that share the tests, a file at a time, as the tests of a file share what
+# is compiled; 0 runs them in pytest's own process, as a debugger needs it.
+WORKERS ?= 2
 # More flags for pip when the benchmarks' environment is made, for example another
 # index to take the CPU build of torch from.
 BENCH_PIP_FLAGS ?=
@@ -12,6 +15,7 @@ DEMO ?= train configs/glyphs_5w1s.toml --out results/demo-$(shell date +%Y%m%d-%
 VENV := .venv
 BENCH_VENV := .venv-bench
 PY := $(VENV)/bin/python
+PARALLEL := --numprocesses $(WORKERS) --dist loadfile
 BENCH_PY := $(BENCH_VENV)/bin/python
 BENCH_PINS := experiments/benchmarks/requirements.txt
 
@@ -52,11 +56,11 @@ demo: $(VENV)/.stamp
 	$(VENV)/bin/jaxdp-episodic $(DEMO)
 
 test: $(VENV)/.stamp
-	$(PY) -m pytest -m "not slow" $(PYTEST_FLAGS)
+	$(PY) -m pytest $(PARALLEL) -m "not slow" $(PYTEST_FLAGS)
 
 test-all: $(VENV)/.stamp
-	$(PY) -m pytest $(PYTEST_FLAGS)
-	JAX_ENABLE_X64=1 $(PY) -m pytest -m "not slow" $(PYTEST_FLAGS)
+	$(PY) -m pytest $(PARALLEL) $(PYTEST_FLAGS)
+	JAX_ENABLE_X64=1 $(PY) -m pytest $(PARALLEL) -m "not slow" $(PYTEST_FLAGS)
 
 lint: $(VENV)/.stamp
 	$(PY) -m ruff format --check .

@@ -11,6 +11,7 @@ from jaxdp_episodic.accounting import views
 from jaxdp_episodic.accounting.curve_points import curve_points, lower_hull
 from jaxdp_episodic.mechanisms import Gaussian
 
+DEFAULT = "rdp"  # the views' own default method
 ALPHAS = np.concatenate(
     [[0.0], np.geomspace(1e-12, 0.5, 60), 1 - np.geomspace(0.5, 1e-9, 40)[1:], [1.0]]
 )
@@ -39,7 +40,7 @@ def profile(step, epsilon):
 
 def profile_of_gaussian_steps(step, *, epsilon, num_steps=None, method="exact"):
     """Exact delta of unsampled steps: as of one with 1 / sqrt(num_steps) the noise."""
-    assert method == "exact"
+    assert method == DEFAULT
     if num_steps is None:  # a composed run
         num_steps, step = sum(step.counts), step.steps[0]
     with np.errstate(divide="ignore"):
@@ -48,7 +49,7 @@ def profile_of_gaussian_steps(step, *, epsilon, num_steps=None, method="exact"):
 
 
 def single_profile(step, *, epsilon, num_steps=1, method="exact"):
-    assert (num_steps, method) == (1, "exact")
+    assert (num_steps, method) == (1, DEFAULT)
     return profile(step, epsilon)
 
 

@@ -114,7 +114,9 @@ def test_without_noise_and_without_anything(fast, tmp_path):
 
 
 def test_the_summary_is_rounded_up(fast, tmp_path):
-    curve = curve_plot.plot_curve(poisson_step(0.1, 0.7), tmp_path / "curve.png", method="exact")
+    curve = curve_plot.plot_curve(
+        poisson_step(0.1, 0.7), tmp_path / "curve.png", method="exact"
+    )
     facts = curve_plot.summary(curve)
     for name, value in [
         ("advantage", curve.advantage),

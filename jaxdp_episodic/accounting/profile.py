@@ -80,10 +80,10 @@ def privacy_profile(
 
 @functools.cache
 def _kernel() -> Callable[..., tuple[np.ndarray, np.ndarray]]:
-    return float64_boundary(jax.jit(_log_profile, static_argnames="kind"))
+    return float64_boundary(jax.jit(log_profile, static_argnames="kind"))
 
 
-def _log_profile(
+def log_profile(
     u: jax.Array,
     outer_rate: jax.Array,
     rate: jax.Array,

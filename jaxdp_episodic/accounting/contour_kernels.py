@@ -1,0 +1,185 @@
+"""Exact delta and epsilon of composed steps, as a contour integral; batched kernels.
+
+With M the moment generating function of one step's privacy loss (several kinds of
+steps multiply), T the number of steps,
+
+    delta(eps) = 1/(2 pi i) ∫ M(z)^T e^{-z eps} / (z (1 + z)) dz
+
+along any upward line to the right of 0 (docs/theory.md, "Exact"). The contour crosses
+the real axis near the saddle point of the integrand and then leans away from the
+vertical: to the right where all almost-certain losses lie below eps, to the left where
+they lie above. So the integrand falls off exponentially even where losses are almost
+discrete and ``|M|`` has a plateau, and the trapezoidal rule converges exponentially.
+(A vertical line would have to be followed to ``1/rate`` there.)
+
+An atom at loss 0 of probability A pays nothing for eps >= 0, so ``A^T`` is subtracted
+from ``M^T``.
+
+Pure kernels: the batch is the last axis of every array; nodes of the contour (K) and
+of the losses (J) come first. They are jitted one by one: fused into one, XLA takes
+several times as long to compile them.
+
+Reference: the integral is Parseval's identity for ``(1 - e^{eps - L})_+``; see
+docs/theory.md, "Exact". The saddle-point view is that of Alghamdi et al. (2022),
+arXiv:2208.09595.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from jaxdp_episodic.accounting.contour_layout import Contour, contour_points
+from jaxdp_episodic.accounting.contour_moments import (
+    Pair,
+    Steps,
+    log_atoms,
+    log_powers,
+)
+from jaxdp_episodic.numerics.complex_exponentials import polar
+
+_NEWTON_STEPS = 24
+# Nats of log(delta) that are near enough.
+_CLOSE = 1e-12
+# Rounding of a phase, relative to its size.
+_ROUNDING = 4e-16
+
+
+class Solution(NamedTuple):
+    """Answers of a batch; each (n,).
+
+    Attributes:
+      value: epsilon, or log(delta).
+      log_error: estimate of the error of log(delta), in nats.
+      slope: ``-d log(delta) / d epsilon``, > 0.
+    """
+
+    value: Array
+    log_error: Array
+    slope: Array
+
+
+def log_delta(
+    num_nodes: int,
+    accurate: bool,
+    epsilon: Array,
+    contour: Contour,
+    groups: tuple[Steps, ...],
+) -> Solution:
+    """``log(delta)`` at ``epsilon``; all arrays (n,)."""
+    integrand = _prepare(num_nodes, accurate, contour, groups)
+    value, slope, error = _integrate(integrand, epsilon)
+    return Solution(value, error, slope)
+
+
+def epsilon(
+    num_nodes: int,
+    accurate: bool,
+    log_delta: Array,
+    guess: Array,
+    highest: Array,
+    contour: Contour,
+    groups: tuple[Steps, ...],
+) -> Solution:
+    """``epsilon`` at which delta is ``e^{log_delta}``; all arrays (n,).
+
+    Newton's method on ``log delta``, kept in a bracket from 0 to ``highest``: one
+    contour, laid for ``guess``, serves all.
+    """
+    integrand = _prepare(num_nodes, accurate, contour, groups)
+
+    def improve(state: tuple[Array, ...]) -> tuple[Array, ...]:
+        count, _, x, low, high = state
+        value, slope, _ = _integrate(integrand, x)
+        gap = value - log_delta
+        above = gap > 0
+        low, high = jnp.where(above, x, low), jnp.where(above, high, x)
+        step = x + gap / slope
+        inside = (step >= low) & (step <= high)
+        step = jnp.where(inside, step, 0.5 * (low + high))
+        found = jnp.abs(gap) <= _CLOSE
+        return count + 1, jnp.all(found), jnp.where(found, x, step), low, high
+
+    def unfinished(state: tuple[Array, ...]) -> Array:
+        return (state[0] < _NEWTON_STEPS) & ~state[1]
+
+    start = (
+        jnp.zeros((), jnp.int32),
+        jnp.zeros((), bool),
+        guess,
+        jnp.zeros_like(guess),
+        highest,
+    )
+    _, _, x, low, _ = jax.lax.while_loop(unfinished, improve, start)
+    # The bracket closes on 0 where delta is not even reached there.
+    x = jnp.where((low == 0) & (x < 1e-6 * guess), 0.0, x)
+    value, slope, error = _integrate(integrand, x)
+    # An unconverged search counts as an error of delta; at epsilon 0 delta may be less.
+    gap = value - log_delta
+    low_enough = (x <= 0) & (gap < 0)
+    error = jnp.where(low_enough & (error < -gap), 0.0, error)
+    return Solution(x, error + jnp.where(low_enough, 0.0, jnp.abs(gap)), slope)
+
+
+class _Integrand(NamedTuple):
+    """What does not depend on epsilon; pairs of (K, n)."""
+
+    z: Pair
+    log_weight: Pair
+    log_power: Pair
+    log_atom: Array
+    error: Array
+
+
+def _prepare(
+    num_nodes: int, accurate: bool, contour: Contour, groups: tuple[Steps, ...]
+) -> _Integrand:
+    """Nodes of the trapezoidal rule, and M^T on them."""
+    step = contour.end / (num_nodes - 1)
+    u = jnp.arange(num_nodes, dtype=step.dtype)[:, None] * step
+    b = contour.bend
+    near = jnp.arcsinh(b * jnp.sinh(jnp.minimum(u, 300.0)))
+    y = contour.scale / b * jnp.where(u > 300, u + jnp.log(b), near)
+    # dy/du, which tends to scale / b
+    inverse = jnp.exp(-u)
+    cosh, sinh = 0.5 * (1 + inverse * inverse), 0.5 * (1 - inverse * inverse)
+    speed = contour.scale * cosh / jnp.sqrt(inverse * inverse + (b * sinh) ** 2)
+    z, log_speed = contour_points(contour, y)
+    half = jnp.where(u > 0, 0.0, math.log(0.5))
+    log_weight = (
+        log_speed[0] + jnp.log(speed) + jnp.log(step) + half,
+        log_speed[1],
+    )
+    power, error = log_powers(z, groups, accurate=accurate, checked=True)
+    return _Integrand(z, log_weight, power, log_atoms(groups), error)
+
+
+def _integrate(integrand: _Integrand, epsilon: Array) -> tuple[Array, Array, Array]:
+    """``log delta``, ``-d log delta / d eps`` and the error of the first; (n,)."""
+    z, log_weight, log_power, log_atom, power_error = integrand
+    tilt_re = log_weight[0] - z[0] * epsilon
+    tilt_im = log_weight[1] - z[1] * epsilon
+    log_re, log_im = log_power[0] + tilt_re, log_power[1] + tilt_im
+    peak = jnp.max(log_re, axis=0)
+    value_re, value_im = polar(log_re - peak, log_im)
+    atom_re, atom_im = polar(log_atom + tilt_re - peak, tilt_im)
+    re, im = value_re - atom_re, value_im - atom_im
+    total = jnp.sum(re, axis=0)
+    slope = jnp.sum(z[0] * re - z[1] * im, axis=0) / total
+    coarse = 2 * jnp.sum(re[::2], axis=0)
+    halved = jnp.abs(total - coarse) / jnp.abs(total)
+    # Exponential convergence: half the spacing squares the error. The power 3/2
+    # leaves room for what is not yet in that regime.
+    spacing = halved * jnp.sqrt(jnp.minimum(10.0 * halved, 1.0))
+    size = jnp.hypot(value_re, value_im)
+    phase = jnp.abs(z[1] * epsilon) + jnp.abs(z[0] * epsilon)
+    inner = jnp.sum(size * (power_error + _ROUNDING * (8 + phase)), axis=0)
+    last = jnp.hypot(re[-1], im[-1])
+    error = spacing + (inner + 10.0 * last) / jnp.abs(total)
+    good = total > 0
+    value = jnp.where(good, jnp.log(jnp.where(good, total, 1.0)) + peak, jnp.nan)
+    return value, slope, jnp.where(good, error, jnp.inf)

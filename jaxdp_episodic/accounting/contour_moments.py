@@ -1,0 +1,163 @@
+"""Moments of the privacy loss of steps, at real and complex orders; pure kernels.
+
+The batch is the last axis of every array; nodes of the contour (K) and of the losses
+(J) come first.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from jaxdp_episodic.amplification.loss_laws import LossLaw
+from jaxdp_episodic.numerics.complex_exponentials import (
+    cos_sin,
+    expm1_complex,
+    log1p_complex,
+    sum_expm1,
+)
+
+Pair = tuple[Array, Array]
+"""Real and imaginary part."""
+
+# Every so many nodes of the contour are checked with another law.
+_CHECK_STRIDE = 8
+# Rounding of M, of M - 1 relative to E|z L| (hundreds of terms, whose errors mostly
+# cancel), and of log M relative to its size.
+_MOMENT_ROUNDING, _ACCURATE_ROUNDING, _ROUNDING = 1e-15, 1e-16, 4e-16
+
+
+class Steps(NamedTuple):
+    """K steps of one kind in each of n settings.
+
+    Attributes:
+      law, check: by two rules; arrays (J, K n), setting by setting within a step.
+      count: (K, n) how often each is taken.
+      outer_rate: (K, n) probability that the step sees anything.
+      spike: (K, n) loss of the steps that see nothing of the unit, where most are at
+        one loss and ``outer_rate`` is 1; else 0.
+      gaussian_shift: (K, n) shift of steps that always see the unit: their M is known
+        in closed form; 0 for the others.
+      spread: (K, n) how far a step's losses that see nothing may lie from ``spike``.
+    """
+
+    law: LossLaw
+    check: LossLaw
+    count: Array
+    outer_rate: Array
+    spike: Array
+    gaussian_shift: Array
+    spread: Array
+
+
+def real_moments(c: Array, groups: tuple[Steps, ...]) -> tuple[Array, Array, Array]:
+    """``T log M(c)`` and its first two derivatives, at real c; (n,)."""
+    totals = [jnp.zeros_like(c)] * 3
+    for steps in groups:
+        repeats = steps.count.shape[0]
+        law, wide = steps.law, jnp.tile(c, repeats)
+
+        def add(sums, node, wide=wide):
+            (y_re, y_im), (w_re, w_im) = node
+            size = jnp.exp(wide * y_re)
+            cosine, sine = cos_sin(wide * y_im)
+            re, im = size * cosine, size * sine
+            value = (w_re * re - w_im * im, w_re * im + w_im * re)
+            first = (
+                value[0] * y_re - value[1] * y_im,
+                value[0] * y_im + value[1] * y_re,
+            )
+            second = first[0] * y_re - first[1] * y_im
+            s0, s1, s2 = sums
+            return (s0 + value[0], s1 + first[0], s2 + second), None
+
+        zero = jnp.zeros_like(wide)
+        sums, _ = jax.lax.scan(add, (zero, zero, zero), (law.loss, law.weight))
+        outer = steps.outer_rate.reshape(-1)
+        excess = outer * (sums[0] - law.mass)
+        moment = 1 + jnp.maximum(excess, -1 + 1e-300)
+        first = outer * sums[1] / moment
+        second = outer * sums[2] / moment - first * first
+        shift = steps.gaussian_shift.reshape(-1)
+        square = shift * shift
+        parts = (jnp.log1p(jnp.maximum(excess, -1 + 1e-15)), first, second)
+        known = (0.5 * wide * (wide + 1) * square, (wide + 0.5) * square, square)
+        count = steps.count.reshape(-1)
+        for i, (part, closed) in enumerate(zip(parts, known, strict=True)):
+            value = count * jnp.where(shift > 0, closed, part)
+            value = jnp.where(count > 0, value, 0.0)
+            totals[i] = totals[i] + jnp.sum(value.reshape(repeats, -1), axis=0)
+    return totals[0], totals[1], totals[2]
+
+
+def log_atoms(groups: tuple[Steps, ...]) -> Array:
+    """``T log A``."""
+    total = jnp.zeros_like(groups[0].count[0])
+    for steps in groups:
+        mass = steps.outer_rate * steps.law.mass.reshape(steps.count.shape)
+        # The mass of a law without an atom is 1 but for rounding.
+        left = jnp.where(mass > 1 - 1e-12, 0.0, 1 - mass)
+        left = jnp.where(steps.gaussian_shift > 0, 0.0, left)
+        some = left > 0
+        log_left = jnp.where(some, jnp.log(jnp.where(some, left, 1.0)), -1e300)
+        total += jnp.sum(jnp.where(steps.count > 0, steps.count * log_left, 0.0), 0)
+    return total
+
+
+def log_powers(
+    z: Pair, groups: tuple[Steps, ...], *, accurate: bool, checked: bool
+) -> tuple[Pair, Array]:
+    """``T log M`` at (K, n) points and a bound of its error."""
+    re, im, error = (jnp.zeros_like(z[0]) for _ in range(3))
+    for steps in groups:
+        repeats = steps.count.shape[0]
+        wide = (jnp.tile(z[0], (1, repeats)), jnp.tile(z[1], (1, repeats)))
+        log_moment = _log_moment(wide, steps, steps.law, accurate)
+        off = _MOMENT_ROUNDING
+        if accurate:
+            outer = steps.outer_rate.reshape(-1)
+            size = outer * steps.law.size * jnp.hypot(*wide)
+            off = _ACCURATE_ROUNDING * jnp.minimum(size, 3.0)
+        off = off + _ROUNDING * jnp.hypot(*log_moment)
+        if checked:
+            some = (wide[0][::_CHECK_STRIDE], wide[1][::_CHECK_STRIDE])
+            again = _log_moment(some, steps, steps.check, accurate)
+            # The argument is known up to turns.
+            turned = 2 * jnp.sin(0.5 * (log_moment[1][::_CHECK_STRIDE] - again[1]))
+            gap = jnp.hypot(log_moment[0][::_CHECK_STRIDE] - again[0], turned)
+            off += jnp.repeat(gap, _CHECK_STRIDE, axis=0)[: z[0].shape[0]]
+        count = steps.count.reshape(-1)
+
+        def total(a: Array, count=count, repeats=repeats) -> Array:
+            a = jnp.where(count > 0, count * a, 0.0)
+            return jnp.sum(a.reshape(a.shape[0], repeats, -1), axis=1)
+
+        re, im = re + total(log_moment[0]), im + total(log_moment[1])
+        error = error + total(off)
+    return (re, im), error
+
+
+def _log_moment(z: Pair, steps: Steps, law: LossLaw, accurate: bool) -> Pair:
+    outer = steps.outer_rate.reshape(-1)
+    re, im = sum_expm1(z, law.weight, law.loss, accurate=accurate)
+    excess = (outer * re, outer * im)
+    shift = steps.gaussian_shift.reshape(-1)
+    square = 0.5 * shift * shift
+    closed = (
+        square * (z[0] * (1 + z[0]) - z[1] * z[1]),
+        square * z[1] * (1 + 2 * z[0]),
+    )
+    always = outer >= 1
+    # Steps that are taken with a probability need M itself.
+    grown = expm1_complex(jnp.minimum(closed[0], 700.0), closed[1])
+    known = shift > 0
+    mixed = log1p_complex(
+        *(jnp.where(known, outer * g, e) for g, e in zip(grown, excess, strict=True))
+    )
+    return (
+        jnp.where(known & always, closed[0], mixed[0]),
+        jnp.where(known & always, closed[1], mixed[1]),
+    )

@@ -1,0 +1,159 @@
+"""Steps of a run as the contour's kernels take them: the laws of their losses.
+
+One jitted kernel for each kind of step, for both directions.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from jaxdp_episodic.accounting.contour_moments import Steps
+from jaxdp_episodic.accounting.rdp_kernels import StepGroup
+from jaxdp_episodic.accounting.resolution import ANTIPODAL, EPISODES, SAMPLED
+from jaxdp_episodic.amplification.loss_laws import (
+    LossLaw,
+    antipodal_law,
+    sampled_law,
+    swapped_law,
+)
+from jaxdp_episodic.numerics.combinatorics import log_binomial
+
+# Height of the checking path, and by how many nats it is cut later: other nodes.
+_CHECK_HEIGHT, _CHECK_CUT = 0.85, -8.0
+# No law is cut nearer than where the density is e^-18 of its peak.
+_LEAST_CUT = -18.0
+# Above this rate most losses are not at one place.
+_LARGEST_SPIKE_RATE = 0.99
+
+
+@functools.cache
+def steps_kernel(kind: str, num_terms: int) -> Callable[..., Steps]:
+    """The jitted `Steps` of a kind; ``num_terms`` of independent episodes, else 1.
+
+    The kernel takes a `StepGroup` (K, n), ``backward`` (n,) 1 or 0, and ``log_cut``
+    (n,): the logarithm of the density at which the laws are cut.
+    """
+
+    def kernel(group: StepGroup, backward: Array, log_cut: Array) -> Steps:
+        return _steps(kind, num_terms, group, backward, log_cut)
+
+    return jax.jit(kernel)
+
+
+def _steps(
+    kind: str, num_terms: int, group: StepGroup, backward: Array, log_cut: Array
+) -> Steps:
+    shape = group.count.shape
+    both = jnp.stack([jnp.zeros_like(log_cut), jnp.ones_like(log_cut)])
+    # The law and the one that checks it, side by side: compiled once.
+    cut = log_cut + _CHECK_CUT * both
+    height = 1 + (_CHECK_HEIGHT - 1) * both
+
+    def wide(a: Array) -> Array:
+        """(2, 1, n) or (K, n) as (2 K n,)."""
+        return jnp.broadcast_to(a, (2, *shape)).reshape(-1)
+
+    fields = StepGroup(*(wide(a) for a in group))
+    # What the unit is not even drawn for need not be waited for.
+    cut = wide(cut[:, None]) - jnp.log(fields.outer_rate)
+    cut, height = jnp.minimum(cut, _LEAST_CUT), wide(height[:, None])
+    back = wide(backward)
+    laws = _laws(kind, num_terms, fields, back, cut, height)
+    half = fields.count.shape[0] // 2
+    law, check = (
+        jax.tree.map(lambda a, part=part: a[..., part], laws)
+        for part in (slice(None, half), slice(half, None))
+    )
+    always = (group.outer_rate >= 1) & (kind == SAMPLED)
+    rate = group.rate
+    gaussian = (rate >= 1) & (kind == SAMPLED)
+    spiked = always & (rate < _LARGEST_SPIKE_RATE)
+    sign = 1 - 2 * backward
+    zero = jnp.zeros_like(rate)
+    spike = jnp.log1p(-jnp.where(spiked, rate, 0.0))
+    blurred = (group.outer_rate < 1) & (kind == SAMPLED)
+    return Steps(
+        law,
+        check,
+        group.count,
+        group.outer_rate,
+        jnp.where(spiked, sign * spike, zero),
+        jnp.where(gaussian, group.shift, zero),
+        jnp.where(blurred, group.outer_rate * rate, zero),
+    )
+
+
+def _laws(
+    kind: str,
+    num_terms: int,
+    group: StepGroup,
+    backward: Array,
+    log_cut: Array,
+    height: Array,
+) -> LossLaw:
+    """Laws of (m,) steps."""
+    rate, shift = group.rate, group.shift
+    if kind == SAMPLED:
+        return sampled_law(rate, shift, backward, log_cut, height)
+    if kind == ANTIPODAL:
+        return antipodal_law(rate, group.inner_rate, shift, log_cut, height)
+    if kind != EPISODES:
+        return swapped_law(rate, shift, log_cut, height)
+    return _episodes_law(num_terms, group, log_cut, height)
+
+
+def _episodes_law(
+    num_terms: int, group: StepGroup, log_cut: Array, height: Array
+) -> LossLaw:
+    """Mixture over the number k of draws of swaps of k contributions.
+
+    ``num_episodes`` of the group is the number of terms, ``inner_rate`` that of the
+    episodes.
+    """
+    size = group.count.shape[0]
+    terms = jnp.arange(1, num_terms + 1, dtype=log_cut.dtype)[:, None]
+    k = jnp.minimum(terms, group.num_episodes)
+    log_absent = jnp.log1p(-group.rate)
+    episodes = group.inner_rate
+    any_rate = -jnp.expm1(episodes * log_absent)
+    rest = episodes - k
+    log_weight = log_binomial(episodes, k) + k * jnp.log(group.rate)
+    log_weight += jnp.where(rest > 0, rest * log_absent, 0.0) - jnp.log(any_rate)
+    # Rarer than what is cut off anyway: left out.
+    used = (terms <= group.num_episodes) & (log_weight > log_cut)
+    weight = jnp.where(used, jnp.exp(log_weight), 0.0)
+    log_cut = jnp.minimum(log_cut - log_weight, _LEAST_CUT)
+
+    def flat(a: Array) -> Array:
+        return jnp.broadcast_to(a, (num_terms, size)).reshape(-1)
+
+    law = swapped_law(
+        flat(any_rate), flat(k * group.shift), flat(log_cut), flat(height)
+    )
+
+    def nodes(a: Array, factor: Array | float = 1.0) -> Array:
+        """(J, terms m) to (J terms, m)."""
+        return (a.reshape(-1, num_terms, size) * factor).reshape(-1, size)
+
+    def mixed(a: Array) -> Array:
+        return jnp.sum(a.reshape(num_terms, size) * weight, axis=0)
+
+    def smallest(a: Array) -> Array:
+        return jnp.min(jnp.where(used, a.reshape(num_terms, size), jnp.inf), axis=0)
+
+    ends = law.end_log_weight.reshape(-1, num_terms, size) + jnp.log(weight)
+    return LossLaw(
+        (nodes(law.loss[0]), nodes(law.loss[1])),
+        (nodes(law.weight[0], weight), nodes(law.weight[1], weight)),
+        mixed(law.mass),
+        mixed(law.size),
+        smallest(law.right),
+        smallest(law.left),
+        ends.reshape(-1, size),
+        nodes(law.end_loss),
+    )

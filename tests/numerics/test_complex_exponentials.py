@@ -1,0 +1,83 @@
+"""Complex exponentials as pairs of reals, against mpmath and NumPy."""
+
+import jax
+import mpmath
+import numpy as np
+import pytest
+
+from jaxdp_episodic._precision import float64_boundary
+from jaxdp_episodic.numerics import complex_exponentials as ce
+
+cos_sin = float64_boundary(jax.jit(ce.cos_sin))
+expm1 = float64_boundary(jax.jit(ce.expm1_complex))
+log1p = float64_boundary(jax.jit(ce.log1p_complex))
+log_add = float64_boundary(jax.jit(ce.log_add_complex))
+total = float64_boundary(jax.jit(ce.sum_expm1, static_argnames="accurate"))
+
+
+def test_cosine_and_sine_at_all_scales():
+    sizes = np.concatenate([np.linspace(-10, 10, 2001), np.geomspace(1e-300, 1e6, 999)])
+    quarter = np.pi / 4 * np.arange(-9, 10)
+    near = np.concatenate([quarter, np.nextafter(quarter, 9), np.nextafter(quarter, 0)])
+    angles = np.concatenate([sizes, -sizes, near])
+    cosine, sine = cos_sin(angles)
+    np.testing.assert_allclose(cosine, np.cos(angles), rtol=0, atol=3e-16)
+    np.testing.assert_allclose(sine, np.sin(angles), rtol=0, atol=3e-16)
+
+
+@pytest.mark.parametrize("scale", [1e-12, 1e-3, 0.3, 3.0, 40.0])
+def test_expm1_and_log1p_against_mpmath(scale):
+    generator = np.random.default_rng(1)
+    z = scale * (generator.normal(size=50) + 1j * generator.normal(size=50))
+    for function, oracle in ((expm1, mpmath.expm1), (log1p, mpmath.log1p)):
+        re, im = function(z.real, z.imag)
+        with mpmath.workdps(40):
+            exact = np.array([complex(oracle(mpmath.mpc(value))) for value in z])
+        error = np.abs(re + 1j * im - exact)
+        assert np.all(error <= 1e-14 * np.maximum(np.abs(exact), np.abs(z)))
+
+
+def test_log1p_near_minus_one():
+    re, im = log1p(np.array([-1.0, -1.0 + 1e-9]), np.array([0.0, 1e-12]))
+    assert re[0] < -300 and im[0] == 0
+    np.testing.assert_allclose(re[1], np.log(1e-9), rtol=1e-7)
+
+
+def test_log_add_is_continuous_across_equal_real_parts():
+    im = np.full(3, 3.0)
+    re = np.array([-1e-12, 0.0, 1e-12])
+    values = log_add(np.zeros(3), (re, im))
+    assert np.ptp(values[0]) < 1e-9 and np.ptp(values[1]) < 1e-9
+    exact = np.log(1 + np.exp(0.7 + 2.0j))
+    got = log_add(np.zeros(1), (np.array([0.7]), np.array([2.0])))
+    np.testing.assert_allclose(got[0][0] + 1j * got[1][0], exact, rtol=1e-15)
+
+
+@pytest.mark.parametrize("accurate", [True, False])
+@pytest.mark.parametrize("size", [1e-8, 1e-3, 0.0299, 0.0301, 1.0, 30.0])
+def test_a_sum_of_exponentials_less_one(size, accurate):
+    generator = np.random.default_rng(2)
+    z = size * np.exp(1j * generator.uniform(-1.5, 1.5, (6, 1)))
+    y = generator.uniform(0.1, 1.0, (5, 1)) + 0.2j
+    weight = generator.normal(size=(5, 1)) + 0.3j
+    re, im = total(
+        (z.real, z.imag),
+        (weight.real, weight.imag),
+        (y.real, y.imag),
+        accurate=accurate,
+    )
+    with mpmath.workdps(40):
+        terms = [
+            [
+                mpmath.mpc(w) * mpmath.expm1(mpmath.mpc(a) * mpmath.mpc(v))
+                for w, v in pairs
+            ]
+            for a in z[:, 0]
+            for pairs in [list(zip(weight[:, 0], y[:, 0], strict=True))]
+        ]
+        exact = np.array([complex(mpmath.fsum(row)) for row in terms])
+        scale = np.array([float(sum(abs(t) for t in row)) for row in terms])
+    phase = 1 + np.abs(z[:, 0])
+    error = np.abs(re[:, 0] + 1j * im[:, 0] - exact)
+    scale = scale if accurate else scale + np.abs(weight).sum()
+    assert np.all(error <= 1e-15 * phase * scale)

@@ -1,0 +1,184 @@
+"""Powers of probability laws on a lattice by Fourier transform, with error bounds.
+
+The law of a sum of independent losses is a convolution power of the law of one. A
+discrete Fourier transform turns it into a pointwise power, at a cost that does not
+grow with the number of summands. Two errors come with it: what leaves the window comes
+back at its other end (the convolution is *circular*; the caller bounds that), and
+rounding, which is bounded here.
+
+The rounding error of every cell is about the machine precision times the *largest*
+cell. It would drown a tail of size 1e-12, hence the law is to be tilted exponentially
+first, so that the cells that matter are the largest ones.
+"""
+
+from __future__ import annotations
+
+import math
+
+import jax.numpy as jnp
+from jax import Array, lax
+
+# Bounds, in units of the machine precision: of one level of the transform (the
+# complex multiplication, its twiddle factor and the addition, 4.1 by Higham 2002,
+# Theorem 24.2, doubled), and of logarithm, phase and exponential of one power.
+_TRANSFORM_ERROR = 8.0
+_POWER_ERROR = 16.0
+
+
+def circular_power(masses: Array, counts: Array) -> tuple[Array, Array, Array]:
+    """Circular convolution of powers: the law of a sum of independent lattice losses.
+
+    Args:
+      masses: (..., K, N) masses >= 0 of K laws on a lattice of N cells, each law of
+        sum about 1; N a power of two.
+      counts: (..., K) how many independent draws of each are added, whole numbers as
+        floats.
+
+    Returns:
+      ``(cells, rounding, rounding_norm)``: (..., N) *estimate* of the cells of the
+      circular convolution, and (...,) *upper bounds* of the rounding error of every
+      single cell, and of the Euclidean norm of the errors of all cells.
+
+    Reference: Higham (2002), Accuracy and Stability of Numerical Algorithms, Theorem
+    24.2, for the error of the transform. With ``b`` the modulus of a coefficient and
+    ``e`` the bound of its error, that of the T-th power is at most
+    ``T e (b + e)^(T-1)``.
+    """
+    size = masses.shape[-1]
+    levels = math.log2(size) + 2
+    machine = float(jnp.finfo(masses.dtype).eps)
+    error = _TRANSFORM_ERROR * levels * machine * jnp.sum(masses, -1, keepdims=True)
+    spectrum = jnp.fft.rfft(masses)
+    # The bound of a coefficient's modulus; never 0, so that its logarithm exists.
+    modulus = jnp.abs(spectrum) + error
+    counts = counts[..., None]
+    size_of_power = jnp.exp(jnp.sum(counts * jnp.log(modulus), -2))
+    # log |b| of the computed coefficient; one too small to have a phase is as good as 0
+    log_ratio = jnp.log1p(-jnp.minimum(error / modulus, 1 - machine))
+    turns = counts * (jnp.angle(spectrum) / (2 * math.pi))
+    # a phase of many turns is reduced here: cos of a large argument is slow
+    phase = 2 * math.pi * jnp.sum(turns - jnp.round(turns), -2)
+    length = size_of_power * jnp.exp(jnp.sum(counts * log_ratio, -2))
+    power = lax.complex(length * jnp.cos(phase), length * jnp.sin(phase))
+    cells = jnp.fft.irfft(power, size)
+    relative = jnp.sum(counts * (error / modulus + _POWER_ERROR * machine), -2)
+    per_coefficient = size_of_power * (
+        jnp.minimum(relative, 2.0) + _TRANSFORM_ERROR * levels * machine
+    )
+    return cells, *_rounding_of_cells(per_coefficient, size)
+
+
+def _rounding_of_cells(per_coefficient: Array, size: int) -> tuple[Array, Array]:
+    """Bounds of a cell's error and of the errors' norm (Parseval)."""
+    # Each coefficient but the first and the last stands for two conjugate ones.
+    single = 2 * jnp.sum(per_coefficient, -1) / size
+    # another root of 2: two kinds of errors are in it, and their norms add up
+    return single, 2 * jnp.sqrt(jnp.sum(per_coefficient**2, -1) / size)
+
+
+def circular_power_by_differences(
+    masses: Array, counts: Array
+) -> tuple[Array, Array, Array]:
+    """`circular_power` of laws that are narrow, or rarely far from cell 0.
+
+    The transform is ``sum + (w^k - 1) Y_k``, Y that of the cumulated masses: for a law
+    of mean distance m from cell 0 the error of coefficient k is one of ``m |w^k - 1|``
+    in place of 1, and only small k matter for the power. The rounding error grows with
+    the root of T, not with T.
+
+    Args:
+      masses: (..., K, N) as there; cells from N / 2 on are those below 0.
+      counts: (..., K).
+
+    Returns:
+      As `circular_power`.
+    """
+    size = masses.shape[-1]
+    levels = math.log2(size) + 2
+    machine = float(jnp.finfo(masses.dtype).eps)
+    axis = masses.ndim - 1
+    above, below = jnp.split(masses, 2, axis)
+    above = lax.cumsum(above, axis, reverse=True)
+    above = jnp.concatenate([above[..., 1:], jnp.zeros_like(above[..., :1])], axis)
+    cumulated = jnp.concatenate([above, -lax.cumsum(below, axis)], axis)
+    total = jnp.sum(masses, -1, keepdims=True)
+    cumulated = cumulated / total
+    distance = jnp.sum(jnp.abs(cumulated), -1, keepdims=True)
+    half_angle = math.pi * jnp.arange(size // 2 + 1, dtype=masses.dtype) / size
+    sine = 2 * jnp.sin(half_angle)
+    step = lax.complex(-sine * jnp.sin(half_angle), -sine * jnp.cos(half_angle))
+    z = step * jnp.fft.rfft(cumulated)
+    real, imaginary = jnp.real(z), jnp.imag(z)
+    deviation = jnp.hypot(real, imaginary)
+    modulus = jnp.maximum(jnp.hypot(1 + real, imaginary), 1e-300)
+    # two more roundings a level for the cumulated sums, and a few for the products
+    error = (_TRANSFORM_ERROR + 2) * levels * machine * sine * distance
+    error += 8 * machine * deviation
+    small = deviation < 0.5
+    square = jnp.where(small, real * (2 + real) + imaginary * imaginary, 0.0)
+    growth = jnp.where(small, 0.5 * jnp.log1p(square), jnp.log(modulus))
+    counts = counts[..., None]
+    length = jnp.exp(jnp.sum(counts * (growth + jnp.log(total)), -2))
+    turns = counts * (jnp.arctan2(imaginary, 1 + real) / (2 * math.pi))
+    phase = 2 * math.pi * jnp.sum(turns - jnp.round(turns), -2)
+    power = lax.complex(length * jnp.cos(phase), length * jnp.sin(phase))
+    cells = jnp.fft.irfft(power, size)
+    # near 1 logarithm and phase are as small as z, and so are their errors
+    evaluation = _POWER_ERROR * machine * jnp.minimum(1.0, 4 * deviation)
+    relative = jnp.sum(counts * (error / (modulus + error) + evaluation), -2)
+    largest = jnp.sum(counts * (growth + jnp.log1p(error / modulus)), -2)
+    largest = jnp.exp(largest + jnp.sum(counts * jnp.log(total), -2))
+    per_coefficient = largest * (
+        jnp.minimum(relative, 2.0) + _TRANSFORM_ERROR * levels * machine
+    )
+    return cells, *_rounding_of_cells(per_coefficient, size)
+
+
+def circular_power_around_atom(
+    masses: Array, counts: Array
+) -> tuple[Array, Array, Array]:
+    """`circular_power` of laws of which most of the mass is in cell 0.
+
+    With a the mass of cell 0 and r the transform of the rest, the power is ``a^T`` in
+    cell 0 and the inverse transform of ``a^T ((1 + r/a)^T - 1)``: the rounding error is
+    one of ``T |r|`` in place of T, and sums of a few rare large losses keep their
+    digits.
+
+    Args:
+      masses: (..., K, N) as there; cell 0 of each law holds more than half of it.
+      counts: (..., K).
+
+    Returns:
+      As `circular_power`. Cell 0 has a relative error as well, of ``a^T``: that of as
+      many masses.
+    """
+    size = masses.shape[-1]
+    levels = math.log2(size) + 2
+    machine = float(jnp.finfo(masses.dtype).eps)
+    atom = masses[..., :1]
+    rest = masses.at[..., 0].set(0.0)
+    total = jnp.sum(rest, -1, keepdims=True) / atom
+    # |z| <= total < 1, so that nothing is near the logarithm's singularity
+    z = jnp.fft.rfft(rest / atom)
+    real, imaginary = jnp.real(z), jnp.imag(z)
+    modulus = jnp.hypot(1 + real, imaginary)
+    counts = counts[..., None]
+    growth = 0.5 * jnp.log1p(real * (2 + real) + imaginary * imaginary)
+    growth = jnp.sum(counts * growth, -2)
+    phase = jnp.sum(counts * jnp.arctan2(imaginary, 1 + real), -2)
+    phase -= 2 * math.pi * jnp.round(phase / (2 * math.pi))
+    log_atom = jnp.sum(counts * jnp.log(atom), -2)
+    scale = jnp.exp(log_atom)
+    length = jnp.exp(growth + log_atom)
+    half = jnp.sin(0.5 * phase)
+    change = scale * (jnp.expm1(growth) * jnp.cos(phase) - 2 * half * half)
+    change = lax.complex(change, length * jnp.sin(phase))
+    cells = jnp.fft.irfft(change, size)
+    cells = cells.at[..., 0].add(scale[..., 0])
+    error = (_TRANSFORM_ERROR * levels + _POWER_ERROR) * machine * total / modulus**2
+    relative = jnp.sum(counts * error, -2)
+    # Beyond 1 nothing is known but that both are powers of numbers of modulus <= 1.
+    known = length * jnp.minimum(relative, 1.0) * jnp.exp(jnp.minimum(relative, 1.0))
+    per_coefficient = jnp.where(relative <= 1, known, 3.0)
+    per_coefficient += _TRANSFORM_ERROR * levels * machine * jnp.abs(change)
+    return cells, *_rounding_of_cells(per_coefficient, size)

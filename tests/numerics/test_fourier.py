@@ -1,0 +1,101 @@
+"""Powers of lattice laws against convolution with many digits."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+
+import jax
+import numpy as np
+import pytest
+
+from jaxdp_episodic._precision import float64_boundary
+from jaxdp_episodic.numerics import fourier
+
+KERNELS = [
+    "circular_power",
+    "circular_power_by_differences",
+    "circular_power_around_atom",
+]
+
+
+def exact_power(masses, counts, size):
+    """Circular convolution in integers of 200 binary digits beyond the point."""
+    scale = 1 << 200
+    total = [0] * size
+    total[0] = scale
+    for law, count in zip(masses, counts, strict=True):
+        whole = [round(Fraction(float(m)) * scale) for m in law]
+        for _ in range(int(count)):
+            new = [0] * size
+            for i, a in enumerate(total):
+                if a:
+                    for j, b in enumerate(whole):
+                        if b:
+                            new[(i + j) % size] += a * b // scale
+            total = new
+    return np.array([t / scale for t in total])
+
+
+def run(name, masses, counts):
+    kernel = float64_boundary(jax.jit(getattr(fourier, name)))
+    return kernel(np.asarray(masses)[None], np.asarray(counts, float)[None])
+
+
+def law(seed, size, atom):
+    rng = np.random.default_rng(seed)
+    masses = np.zeros(size)
+    masses[:6] = rng.uniform(0, 1, 6) * 10.0 ** -rng.integers(0, 6, 6)
+    masses /= masses.sum()
+    masses *= 1 - atom
+    masses[0] += atom
+    return masses
+
+
+@pytest.mark.parametrize("name", KERNELS)
+@pytest.mark.parametrize("counts", [(1,), (7,), (3, 5)])
+@pytest.mark.parametrize("atom", [0.7, 0.999, 1 - 1e-9])
+def test_error_is_within_its_bound(name, counts, atom):
+    size = 32
+    masses = [law(seed, size, atom) for seed, _ in enumerate(counts)]
+    cells, bound, norm = run(name, masses, counts)
+    error = np.abs(cells[0] - exact_power(masses, counts, size))
+    assert np.all(error[1:] <= bound[0])
+    # cell 0 has the relative error of the atom's power as well
+    assert error[0] <= bound[0] + sum(counts) * 1e-15
+    assert np.linalg.norm(error[1:]) <= norm[0]
+
+
+def test_around_an_atom_rare_losses_keep_their_digits():
+    masses = [law(0, 64, 1 - 1e-12)]
+    (cells,), (bound,), _ = run("circular_power_around_atom", masses, [100])
+    exact = exact_power(masses, [100], 64)
+    assert bound < 1e-22
+    assert np.allclose(cells[1:5], exact[1:5], rtol=1e-10, atol=0)
+    _, (plain,), _ = run("circular_power", masses, [100])
+    assert plain > 1e-14
+
+
+@pytest.mark.parametrize("count", [1e3, 1e7])
+def test_binomial_law(count):
+    p, size = 3 / count, 64
+    masses = np.zeros(size)
+    masses[0], masses[1] = 1 - p, p
+    k = np.arange(30)
+    log_terms = np.concatenate(
+        [[0.0], np.cumsum(np.log((count - k[:-1]) / (k[:-1] + 1)))]
+    )
+    exact = np.exp(log_terms + k * np.log(p) + (count - k) * np.log1p(-p))
+    for name in KERNELS:
+        (cells,), (bound,), _ = run(name, [masses], [count])
+        # 1 - p itself is rounded: a relative error of count times 1e-16
+        assert np.all(np.abs(cells[:30] - exact) <= bound + count * 1e-15 * exact)
+
+
+def test_idle_laws_change_nothing():
+    idle = np.zeros(32)
+    idle[0] = 1.0
+    one = law(3, 32, 0.7)
+    for name in KERNELS:
+        alone, *_ = run(name, [one], [5])
+        beside, *_ = run(name, [one, idle], [5, 0])
+        assert np.allclose(alone, beside, rtol=0, atol=1e-15)

@@ -11,6 +11,9 @@ import pytest
 
 import jaxdp_episodic as jde
 from jaxdp_episodic import cli
+from jaxdp_episodic.accounting.request import CalibrationRequest, EpsilonRequest
+from jaxdp_episodic.accounting.request_file import read_request
+from jaxdp_episodic.sweep.description import read_sweep
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -281,7 +284,6 @@ TABLE = "[step.sampling]\n"
         (EPSILON.replace("= 0.01", "= true"), "must be a number"),
         (EPSILON.replace("= 0.01", "= 1979-05-27"), "must be a number"),
         (EPSILON.replace("= 300", "= 1.5"), "must be a whole number"),
-        (EPSILON.replace("300", "300\nmethod = 'exact'"), "not implemented yet"),
         (EPSILON.replace("300", "300\nmethod = 'rdpp'"), "did you mean 'rdp'?"),
         (EPSILON.replace("300", "[1, 2, 3]").replace("1.5", "[1, 2]"), "broadcast"),
         (EPSILON.partition("[step]")[0], "missing key 'step'"),
@@ -457,11 +459,16 @@ CONFIGS = [
 def test_every_config_names_its_command(path):
     """The comment at the top is a command that reads this very file."""
     (line,) = (x for x in path.read_text().splitlines() if "jaxdp-episodic " in x)
-    _, program, command, file = line.split()
+    _, program, command, file, *options = line.split()
     assert program == "jaxdp-episodic"
     assert ROOT / file == path
-    kind = {"epsilon": cli.EpsilonRequest, "calibrate": cli.CalibrationRequest}
-    assert cli.read_request(path, kind[command])
+    if command == "sweep":
+        assert options[0] == "--out"
+        assert read_sweep(path)
+        return
+    assert options == []
+    kind = {"epsilon": EpsilonRequest, "calibrate": CalibrationRequest}
+    assert read_request(path, kind[command])
 
 
 @pytest.mark.parametrize("module", ["jaxdp_episodic", "jaxdp_episodic.cli"])

@@ -1,0 +1,128 @@
+"""``jaxdp-episodic epsilon`` and ``calibrate``: what a request asks for."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+from jaxdp_episodic.accounting.request import (
+    CalibrationRequest,
+    EpsilonRequest,
+    Request,
+)
+from jaxdp_episodic.accounting.request_file import read_request
+from jaxdp_episodic.cli.answer_text import answer_document, answer_table, remarks_on
+from jaxdp_episodic.cli.batch import run_batch, run_per_unit
+from jaxdp_episodic.cli.messages import (
+    USER_ERROR,
+    USER_ERRORS,
+    TomlFile,
+    complain,
+    printable,
+    reason,
+    warnings_of,
+)
+
+
+@dataclass(frozen=True)
+class Epsilon:
+    """What a run costs in privacy: epsilon at a delta, or delta at an epsilon."""
+
+    file: Annotated[
+        Path | None, tyro.conf.Positional, tyro.conf.arg(metavar="[FILE.toml]")
+    ] = None
+    """The request: a step, the number of steps, and a delta or an epsilon."""
+    delta: Annotated[float | None, tyro.conf.arg(metavar="FLOAT")] = None
+    """Takes the place of the file's delta."""
+    num_steps: Annotated[int | None, tyro.conf.arg(metavar="INT")] = None
+    """Takes the place of the file's number of steps."""
+    json: bool = False
+    """Print JSON in place of a table."""
+    batch: Annotated[Path | None, tyro.conf.arg(metavar="FILE")] = None
+    """Requests, one a row: .jsonl, .csv or .parquet; in place of FILE.toml."""
+    per_unit: bool = False
+    """Write each protected unit's own epsilon to --out."""
+    out: Annotated[Path | None, tyro.conf.arg(metavar="FILE")] = None
+    """Where --batch and --per-unit write: .jsonl, .csv or .parquet."""
+    method: Annotated[str | None, tyro.conf.arg(metavar="NAME")] = None
+    """With --batch: how rows that name no method are answered; rdp by default."""
+
+    def run(self) -> int:
+        """Prints or writes epsilon or delta; returns the exit code."""
+        wrong = self._what_does_not_fit()
+        if wrong is not None:
+            complain(wrong)
+            return USER_ERROR
+        if self.batch is not None and self.out is not None:
+            return run_batch(self.batch, self.out, method=self.method or "rdp")
+        assert self.file is not None  # checked above
+        file = self.file
+        if self.out is not None:
+            return run_per_unit(file, self.out)
+        return _print_answer(
+            file,
+            lambda: read_request(
+                file, EpsilonRequest, delta=self.delta, num_steps=self.num_steps
+            ),
+            as_json=self.json,
+        )
+
+    def _what_does_not_fit(self) -> str | None:
+        """Options that exclude or need one another."""
+        table = self.batch is not None or self.per_unit
+        if (self.file is None) == (self.batch is None):
+            return "give exactly one of FILE.toml and --batch FILE"
+        if self.batch is not None and self.per_unit:
+            return "--per-unit goes with FILE.toml, not with --batch"
+        if table != (self.out is not None):
+            return "--out FILE goes with --batch or --per-unit, and they need it"
+        given = {"--delta": self.delta, "--num-steps": self.num_steps}
+        named = [name for name, value in given.items() if value is not None]
+        named += ["--json"] if self.json else []
+        if table and named:
+            return f"{named[0]} does not go with --batch or --per-unit"
+        if self.method is not None and self.batch is None:
+            return "--method goes with --batch; a FILE.toml names its own method"
+        return None
+
+
+@dataclass(frozen=True)
+class Calibrate:
+    """Which noise, number of steps or rate keeps a run within a target epsilon."""
+
+    file: TomlFile
+    """The request: as for `epsilon`, with what is sought and the target."""
+    json: bool = False
+    """Print JSON in place of a table."""
+
+    def run(self) -> int:
+        """Prints what was sought; returns the exit code."""
+        return _print_answer(
+            self.file,
+            lambda: read_request(self.file, CalibrationRequest),
+            as_json=self.json,
+        )
+
+
+def _print_answer(file: Path, read: Callable[[], Request], *, as_json: bool) -> int:
+    """Prints what a request asks for."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        try:
+            request = read()
+            answer = request.answer()
+        except USER_ERRORS as error:
+            complain(f"{file}: {reason(error, file)}")
+            return USER_ERROR
+    remarks = [*warnings_of(caught), *remarks_on(request)]
+    if as_json:
+        print(json.dumps(answer_document(request, answer, remarks), allow_nan=False))
+    else:
+        print(printable(answer_table(request, answer, remarks), keep="\n"))
+    return 0

@@ -1,0 +1,97 @@
+"""``jaxdp-episodic epsilon --batch`` and ``--per-unit``: many budgets, in tables."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+
+from rich.console import Console
+
+from jaxdp_episodic.accounting.batch_files import answer_file
+from jaxdp_episodic.accounting.request import EpsilonRequest
+from jaxdp_episodic.accounting.request_file import read_request
+from jaxdp_episodic.accounting.step import ComposedSteps
+from jaxdp_episodic.accounting.unit_budgets import unit_budgets, write_unit_budgets
+from jaxdp_episodic.cli.messages import (
+    INTERRUPTED,
+    USER_ERROR,
+    USER_ERRORS,
+    complain,
+    printable,
+    reason,
+    warnings_of,
+)
+from jaxdp_episodic.cli.rounding import upward
+
+
+def run_batch(source: Path, out: Path, *, method: str) -> int:
+    """Answers a file of requests into another; returns the exit code.
+
+    Rows with errors do not fail the command: it says how many there are.
+    """
+    console = Console(stderr=True)
+
+    def answered() -> list[str]:
+        with console.status("answering") as status:
+            result = answer_file(
+                source,
+                out,
+                method=method,
+                on_rows=lambda rows: status.update(f"{rows:,} rows answered"),
+            )
+        lines = [f"{result.num_rows:,} rows, {result.num_errors:,} with an error"]
+        if result.first_error is not None:
+            lines.append(f"the first: {result.first_error}")
+        return [*lines, f"written: {out}"]
+
+    return _said(source, answered)
+
+
+def run_per_unit(file: Path, out: Path) -> int:
+    """Writes each protected unit's own epsilon; returns the exit code."""
+
+    def answered() -> list[str]:
+        request = read_request(file, EpsilonRequest)
+        if request.delta is None:
+            raise ValueError("--per-unit gives epsilons, so the request needs a delta")
+        budgets = unit_budgets(
+            request.step,
+            num_steps=request.num_steps,
+            delta=request.delta,
+            method=request.method,
+        )
+        write_unit_budgets(out, budgets)
+        largest = upward(float(budgets.epsilon.max(initial=0.0)))
+        lines = [f"{budgets.epsilon.size:,} units, largest epsilon {largest}"]
+        if budgets.rate_rounding:
+            share = upward(budgets.rate_rounding, 2)
+            lines.append(f"with rates rounded up by at most a share of {share}")
+        if _is_add_remove(request):
+            lines.append("private: under add_remove the table discloses sizes")
+        return [*lines, f"written: {out}"]
+
+    return _said(file, answered)
+
+
+def _is_add_remove(request: EpsilonRequest) -> bool:
+    step = request.step
+    first = step.steps[0] if isinstance(step, ComposedSteps) else step
+    return first.neighboring_relation == "add_remove"
+
+
+def _said(file: Path, act: Callable[[], list[str]]) -> int:
+    """Does something, and says what came of it or went wrong."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        try:
+            lines = act()
+        except USER_ERRORS as error:
+            complain(f"{file}: {reason(error, file)}")
+            return USER_ERROR
+        except KeyboardInterrupt:
+            complain("interrupted; nothing was written")
+            return INTERRUPTED
+    lines += [f"warning: {text}" for text in warnings_of(caught)]
+    print(printable("\n".join(lines), keep="\n"))
+    return 0

@@ -1,0 +1,58 @@
+"""How a command speaks: errors in one line, text that is safe on a terminal."""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from pathlib import Path
+from typing import Annotated
+
+import jax
+import tyro
+
+PROGRAM = "jaxdp-episodic"
+USER_ERROR, INTERRUPTED = 2, 130
+USER_ERRORS = (
+    OSError,
+    TypeError,
+    ValueError,
+    NotImplementedError,
+    MemoryError,
+    ImportError,  # an extra that is not installed
+)
+
+# The argument of every command that reads a file.
+TomlFile = Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="FILE.toml")]
+
+
+def complain(message: str) -> None:
+    """Prints an error on standard error, in one line."""
+    print(f"{PROGRAM}: error: {printable(message)}", file=sys.stderr)
+
+
+def printable(text: str, keep: str = "") -> str:
+    """Returns the text with control characters escaped: a stranger may choose names."""
+    return "".join(
+        c if c.isprintable() or c in keep else c.encode("unicode_escape").decode()
+        for c in text
+    )
+
+
+def reason(error: BaseException, file: Path) -> str:
+    """Returns what went wrong, in one line."""
+    if isinstance(error, OSError) and error.strerror:
+        other = error.filename and Path(error.filename) != file
+        return error.strerror + (f": {error.filename}" if other else "")
+    if isinstance(error, MemoryError):
+        return f"the grid does not fit into memory: {error}"
+    return " ".join(str(error).split()) or type(error).__name__
+
+
+def warnings_of(caught: list[warnings.WarningMessage]) -> list[str]:
+    """Returns what the library warned of.
+
+    JAX's own warnings (of a damaged cache entry) concern nobody.
+    """
+    home = Path(jax.__file__).parent
+    ours = [w for w in caught if not Path(w.filename).is_relative_to(home)]
+    return list(dict.fromkeys(str(w.message) for w in ours))

@@ -1,0 +1,167 @@
+"""``jaxdp-episodic plan``: which design to run within privacy and compute."""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import tyro
+
+from jaxdp_episodic.cli.messages import (
+    USER_ERROR,
+    USER_ERRORS,
+    TomlFile,
+    complain,
+    printable,
+    reason,
+    warnings_of,
+)
+from jaxdp_episodic.sweep.files import write_atomically
+from jaxdp_episodic.sweep.plan import Plan as Candidates
+from jaxdp_episodic.sweep.plan import make_plan
+from jaxdp_episodic.sweep.plan_file import (
+    CONFIG,
+    TABLE,
+    PlanDescription,
+    read_plan,
+    training_config,
+    write_table,
+)
+from jaxdp_episodic.sweep.plan_picture import draw_plan
+from jaxdp_episodic.sweep.toml_text import to_toml
+
+PICTURE = "plan.png"
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Search designs within a privacy and a compute budget; write one to train."""
+
+    file: TomlFile
+    """The plan: data or sizes, the target, the episodes, how much to compute."""
+    out: Annotated[Path, tyro.conf.arg(metavar="DIR")]
+    """Folder for the table, the picture and the config; made if missing."""
+
+    def run(self) -> int:
+        """Plans; returns the exit code."""
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            try:
+                lines = self._planned()
+            except USER_ERRORS as error:
+                complain(f"{self.file}: {reason(error, self.file)}")
+                return USER_ERROR
+        lines += [f"warning: {text}" for text in warnings_of(caught)]
+        print(printable("\n".join(lines), keep="\n"))
+        return 0
+
+    def _planned(self) -> list[str]:
+        """Searches, writes, and returns what to say."""
+        description = read_plan(self.file)
+        plan = make_plan(description.request)
+        self.out.mkdir(parents=True, exist_ok=True)
+        write_table(self.out / TABLE, plan)
+        written = [str(self.out / TABLE), *self._config(plan, description)]
+        target = description.file
+        lines = _table(plan)
+        try:
+            title = f"epsilon {target.epsilon:g} at delta {target.delta:g}"
+            draw_plan(plan, self.out / PICTURE, title=title)
+        except ImportError as error:
+            lines.append(f"no picture: {error}")
+        else:
+            written.append(str(self.out / PICTURE))
+        lines += [f"left out: {name}: {why}" for name, why in plan.left_out.items()]
+        if _rests_on_private_sizes(description):
+            lines.append(
+                "note: planned with sizes of the data that are private under "
+                "add_remove; so is everything written here (episode.population, a "
+                "public lower bound, avoids it for protected examples)"
+            )
+        if str(self.out / CONFIG) not in written:
+            lines.append("no config: the file has no data, or no table train")
+        return [*lines, f"written: {', '.join(written)}"]
+
+    def _config(self, plan: Candidates, description: PlanDescription) -> list[str]:
+        """Writes the recommended config, which the trainer's reader has accepted."""
+        config = training_config(plan, description)
+        if config is None:
+            return []
+        # Imported here: Flax costs a second, which only a config to train should pay.
+        from jaxdp_episodic.training.config import TrainingConfig
+
+        config = _relocated(config, self.file.parent)
+        TrainingConfig.from_dict({"type": "TrainingConfig", **config}, where="config")
+        text = _comment(plan) + to_toml(config)
+        write_atomically(self.out / CONFIG, lambda file: file.write(text.encode()))
+        return [str(self.out / CONFIG)]
+
+
+def _rests_on_private_sizes(description: PlanDescription) -> bool:
+    """True if somebody's presence changes the plan: a size, or the number of tasks."""
+    request = description.request
+    if request.neighboring_relation != "add_remove":
+        return False
+    tasks = request.population.level_names[:1]
+    counts_tasks = request.ways is None and request.privacy_unit in tasks
+    return request.stated_size is None or counts_tasks
+
+
+def _relocated(config: dict[str, Any], base: Path) -> dict[str, Any]:
+    """The config with absolute paths of data: they hold from anywhere."""
+    data = {
+        key: str((base / value).resolve()) if key in ("path", "held_out") else value
+        for key, value in config["data"].items()
+    }
+    return config | {"data": data}
+
+
+def _comment(plan: Candidates) -> str:
+    best = plan.recommended
+    return (
+        "# Written by `jaxdp-episodic plan`.\n"
+        f"# {plan.designs[int(plan.design[best])].name}: "
+        f"{int(plan.episodes_per_step[best]):,} episodes a step, signal to noise "
+        f"{plan.signal_to_noise[best]:.4g} at a noise multiplier of about "
+        f"{plan.noise_multiplier[best]:.4g}, which `train` calibrates.\n\n"
+    )
+
+
+def _table(plan: Candidates) -> list[str]:
+    """The best of each design side by side, the recommended one marked."""
+    rows = [
+        ("", "design", "episodes", "steps", "noise", "signal/noise", "effective steps")
+    ]
+    for place, design in enumerate(plan.designs):
+        if not (plan.design == place).any():
+            continue
+        best = plan.best_of(place)
+        is_best = int(plan.design[plan.recommended]) == place
+        rows.append(
+            (
+                "*" if is_best else "",
+                design.name,
+                f"{int(plan.episodes_per_step[best]):,}",
+                f"{int(plan.num_steps[best]):,}",
+                f"{plan.noise_multiplier[best]:.4g}",
+                f"{plan.signal_to_noise[best]:.4g}",
+                f"{plan.effective_steps[best]:.3g}",
+            )
+        )
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = [
+        "  ".join(
+            cell.ljust(width) if i < 2 else cell.rjust(width)
+            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in rows
+    ]
+    front = int(plan.is_on_front.sum())
+    return [
+        *lines,
+        "",
+        f"* recommended; {plan.design.size:,} candidates, {front:,} on the front of "
+        "signal to noise, steps and episodes",
+    ]

@@ -1,0 +1,43 @@
+"""What the command line sets up in its own process, and never in a caller's."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from pathlib import Path
+
+import jax
+from jax.experimental.compilation_cache import compilation_cache
+
+from jaxdp_episodic.accounting.evaluation import num_cores
+from jaxdp_episodic.cli.messages import PROGRAM
+
+
+def use_all_cores() -> None:
+    """Makes JAX see one CPU device a core, before it starts; for our own process.
+
+    Episodes are spread over devices, and XLA's own threads gain them almost nothing.
+    Whoever has set the number of devices in ``XLA_FLAGS`` keeps it.
+    """
+    flag = "--xla_force_host_platform_device_count"
+    flags = os.environ.get("XLA_FLAGS", "")
+    if flag not in flags:
+        os.environ["XLA_FLAGS"] = f"{flags} {flag}={num_cores()}".strip()
+
+
+def keep_compiled_kernels() -> None:
+    """Makes this process keep compiled kernels on disk, so the next starts faster.
+
+    For a process of our own, never for a caller's. Whoever has set JAX's cache, by
+    ``JAX_COMPILATION_CACHE_DIR`` or by switching it off, keeps that setting; a folder
+    that cannot be written is left alone.
+    """
+    if os.environ.get("JAX_COMPILATION_CACHE_DIR") is not None:
+        return
+    home = os.environ.get("XDG_CACHE_HOME") or os.environ.get("LOCALAPPDATA")
+    with contextlib.suppress(OSError, RuntimeError):  # RuntimeError: nobody's home
+        base = Path(home) if home else Path("~/.cache").expanduser()
+        folder = base / PROGRAM / f"jax-{jax.__version__}"
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if os.access(folder, os.W_OK):
+            compilation_cache.set_cache_dir(str(folder))

@@ -1,0 +1,137 @@
+"""``jaxdp-episodic sweep``: a grid of settings, evaluated and drawn."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal
+
+import tyro
+from rich.console import Console
+
+from jaxdp_episodic.cli.messages import (
+    INTERRUPTED,
+    USER_ERROR,
+    USER_ERRORS,
+    TomlFile,
+    complain,
+    printable,
+    reason,
+)
+from jaxdp_episodic.sweep.description import read_sweep
+from jaxdp_episodic.sweep.engines import Engine, RayEngine, on_devices
+from jaxdp_episodic.sweep.folder import saved_chunks
+from jaxdp_episodic.sweep.pictures import draw
+from jaxdp_episodic.sweep.run import Outcome, collect, run_sweep
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """Evaluate a grid of settings into a table and a picture.
+
+    May be killed at any time: the same command goes on where it was.
+    """
+
+    file: TomlFile
+    """The sweep: a request as for `epsilon`, and axes in the place of numbers."""
+    out: Annotated[Path, tyro.conf.arg(metavar="DIR")]
+    """Folder for the table and the picture; made if missing."""
+    shard: Annotated[str | None, tyro.conf.arg(metavar="I/N")] = None
+    """Only the I-th of N parts (from 1), for job arrays; they may share DIR."""
+    collect: bool = False
+    """Only make the table of what job arrays have evaluated."""
+    engine: Literal["local", "ray"] = "local"
+    """Who evaluates: the devices of this machine, or workers of Ray."""
+    ray_address: Annotated[str, tyro.conf.arg(metavar="ADDRESS")] = "local"
+    """Of a cluster; "auto": the one this machine is in; "local": start one here."""
+    ray_cpus: Annotated[float, tyro.conf.arg(metavar="FLOAT")] = 1.0
+    """CPUs for each task on Ray."""
+    ray_gpus: Annotated[float, tyro.conf.arg(metavar="FLOAT")] = 0.0
+    """GPUs for each task on Ray."""
+    ray_retries: Annotated[int, tyro.conf.arg(metavar="INT")] = 5
+    """How often a task is started again whose worker was lost."""
+
+    def run(self) -> int:
+        """Evaluates what is missing; returns the exit code."""
+        try:
+            outcome = self._outcome()
+            lines = _lines(outcome)
+            if outcome.table is not None:
+                lines.append(_drawn(self.out))
+        except USER_ERRORS as error:
+            complain(f"{self.file}: {reason(error, self.file)}{self._saved(error)}")
+            return USER_ERROR
+        except KeyboardInterrupt:
+            complain(f"interrupted{self._saved(None)}")
+            return INTERRUPTED
+        print(printable("\n".join(lines), keep="\n"))
+        return 0
+
+    def _outcome(self) -> Outcome:
+        part = _part(self.shard)
+        if self.collect and part:
+            raise ValueError("--collect takes all shards, so it goes without --shard")
+        sweep = read_sweep(self.file)
+        if self.collect:
+            return collect(sweep, self.out)
+        console = Console(stderr=True)
+        return run_sweep(
+            sweep, self.out, engine=self._engine(), part=part, console=console
+        )
+
+    def _engine(self) -> Engine:
+        if self.engine == "local":
+            return on_devices
+        return RayEngine(
+            address=self.ray_address,
+            num_cpus=self.ray_cpus,
+            num_gpus=self.ray_gpus,
+            max_retries=self.ray_retries,
+        )
+
+    def _saved(self, error: BaseException | None) -> str:
+        """What an interruption, or a failing disk, has left intact."""
+        if error is not None and not isinstance(error, OSError):
+            return ""
+        saved = saved_chunks(self.out)
+        if saved is None:
+            return ""
+        done, of = saved
+        return f"; {done} of {of} chunks are saved, and the same command goes on"
+
+
+def _part(text: str | None) -> tuple[int, int] | None:
+    """The two numbers of "I/N"."""
+    if text is None:
+        return None
+    numbers = re.fullmatch(r"(\d{1,9})/(\d{1,9})", text)
+    if numbers is None:
+        raise ValueError(f"--shard must be I/N, for example 3/8, got {text!r}")
+    return int(numbers[1]), int(numbers[2])
+
+
+def _lines(outcome: Outcome) -> list[str]:
+    """What was done."""
+    lines = [f"settings   {outcome.size:,} in {outcome.num_chunks:,} chunks"]
+    if outcome.num_evaluated:
+        rate = outcome.num_evaluated / outcome.seconds
+        lines.append(
+            f"evaluated  {outcome.num_evaluated:,} in {outcome.seconds:,.1f} s, "
+            f"{rate:,.0f} a second"
+        )
+    else:
+        lines.append("evaluated  nothing: it was all there")
+    if outcome.table is not None:
+        lines.append(f"table      {outcome.table}")
+    lines += [f"warning: {warning}" for warning in outcome.warnings]
+    return lines
+
+
+def _drawn(folder: Path) -> str:
+    """Draws the default picture; a table is worth having without one."""
+    try:
+        files = draw(folder)
+    except (ImportError, ValueError) as error:
+        return f"picture    none: {error}"
+    return f"picture    {', '.join(map(str, files))}"

@@ -1,0 +1,60 @@
+"""``jaxdp-episodic train``: a private training run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+from jaxdp_episodic.cli.messages import (
+    INTERRUPTED,
+    USER_ERROR,
+    USER_ERRORS,
+    TomlFile,
+    complain,
+    reason,
+)
+from jaxdp_episodic.cli.process import use_all_cores
+
+
+@dataclass(frozen=True)
+class Train:
+    """Train privately on episodes, and stop before the target epsilon is exceeded."""
+
+    file: TomlFile
+    """The run: data, step, target, learner, model, optimizer."""
+    out: Annotated[Path, tyro.conf.arg(metavar="DIR")]
+    """Folder for checkpoints, log, report and release; made if missing."""
+    resume: bool = False
+    """Go on with the run in DIR."""
+
+    def run(self) -> int:
+        """Runs a training config; returns the exit code."""
+        use_all_cores()
+        # Imported here: Flax costs a second, which no question to the accountant
+        # should pay.
+        from jaxdp_episodic.training.config import read_config
+        from jaxdp_episodic.training.run import run_training
+        from jaxdp_episodic.training.run_folder import files_of_a_run
+
+        try:
+            result = run_training(
+                read_config(self.file),
+                self.out,
+                resume=self.resume,
+                title=self.file.stem,
+                base=self.file.parent,
+            )
+        except USER_ERRORS as error:
+            complain(f"{self.file}: {reason(error, self.file)}")
+            return USER_ERROR
+        except KeyboardInterrupt:
+            how = f"go on with --resume --out {self.out}"
+            if not files_of_a_run(self.out):
+                how = "nothing was trained yet, start again"
+            complain(f"interrupted; {how}")
+            return INTERRUPTED
+        print(result)
+        return 0

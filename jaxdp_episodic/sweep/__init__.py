@@ -1,0 +1,1 @@
+"""Grids of settings, evaluated chunk by chunk: grid file, shards, table, pictures."""

@@ -1,0 +1,193 @@
+"""Who evaluates the chunks: the devices of this machine, or the workers of Ray.
+
+An engine is given numbers of chunks and yields their results in any order. A chunk
+that fails is a result too, so it takes no other with it. Closing the iterator stops
+the engine.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import os
+import queue
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from jaxdp_episodic import _validation
+from jaxdp_episodic.sweep.chunks import evaluate_chunk
+from jaxdp_episodic.sweep.description import Sweep
+
+# While one chunk's answers are put together, the device works on the next.
+_CHUNKS_A_DEVICE = 2
+
+
+class ChunkResult(NamedTuple):
+    """What became of a chunk.
+
+    Attributes:
+      number: of the chunk.
+      answers: (n,) as of `evaluate_chunk`, or None.
+      warnings: of the library.
+      error: why there are no answers, or None.
+    """
+
+    number: int
+    answers: np.ndarray | None
+    warnings: list[str]
+    error: str | None = None
+
+
+Engine = Callable[[Sweep, Sequence[int]], Iterator[ChunkResult]]
+
+
+def attempt(sweep: Sweep, number: int) -> ChunkResult:
+    """Evaluates one chunk; whatever goes wrong is in the result."""
+    try:
+        return ChunkResult(number, *evaluate_chunk(sweep, number))
+    # Anything: the other chunks must go on, and the message is shown in the end.
+    except Exception as error:
+        reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
+        return ChunkResult(number, None, [], reason)
+
+
+def on_devices(sweep: Sweep, numbers: Sequence[int]) -> Iterator[ChunkResult]:
+    """Evaluates chunks on all local devices, whichever is free.
+
+    Args:
+      sweep: the sweep.
+      numbers: of the chunks.
+
+    Yields:
+      One result a chunk.
+    """
+    todo: queue.SimpleQueue[int] = queue.SimpleQueue()
+    for number in numbers:
+        todo.put(number)
+    results: queue.SimpleQueue[ChunkResult] = queue.SimpleQueue()
+    stop = threading.Event()
+
+    def work(device: Any) -> None:
+        with jax.default_device(device):
+            while not stop.is_set():
+                try:
+                    number = todo.get_nowait()
+                except queue.Empty:
+                    return
+                results.put(attempt(sweep, number))
+
+    devices = jax.local_devices() * _CHUNKS_A_DEVICE
+    threads = [
+        threading.Thread(target=work, args=(device,), daemon=True)
+        for device in devices[: len(numbers)]
+    ]
+    for thread in threads:
+        thread.start()
+    try:
+        for _ in numbers:
+            yield results.get()
+    finally:
+        stop.set()
+        for thread in threads:
+            thread.join()
+
+
+@dataclass(frozen=True)
+class RayEngine:
+    """Evaluates chunks as tasks on Ray; the answers come back here and are saved here.
+
+    The workers need this library, in the same version. Called as an engine. A Ray that
+    was not running before is stopped when the last chunk is done.
+
+    Attributes:
+      address: of a cluster, as `ray.init` takes it: "auto" for the one that this
+        machine belongs to, "local" to start one on this machine.
+      num_cpus: CPUs that a task asks for.
+      num_gpus: GPUs that a task asks for; parts of one are possible.
+      max_retries: how often a task whose worker was lost is started again.
+
+    Raises:
+      ValueError: a number out of range.
+    """
+
+    address: str = "local"
+    num_cpus: float = 1
+    num_gpus: float = 0
+    max_retries: int = 5
+
+    def __post_init__(self) -> None:
+        for name in ("num_cpus", "num_gpus"):
+            value = _validation.nonnegative_array(name, getattr(self, name))
+            if not np.isfinite(value):
+                raise ValueError(f"{name} must be finite, got {value}")
+        _validation.integer_array("max_retries", self.max_retries, minimum=0)
+
+    def __call__(self, sweep: Sweep, numbers: Sequence[int]) -> Iterator[ChunkResult]:
+        """Yields one result a chunk.
+
+        Raises:
+          ImportError: Ray, of the extra ``[ray]``, is not installed.
+          ConnectionError: there is no cluster at the address.
+        """
+        ray = _ray()
+        started = not ray.is_initialized()
+        if started:
+            local = {"include_dashboard": False} if self.address == "local" else {}
+            ray.init(
+                address=self.address,
+                log_to_driver=False,
+                logging_level="error",
+                **local,
+            )
+        try:
+            yield from self._results(ray, sweep, numbers)
+        finally:
+            if started:
+                ray.shutdown()
+
+    def _results(
+        self, ray: Any, sweep: Sweep, numbers: Sequence[int]
+    ) -> Iterator[ChunkResult]:
+        """Keeps a few tasks for every slot of the cluster in flight."""
+        task = ray.remote(
+            num_cpus=self.num_cpus,
+            num_gpus=self.num_gpus,
+            max_retries=self.max_retries,
+        )(attempt)
+        shared = ray.put(sweep)
+        window = 2 * max(2, int(ray.cluster_resources().get("CPU", 1)))
+        waiting = iter(numbers)
+        flying: dict[Any, int] = {}
+        while True:
+            for number in waiting:
+                flying[task.remote(shared, number)] = number
+                if len(flying) >= window:
+                    break
+            if not flying:
+                return
+            done, _ = ray.wait(list(flying), num_returns=1)
+            for reference in done:
+                number = flying.pop(reference)
+                try:
+                    yield ray.get(reference)
+                except ray.exceptions.RayError as error:
+                    reason = " ".join(str(error).split())
+                    yield ChunkResult(number, None, [], reason)
+
+
+@functools.cache
+def _ray() -> Any:
+    # Ray would otherwise say that it leaves GPUs alone when a task asks for none.
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    try:
+        return importlib.import_module("ray")
+    except ImportError as error:
+        raise ImportError(
+            "the Ray engine needs ray, which is not installed or does not work; "
+            "pip install 'jaxdp-episodic[ray]' brings it"
+        ) from error

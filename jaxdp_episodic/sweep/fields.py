@@ -1,0 +1,145 @@
+"""The numeric fields of a step, under the names that tables and axes give them.
+
+"noise_multiplier", "school.size", "num_episodes"; of a composed run "counts[0]" and
+"steps[0].school.size". The same names head the columns of ``jaxdp-episodic epsilon``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, TypeVar
+
+import numpy as np
+
+from jaxdp_episodic import _validation
+from jaxdp_episodic.accounting.step import ComposedSteps, GaussianStep
+from jaxdp_episodic.sampling.designs import GroupedClasses, IndependentEpisodes
+from jaxdp_episodic.sampling.schemes import (
+    MultistageSampling,
+    Poisson,
+    WithoutReplacement,
+)
+from jaxdp_episodic.sampling.serialization import spec_fields
+from jaxdp_episodic.sampling.spec import Spec
+
+# Where a field is: keys of tables and places in lists, from the step down.
+Path = tuple[str | int, ...]
+
+_NUMBERS = {
+    GaussianStep.__name__: ("noise_multiplier",),
+    Poisson.__name__: ("sampling_probability", "population"),
+    WithoutReplacement.__name__: ("size", "population"),
+    GroupedClasses.__name__: ("num_classes", "ways"),
+    IndependentEpisodes.__name__: ("num_episodes",),
+}
+# What the values of a field that is left out must be (the whole numbers still have to
+# be rounded). The counts of a composed run cannot be left out.
+CHECKS: dict[str, Callable[[str, Any], np.ndarray]] = {
+    "noise_multiplier": _validation.nonnegative_array,
+    "sampling_probability": _validation.probability_array,
+    **dict.fromkeys(
+        ("size", "population", "num_classes", "ways", "num_episodes"),
+        _validation.positive_array,
+    ),
+}
+_SCHEMES = (Poisson.__name__, WithoutReplacement.__name__)
+_PARTS = ("sampling", "levels", "episodes", "classes", "examples", "steps")
+
+AnySpec = TypeVar("AnySpec", bound=Spec)
+
+
+def wrapped(step: Any) -> Any:
+    """Returns a step's table with every single scheme made a list of one level.
+
+    So that places in the table are places in the step that is made of it.
+    """
+    if not isinstance(step, Mapping):
+        return step
+    table = dict(step)
+    if isinstance(table.get("steps"), list):
+        table["steps"] = [wrapped(part) for part in table["steps"]]
+    drawn = table.get("sampling")
+    if isinstance(drawn, Mapping):
+        table["sampling"] = wrapped(drawn)
+        if drawn.get("type") in _SCHEMES:
+            table["sampling"] = {
+                "type": MultistageSampling.__name__,
+                "levels": [drawn],
+            }
+    return table
+
+
+def numeric_fields(step: Any) -> dict[str, Path]:
+    """Returns where the numeric fields are in the wrapped table of a step.
+
+    What is not as it should be is passed over: it is refused where specs are read.
+    """
+    return dict(_found(step, (), ""))
+
+
+def _found(node: Any, path: Path, prefix: str) -> Iterator[tuple[str, Path]]:
+    if not isinstance(node, Mapping):
+        return
+    kind, name = node.get("type"), node.get("name")
+    place = f"{prefix}{name}." if isinstance(name, str) else prefix
+    if kind == ComposedSteps.__name__ and isinstance(node.get("counts"), list):
+        for i in range(len(node["counts"])):
+            yield f"counts[{i}]", (*path, "counts", i)
+    for field in _NUMBERS.get(str(kind), ()):
+        yield place + field, (*path, field)
+    for part in _PARTS:
+        value = node.get(part)
+        if isinstance(value, list):
+            for i, item in enumerate(value):
+                inner = f"{prefix}steps[{i}]." if part == "steps" else prefix
+                yield from _found(item, (*path, part, i), inner)
+        else:
+            yield from _found(value, (*path, part), prefix)
+
+
+def dotted(path: Path) -> str:
+    """Returns a path as errors write it, ``step.sampling.levels[1].size``."""
+    parts = (f"[{p}]" if isinstance(p, int) else f".{p}" for p in path)
+    return "step" + "".join(parts)
+
+
+def filled(table: Any, path: Path, value: Any) -> Any:
+    """Returns a table with ``value`` at a path that has none yet."""
+    if not path:
+        return value if table is None else table
+    head, *rest = path
+    if isinstance(head, int):
+        items = list(table)
+        items[head] = filled(items[head], tuple(rest), value)
+        return items
+    return {**table, head: filled(table.get(head), tuple(rest), value)}
+
+
+def replaced(spec: AnySpec, values: Mapping[Path, Any]) -> AnySpec:
+    """Returns a spec with other values at some paths, every check made again.
+
+    All fields of one spec are replaced at once, as they may be checked together.
+    """
+    if not values:
+        return spec
+    fields = {n: getattr(spec, n) for n in spec_fields(spec)}
+    by_field: dict[str, dict[Path, Any]] = {}
+    for (head, *rest), value in values.items():
+        by_field.setdefault(str(head), {})[tuple(rest)] = value
+    for name, inner in by_field.items():
+        fields[name] = _replaced_field(fields[name], inner)
+    return type(spec).from_fields(fields)
+
+
+def _replaced_field(old: Any, values: Mapping[Path, Any]) -> Any:
+    if () in values:
+        return values[()]
+    if isinstance(old, Spec):
+        return replaced(old, values)
+    items = list(old)
+    by_place: dict[int, dict[Path, Any]] = {}
+    for (head, *rest), value in values.items():
+        by_place.setdefault(int(head), {})[tuple(rest)] = value
+    for place, inner in by_place.items():
+        items[place] = _replaced_field(items[place], inner)
+    return tuple(items)

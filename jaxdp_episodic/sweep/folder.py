@@ -1,0 +1,236 @@
+"""The folder of a sweep: its manifest, and the shards that are done.
+
+DIR/manifest.json       what the sweep is; refuses another one
+DIR/shards/00000012     the answers of chunk 12
+DIR/table.parquet       everything, once all shards are there (or table.npz)
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.metadata
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from jaxdp_episodic.sweep.chunks import chunk_range, num_chunks
+from jaxdp_episodic.sweep.description import Sweep, description_hash
+from jaxdp_episodic.sweep.files import TEMPORARY, write_atomically
+
+MANIFEST, SHARDS = "manifest.json", "shards"
+TABLES = ("table.parquet", "table.npz")
+_VERSION = 1
+# A shard: this, the sweep's hash and the chunk's number, the SHA-256 of the
+# answers, the answers as little-endian float64.
+_MAGIC = b"jaxdp-episodic sweep shard 1\n"
+_DIGEST = 32
+
+
+class SweepFolder:
+    """Where a sweep is kept.
+
+    Args:
+      path: the folder.
+      manifest: its manifest.
+
+    Attributes:
+      path: the folder.
+      manifest: what it holds, as in the file.
+      size: how many settings the sweep has.
+      num_chunks: and how many chunks.
+    """
+
+    def __init__(self, path: Path, manifest: Mapping[str, Any]) -> None:
+        self.path, self.manifest = path, manifest
+        self.size: int = manifest["num_settings"]
+        self.chunk_size: int = manifest["chunk_size"]
+        self.num_chunks = num_chunks(self.size, self.chunk_size)
+
+    @classmethod
+    def opened(cls, path: Path, sweep: Sweep) -> SweepFolder:
+        """Returns the folder for a sweep, made if missing.
+
+        Raises:
+          ValueError: it belongs to another sweep, or to other versions.
+          OSError: it cannot be made or written, or is no folder.
+        """
+        wanted = _manifest(sweep)
+        file = path / MANIFEST
+        if file.exists():
+            _check_same(path, read_manifest(path), wanted)
+        else:
+            _refuse_foreign(path)
+            path.mkdir(parents=True, exist_ok=True)
+            text = json.dumps(wanted, indent=1, sort_keys=True) + "\n"
+            write_atomically(file, lambda f: f.write(text.encode()))
+        (path / SHARDS).mkdir(exist_ok=True)
+        return cls(path, wanted)
+
+    @property
+    def table(self) -> Path | None:
+        """The finished table, or None."""
+        found = [self.path / name for name in TABLES if (self.path / name).exists()]
+        return found[0] if found else None
+
+    def shard(self, number: int) -> Path:
+        """Returns the path of one chunk's shard."""
+        return self.path / SHARDS / f"{number:08d}"
+
+    def save(self, number: int, answers: np.ndarray) -> None:
+        """Saves the answers of one chunk, all or nothing.
+
+        Raises:
+          OSError: the disk is full, or the folder cannot be written.
+        """
+        payload = np.ascontiguousarray(answers, "<f8").tobytes()
+        header = self._header(number) + hashlib.sha256(payload).digest()
+        write_atomically(self.shard(number), lambda f: f.write(header + payload))
+
+    def load(self, number: int) -> np.ndarray | None:
+        """Returns the answers of one chunk, or None if they are not there whole."""
+        try:
+            data = self.shard(number).read_bytes()
+        except FileNotFoundError:
+            return None
+        header = self._header(number)
+        start, stop = chunk_range(number, self.size, self.chunk_size)
+        digest = data[len(header) : len(header) + _DIGEST]
+        payload = data[len(header) + _DIGEST :]
+        good = (
+            data.startswith(header)
+            and len(payload) == 8 * (stop - start)
+            and hashlib.sha256(payload).digest() == digest
+        )
+        return np.frombuffer(payload, "<f8") if good else None
+
+    def missing(self, numbers: range) -> list[int]:
+        """Returns which of some chunks are not there whole; the others are checked."""
+        there = {name for name in os.listdir(self.path / SHARDS) if name.isdigit()}
+        return [
+            number
+            for number in numbers
+            if f"{number:08d}" not in there or self.load(number) is None
+        ]
+
+    def remove_shards(self) -> None:
+        """Removes the shards, and what killed writers have left, once all is done."""
+        shards = self.path / SHARDS
+        for folder in (shards, self.path):
+            for file in folder.iterdir() if folder.is_dir() else ():
+                if folder == shards or _is_left_over(file.name):
+                    file.unlink(missing_ok=True)
+        if shards.is_dir():
+            shards.rmdir()
+
+    def _header(self, number: int) -> bytes:
+        return _MAGIC + f"{self.manifest['hash']} {number:08d}\n".encode()
+
+
+def read_manifest(path: Path) -> dict[str, Any]:
+    """Returns the manifest of a sweep's folder.
+
+    Raises:
+      OSError: there is none, or it cannot be read.
+      ValueError: it is no manifest, or of a version that is not known.
+    """
+    file = path / MANIFEST
+    try:
+        manifest = json.loads(file.read_text(encoding="utf-8"))
+        if manifest["version"] != _VERSION or manifest["kind"] != "sweep":
+            raise ValueError(f"version {manifest['version']!r} is not known")
+        for key in ("num_settings", "chunk_size", "hash", "versions", "sweep"):
+            _ = manifest[key]
+    except (ValueError, TypeError, KeyError) as error:
+        raise ValueError(f"{file} is not the manifest of a sweep: {error}") from None
+    return manifest
+
+
+def saved_chunks(path: Path) -> tuple[int, int] | None:
+    """Returns how many shards a folder has, of how many; None if it holds no sweep."""
+    try:
+        folder = SweepFolder(path, read_manifest(path))
+        names = [file.name for file in (path / SHARDS).iterdir()]
+    except (OSError, ValueError):
+        return None
+    return sum(name.isdigit() for name in names), folder.num_chunks
+
+
+def _manifest(sweep: Sweep) -> dict[str, Any]:
+    """What the folder of a sweep says about it."""
+    described = sweep.description()
+    identity = {"sweep": described, "chunk_size": sweep.chunk_size}
+    identity["versions"] = {
+        "jaxdp-episodic": _version_of("jaxdp-episodic"),
+        "jax": jax.__version__,
+        "jaxlib": _version_of("jaxlib"),
+        "numpy": np.__version__,
+    }
+    return {
+        "version": _VERSION,
+        "kind": "sweep",
+        **json.loads(json.dumps(identity)),  # lists in place of tuples, as when read
+        "num_settings": sweep.grid.size,
+        "hash": description_hash(identity),
+    }
+
+
+def _version_of(name: str) -> str:
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return "not installed"  # run from its sources
+
+
+def _check_same(path: Path, old: Mapping[str, Any], new: Mapping[str, Any]) -> None:
+    """Refuses the folder of another sweep, and says what differs."""
+    if old["hash"] == new["hash"]:
+        return
+    before, now = _flat(old), _flat(new)
+    names = sorted((before.keys() | now.keys()) - {"hash", "num_settings"})
+    nothing = "(nothing)"
+    differences = [
+        f"{name.removeprefix('sweep.')}: {before.get(name, nothing)} there, "
+        f"{now.get(name, nothing)} now"
+        for name in names
+        if before.get(name, nothing) != now.get(name, nothing)
+    ]
+    raise ValueError(
+        f"{path} holds another sweep; name another folder, or change back "
+        + "; ".join(differences[:5])
+        + "; ..." * (len(differences) > 5)
+    )
+
+
+def _flat(value: Any, prefix: str = "") -> dict[str, Any]:
+    """Nested dictionaries and lists as one dictionary of dotted keys."""
+    if isinstance(value, Mapping):
+        items = [(f"{prefix}.{k}" if prefix else str(k), v) for k, v in value.items()]
+    elif isinstance(value, list):
+        items = [(f"{prefix}[{i}]", v) for i, v in enumerate(value)]
+    else:
+        return {prefix: value}
+    return {k: v for key, item in items for k, v in _flat(item, key).items()}
+
+
+def _refuse_foreign(path: Path) -> None:
+    """Refuses a folder with other things in it; a killed start leaves none."""
+    if not path.exists():
+        return
+    if not path.is_dir():
+        raise NotADirectoryError(f"{path} is not a folder")
+    others = [f.name for f in path.iterdir() if not _is_left_over(f.name)]
+    if others:
+        raise FileExistsError(
+            f"{path} is not empty and holds no sweep; name another folder "
+            f"(there is {others[0]!r})"
+        )
+
+
+def _is_left_over(name: str) -> bool:
+    """True for what a killed writer left."""
+    return TEMPORARY in name

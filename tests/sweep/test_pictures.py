@@ -1,0 +1,229 @@
+"""Pictures of sweeps: what they show, which files, what is refused."""
+
+import json
+import re
+
+import numpy as np
+import pytest
+
+from jaxdp_episodic.sweep import labels, pictures
+from jaxdp_episodic.sweep.folder import SweepFolder
+from jaxdp_episodic.sweep.pareto import front_of
+from jaxdp_episodic.sweep.run import collect
+from jaxdp_episodic.sweep.selection import SweepTable
+
+pytest.importorskip("matplotlib").use("Agg")
+
+TEXT = """
+version = 1
+epsilon = 1.0
+delta = 1e-5
+method = "rdp"
+memory_mib = 1
+[step]
+type = "GaussianStep"
+[step.sampling]
+type = "Poisson"
+name = "example"
+[[axes]]
+field = "num_steps"
+values = [10, 100, 1000]
+[[axes]]
+field = "noise_multiplier"
+geomspace = [0.8, 6.0, 12]
+[[axes]]
+field = "example.sampling_probability"
+geomspace = [1e-3, 1.0, 9]
+"""
+NOISE, RATE = "noise_multiplier", "example.sampling_probability"
+
+
+def pretended(sweep, folder, answers):
+    """A finished sweep whose answers are a function of its values: no kernel runs."""
+    opened = SweepFolder.opened(folder, sweep)
+    for number in range(opened.num_chunks):
+        start = number * opened.chunk_size
+        index = np.arange(start, min(start + opened.chunk_size, opened.size))
+        opened.save(number, answers(**named(sweep.grid.values(index))))
+    collect(sweep, folder)
+    return folder
+
+
+def named(values):
+    return {name.rpartition(".")[2]: column for name, column in values.items()}
+
+
+def cost(num_steps, noise_multiplier, sampling_probability, **_):
+    return sampling_probability * np.sqrt(num_steps) / noise_multiplier
+
+
+@pytest.fixture
+def folder(read, tmp_path):
+    return pretended(read(TEXT.replace("epsilon = 1.0", "")), tmp_path / "out", cost)
+
+
+def words(svg):
+    """The texts of a picture, which an SVG carries in comments."""
+    return re.findall(r"<!-- (.*?) -->", svg.read_text(encoding="utf-8"))
+
+
+def test_the_default_picture(folder):
+    files = pictures.draw(folder)
+    assert [file.name for file in files] == ["contours.png", "contours.svg"]
+    assert files[0].read_bytes().startswith(b"\x89PNG")
+    found = words(files[1])
+    for text in (
+        "noise multiplier (clip norms)",
+        "sampling probability of each example",
+        "epsilon (nats), upper bound",
+        "number of steps = 10",
+        "number of steps = 1,000",
+        "delta = 1e-05, method = rdp",
+    ):
+        assert text in found
+    again = files[1].read_bytes()
+    pictures.draw(folder)
+    assert sorted(file.name for file in folder.iterdir()) == [
+        "contours.png",
+        "contours.svg",
+        "manifest.json",
+        "table.parquet",
+    ]
+    # Only the identifiers of clip paths are random.
+    without = [re.sub(rb"[a-z]?[0-9a-f]{10}", b"", s) for s in (again, again)]
+    assert without[0] == without[1]
+
+
+@pytest.mark.parametrize("kind", pictures.KINDS)
+def test_every_kind(folder, tmp_path, kind):
+    png, svg = pictures.draw(folder, kind=kind, out=tmp_path / f"my.{kind}.png")
+    assert png.name == f"my.{kind}.png" and svg.name == f"my.{kind}.svg"
+    assert "epsilon (nats), upper bound" in " ".join(words(svg))
+
+
+def test_lines_by_an_axis_and_held_values(folder):
+    _, svg = pictures.draw(folder, kind="lines", x=RATE, by=NOISE)
+    assert "number of steps = 100, delta = 1e-05, method = rdp" in words(svg)
+    assert {"0.8", "6"} <= set(words(svg))
+    fix = {"num_steps": "1000"}
+    _, svg = pictures.draw(folder, kind="lines", x=RATE, by=NOISE, fix=fix)
+    assert "number of steps = 1,000, delta = 1e-05, method = rdp" in words(svg)
+
+
+def test_what_is_drawn_is_what_the_table_has(folder):
+    table = SweepTable(folder)
+    places, held = table.held([RATE], {NOISE: "0.8"})
+    assert held == {"num_steps": 100, NOISE: pytest.approx(0.8)}
+    across = np.arange(9)
+    index = table.grid.index({**places, table.grid.dimension_of(RATE): across})
+    expected = cost(100, 0.8, np.geomspace(1e-3, 1, 9))
+    np.testing.assert_allclose(table.answers(index), expected, rtol=1e-12)
+    shuffled = np.array([[300, 2], [2, 7]])
+    values = named(table.grid.values(shuffled.ravel()))
+    np.testing.assert_allclose(table.answers(shuffled).ravel(), cost(**values))
+
+
+def test_zipped_axes_and_words(read, tmp_path):
+    text = TEXT.replace("values = [10, 100, 1000]", 'values = [10, 100]\nzip = "a"')
+    text += '[[axes]]\nfield = "quantity"\nvalues = ["epsilon", "noise_multiplier"]\n'
+    text += '[[axes]]\nfield = "method"\nvalues = ["rdp", "exact"]\nzip = "a"\n'
+    # Neither quantity depends on all axes that the other needs.
+    text = text.replace(f'field = "{NOISE}"\ngeomspace', 'field = "delta"\ngeomspace')
+    text = text.replace("[0.8, 6.0, 12]", "[1e-8, 1e-5, 12]")
+    text = text.replace('"GaussianStep"', '"GaussianStep"\nnoise_multiplier = 1.0')
+
+    def answers(delta, sampling_probability, **_):
+        return np.where(delta > 1e-7, sampling_probability, np.inf)
+
+    folder = pretended(read(text), tmp_path / "out", answers)
+    _, svg = pictures.draw(folder, value="noise_multiplier")
+    assert "smallest noise multiplier (clip norms)" in words(svg)
+    assert "grey: infinite" in words(svg)
+    _, svg = pictures.draw(folder, kind="lines", x="delta", by="method")
+    assert {"rdp", "exact"} <= set(words(svg))
+    with pytest.raises(ValueError, match="do not move together"):
+        pictures.draw(folder, x="num_steps", by="method")
+
+
+@pytest.mark.parametrize(
+    ("options", "complaint"),
+    [
+        ({"kind": "heatmaps"}, "did you mean 'heatmap'"),
+        ({"x": "noise_multi"}, "unknown axis 'noise_multi'; did you mean"),
+        ({"x": NOISE, "y": NOISE}, "different axes"),
+        ({"kind": "lines", "y": NOISE}, "--y has no meaning"),
+        ({"kind": "pareto", "by": NOISE}, "--by has no meaning"),
+        ({"kind": "pareto", "x": "epsilon"}, "must differ"),
+        ({"fix": {"num_steps": "150"}}, "the closest: 10 and 100"),
+        ({"fix": {"num_steps": "many"}}, "must be a number"),
+        ({"fix": {"num_step": "10"}}, "did you mean 'num_steps'"),
+        ({"x": NOISE, "fix": {NOISE: "6"}}, "different axes"),
+        ({"value": "delta"}, "asked for 'epsilon', got 'delta'"),
+        ({"value": "epsilo"}, "did you mean 'epsilon'"),
+    ],
+)
+def test_errors(folder, options, complaint):
+    before = sorted(folder.iterdir())
+    with pytest.raises(ValueError, match=complaint):
+        pictures.draw(folder, **options)
+    assert sorted(folder.iterdir()) == before
+    with pytest.raises(ValueError, match="png or .svg"):
+        pictures.draw(folder, out=folder / "a.gif")
+
+
+def test_nothing_to_draw(read, tmp_path):
+    sweep = read(TEXT.replace("epsilon = 1.0", ""))
+    SweepFolder.opened(tmp_path / "begun", sweep)
+    with pytest.raises(ValueError, match="not finished"):
+        pictures.draw(tmp_path / "begun")
+    with pytest.raises(FileNotFoundError):
+        pictures.draw(tmp_path / "nothing")
+    folder = pretended(
+        sweep, tmp_path / "out", lambda num_steps, **_: np.full(num_steps.shape, np.inf)
+    )
+    for kind in ("contours", "pareto"):
+        with pytest.raises(ValueError, match="finite"):
+            pictures.draw(folder, kind=kind)
+    manifest = json.loads((folder / "manifest.json").read_text())
+    assert manifest["num_settings"] == 324
+
+
+def test_without_matplotlib_the_error_says_how_to_get_it(folder, monkeypatch):
+    def missing(name):
+        raise ImportError(name)
+
+    monkeypatch.setattr(pictures.importlib, "import_module", missing)
+    with pytest.raises(ImportError, match=r"jaxdp-episodic\[plot\]"):
+        pictures.draw(folder)
+
+
+def test_the_front():
+    rng = np.random.default_rng(0)
+    x, y = rng.integers(0, 30, (2, 200)).astype(float)
+    x[5], y[6] = np.inf, np.nan
+    front = front_of(x, y)
+    assert (np.diff(x[front]) > 0).all() and (np.diff(y[front]) < 0).all()
+    for i in range(200):
+        if np.isfinite(x[i]) and np.isfinite(y[i]):
+            assert np.any((x[front] <= x[i]) & (y[front] <= y[i]))
+
+
+def test_labels_have_units():
+    assert labels.axis_label("steps[1].noise_multiplier").endswith("steps[1]")
+    assert labels.axis_label("steps[0].pupil.size") == (
+        "pupil: drawn of each group (number), steps[0]"
+    )
+    assert labels.axis_label("counts[0]") == "counts[0]"
+    assert labels.number(1234567.0) == "1,234,567"
+    assert labels.number(0.000012345) == "1.23e-05"
+
+
+def test_scales_and_levels_suit_the_points():
+    assert labels.is_logarithmic(np.geomspace(1, 10, 5))
+    assert labels.is_logarithmic(np.array([10, 100, 300, 1000]))
+    assert not labels.is_logarithmic(np.linspace(1, 10, 5))
+    assert not labels.is_logarithmic(np.array([0.0, 1.0, 10.0]))
+    assert labels.round_levels(0.9, 12) == [1, 2, 5, 10]
+    assert labels.round_levels(0.05, 290) == [0.1, 0.3, 1, 3, 10, 30, 100]
+    assert labels.round_levels(2.1, 2.9) == [2.2, 2.3, 2.4, 2.5, 2.6, 2.7, 2.8]
+    assert labels.round_levels(1e-30, 1e30)

@@ -60,8 +60,8 @@ def read_request(
     tree = None
     if "population" in mapping:
         # One table for all steps; each step's own dictionary form has it too.
-        tree = _population(mapping.pop("population"), path.parent)
-        mapping = _with_population(mapping, tree)
+        tree = read_population(mapping.pop("population"), path.parent)
+        mapping = with_population(mapping, tree)
     if kind is EpsilonRequest and "calibrate" in mapping:
         raise ValueError("a file with the key 'calibrate' is one for `calibrate`")
     request = kind.from_dict({"type": kind.__name__, **mapping}, where="request")
@@ -83,7 +83,7 @@ def _read_toml(path: Path) -> dict[str, Any]:
         raise ValueError("not valid TOML: nested too deeply") from None
 
 
-def _population(table: Any, folder: Path) -> Population:
+def read_population(table: Any, folder: Path) -> Population:
     """The tree that a ``[population]`` table describes."""
     where = "population"
     if not isinstance(table, Mapping):
@@ -189,7 +189,7 @@ def _names(where: str, value: Any) -> list[str]:
     return value
 
 
-def _with_population(mapping: dict[str, Any], tree: Population) -> dict[str, Any]:
+def with_population(mapping: dict[str, Any], tree: Population) -> dict[str, Any]:
     """The file's dictionary with the tree in the table of every step."""
     encoded = {
         "type": "Population",

@@ -1,0 +1,218 @@
+"""An honest random search: a secret number of private runs, the best one released."""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from rich.console import Console
+
+from jaxdp_episodic.sweep.files import write_atomically
+from jaxdp_episodic.training import run_folder
+from jaxdp_episodic.training.export import STATEMENT
+from jaxdp_episodic.training.run import RELEASE, run_training
+from jaxdp_episodic.training.search_budget import SearchBudget, search_budget
+from jaxdp_episodic.training.search_space import Search
+
+STATE, RUNS, CHOSEN = "search.json", "runs", "hyperparameters.json"
+_VERSION = 1
+
+
+class SearchResult(NamedTuple):
+    """What a search came to. All of it but ``epsilon`` and the choice is secret.
+
+    Attributes:
+      epsilon: of the whole search, *upper bound*; nats.
+      run_epsilon: of each run.
+      num_runs: how many runs there were.
+      chosen: place of the best run; None if there was no run.
+      hyperparameters: of the best run.
+      score: of the best run.
+      folder: where everything is.
+    """
+
+    epsilon: float
+    run_epsilon: float
+    num_runs: int
+    chosen: int | None
+    hyperparameters: dict[str, Any]
+    score: float
+    folder: Path
+
+
+def run_search(
+    search: Search,
+    folder: Path,
+    *,
+    resume: bool = False,
+    base: Path | None = None,
+    console: Console | None = None,
+) -> SearchResult:
+    """Trains a random number of times and releases the best run, and only that.
+
+    The number of runs and all hyperparameters are drawn once, from the operating
+    system's entropy, and stored before the first run; a search that was interrupted
+    goes on with them (drawing again would bias the number, and is refused). Runs are
+    charged as one: see `tuned_rdp` for the theorem. Of equal scores the first run is
+    taken, which is as good as any, since runs are alike; a score that is no number
+    loses against all others.
+
+    In ``folder`` are ``search.json`` (number of runs, scores) and ``runs/`` (a folder
+    for each), both **secret**, also the ``release/`` of a single run; and
+    ``release/``, which may be published: the best run's, with the epsilon of the whole
+    search and its hyperparameters. How long the search took is secret as well.
+
+    Args:
+      search: the search.
+      folder: made if missing. It must not hold another search.
+      resume: go on with the search in ``folder``.
+      base: folder that paths of the data are relative to.
+      console: where progress is shown; None: standard error.
+
+    Raises:
+      OSError: a file that cannot be read or written.
+      ValueError: a run that cannot be made, another search (with ``resume``) in
+        ``folder``, or none.
+      TypeError: something of the wrong type.
+    """
+    console = console or Console(stderr=True)
+    with run_folder.locked(folder):
+        state = _resumed(search, folder) if resume else _started(search, folder, base)
+        budget = SearchBudget(**state["budget"])
+        console.print(
+            f"each run epsilon {budget.run_epsilon:.4g}, the search "
+            f"{budget.epsilon:.4g} at delta {search.settings.delta:g}; "
+            f"{len(state['runs'])} runs (secret)",
+            highlight=False,
+        )
+        for place, run in enumerate(state["runs"]):
+            if run["score"] is not None:
+                continue
+            console.rule(f"run {place + 1} of {len(state['runs'])}")
+            run["score"] = _score(search, folder, place, run, budget, base, console)
+            _save(folder, state)
+        return _finish(search, folder, state, budget)
+
+
+def _started(search: Search, folder: Path, base: Path | None) -> dict[str, Any]:
+    """Draws the search, and stores it before anything is trained."""
+    if (folder / STATE).exists():
+        raise FileExistsError(
+            f"{folder} holds a search; resume it, or name another folder"
+        )
+    budget = search_budget(search, base)
+    generator = np.random.default_rng()  # the operating system's entropy
+    number = search.settings.trials.draw(generator)
+    runs = [{"values": search.draw(generator), "score": None} for _ in range(number)]
+    for run in runs:  # a value that no run can have is found before the first
+        search.config(run["values"], budget.run_epsilon)
+    state = {
+        "version": _VERSION,
+        "search": _described(search),
+        "budget": budget._asdict(),
+        "runs": runs,
+    }
+    _save(folder, state)
+    return state
+
+
+def _resumed(search: Search, folder: Path) -> dict[str, Any]:
+    """The search that was drawn; it must be the one that is described."""
+    try:
+        state = json.loads((folder / STATE).read_bytes())
+    except FileNotFoundError:
+        raise FileNotFoundError(f"{folder} holds no search to resume") from None
+    except ValueError as error:
+        raise ValueError(f"{folder / STATE}: damaged: {error}") from None
+    if state.get("version") != _VERSION or state["search"] != _described(search):
+        raise ValueError(
+            f"{folder} holds another search: the file has changed since it was drawn"
+        )
+    return state
+
+
+def _described(search: Search) -> dict[str, Any]:
+    """The search as JSON gives it back."""
+    return json.loads(json.dumps(search.to_dict()))
+
+
+def _save(folder: Path, state: dict[str, Any]) -> None:
+    text = json.dumps(state, indent=1, allow_nan=False)
+    write_atomically(folder / STATE, lambda file: file.write(text.encode()))
+
+
+def _score(
+    search: Search,
+    folder: Path,
+    place: int,
+    run: dict[str, Any],
+    budget: SearchBudget,
+    base: Path | None,
+    console: Console,
+) -> float | str:
+    """Trains one run, or goes on with it; larger scores are better."""
+    target = folder / RUNS / f"{place:04d}"
+    result = run_training(
+        search.config(run["values"], budget.run_epsilon),
+        target,
+        resume=bool(run_folder.files_of_a_run(target)),
+        title=f"Run {place + 1}",
+        base=base,
+        console=console,
+    )
+    score = result.scores[search.settings.split]
+    value = -score.mean if score.name == "rmse" else score.mean
+    return float(value) if math.isfinite(value) else "-inf"
+
+
+def _finish(
+    search: Search, folder: Path, state: dict[str, Any], budget: SearchBudget
+) -> SearchResult:
+    """Chooses, and writes what may be published."""
+    scores = [float(run["score"]) for run in state["runs"]]
+    count = len(scores)
+    if not scores:
+        return SearchResult(
+            budget.epsilon, budget.run_epsilon, 0, None, {}, -math.inf, folder
+        )
+    best = int(np.argmax(scores))  # the first of equal ones
+    values = state["runs"][best]["values"]
+    temporary, release = folder / f"{RELEASE}.tmp", folder / RELEASE
+    shutil.rmtree(temporary, ignore_errors=True)
+    shutil.copytree(folder / RUNS / f"{best:04d}" / RELEASE, temporary)
+    statement = temporary / STATEMENT
+    single = statement.read_text(encoding="utf-8")
+    statement.write_text(_statement(search, budget) + single, encoding="utf-8")
+    (temporary / CHOSEN).write_text(json.dumps(values, indent=1) + "\n", "utf-8")
+    shutil.rmtree(release, ignore_errors=True)
+    temporary.rename(release)
+    return SearchResult(
+        budget.epsilon, budget.run_epsilon, count, best, values, scores[best], folder
+    )
+
+
+def _statement(search: Search, budget: SearchBudget) -> str:
+    """The charge of the whole search, before the statement of its best run."""
+    settings = search.settings
+    if settings.epsilon is not None:
+        charge = f"epsilon <= {settings.epsilon:g}"
+    elif budget.is_public:
+        # Rounded up: what is printed is a bound as well.
+        charge = f"epsilon <= {math.ceil(budget.epsilon * 1e4) / 1e4:g}"
+    else:
+        charge = "an epsilon that is not given, as it rests on private sizes, "
+    trials = settings.trials
+    law = f"{type(trials).__name__} with {float(trials.mean):g} expected runs"
+    return (
+        "# Privacy of the search that chose this run\n\n"
+        f"**{charge} at delta = {settings.delta:g}**, for this run and its "
+        "hyperparameters as the best of a secret, random number of runs "
+        f"({law}; Papernot and Steinke 2022, arXiv:2110.03620). The score was taken on "
+        f"public held-out data ({settings.split}). Neither the number of runs, nor "
+        "another run, nor how long the search took may be published. What follows is "
+        "about this run alone and does not count the choice.\n\n"
+    )

@@ -1,0 +1,258 @@
+"""Plans: candidates keep to privacy and budget, and what is written can be trained."""
+
+import csv
+import tomllib
+
+import numpy as np
+import pytest
+
+import jaxdp_episodic as jde
+from jaxdp_episodic.cli import plan as plan_command
+from jaxdp_episodic.cli.plan import Plan as PlanCommand
+from jaxdp_episodic.sweep.plan import PlanRequest, _front, effective_steps, make_plan
+from jaxdp_episodic.sweep.plan_file import read_plan, training_config
+from jaxdp_episodic.sweep.toml_text import to_toml
+from jaxdp_episodic.training.config import TrainingConfig
+from jaxdp_episodic.training.run import plan as trainers_plan
+
+CLASSES = jde.Population.from_sizes([20] * 40, level_names=("class", "example"))
+SCHOOLS = jde.Population.from_sizes(
+    [30, 12, 9, 25, 40], level_names=("school", "pupil")
+)
+SMALL = {
+    "epsilon": 4.0,
+    "delta": 1e-5,
+    "episodes_per_step": 4,
+    "total_episodes": 200,
+    "fewest_steps": 20,
+    "most_steps": 60,
+}
+FILE = """
+version = 1
+epsilon = 4.0
+delta = 1e-5
+privacy_unit = "example"
+schemes = ["poisson"]
+[data]
+type = "Glyphs"
+small = true
+[episode]
+ways = 4
+shots = 1
+examples = [3]
+population = 20
+[compute]
+episodes_per_step = 4
+total_episodes = 200
+fewest_steps = 20
+most_steps = 60
+[train]
+l2_clip_norm = 0.1
+[train.learner]
+kind = "protonet"
+[train.model]
+kind = "conv_embedding"
+channels = [4]
+embedding = 4
+"""
+
+
+@pytest.fixture(scope="module")
+def pool_plan():
+    request = PlanRequest(
+        population=CLASSES,
+        ways=4,
+        examples=(3,),
+        stated_size=20,
+        schemes=("poisson",),  # each kind of step costs seconds to compile
+        **SMALL,
+    )
+    return request, make_plan(request)
+
+
+def test_every_candidate_keeps_to_privacy_and_budget(pool_plan):
+    request, plan = pool_plan
+    assert plan.left_out == {}
+    assert {design.scheme for design in plan.designs} == {"poisson"}
+    assert {design.is_multistage for design in plan.designs} == {True, False}
+    assert np.all(plan.total_episodes <= request.total_episodes)
+    assert np.all(plan.episodes_per_step <= request.episodes_per_step)
+    assert np.all((plan.num_steps >= 20) & (plan.num_steps <= 60))
+    rng = np.random.default_rng(0)
+    for place in rng.choice(plan.design.size, 6, replace=False):
+        design = plan.designs[plan.design[place]]
+        sampling = design.sampling(int(plan.episodes_per_step[place]))
+
+        def epsilon(noise, sampling=sampling, place=place):
+            step = jde.GaussianStep(sampling, noise_multiplier=noise)
+            steps = int(plan.num_steps[place])
+            return jde.epsilon(step, num_steps=steps, delta=1e-5, method="rdp")
+
+        noise = plan.noise_multiplier[place]
+        assert epsilon(noise) <= 4.0 < epsilon(0.999 * noise)
+        expected = plan.episodes_per_step[place] / noise
+        assert plan.signal_to_noise[place] == pytest.approx(expected)
+
+
+def test_recommended_is_nearly_best_and_cheapest_of_these(pool_plan):
+    _, plan = pool_plan
+    best, worth = plan.recommended, plan.effective_steps
+    assert worth[best] >= 0.98 * worth.max()
+    near = worth >= 0.98 * worth.max()
+    assert plan.total_episodes[best] == plan.total_episodes[near].min()
+    assert plan.designs[plan.design[best]].is_multistage
+    for place in range(len(plan.designs)):
+        assert plan.design[plan.best_of(place)] == place
+
+
+def test_front_against_all_pairs():
+    costs = np.random.default_rng(0).integers(0, 12, (3, 300)).astype(float)
+    found = _front(costs)
+    for i in range(300):
+        no_worse = np.all(costs <= costs[:, i : i + 1], axis=0)
+        better = no_worse & np.any(costs < costs[:, i : i + 1], axis=0)
+        if better.any():
+            assert not found[i]
+    # Of equal points one stands for all.
+    front = {tuple(c) for c in costs[:, found].T}
+    assert len(front) == found.sum()
+    for i in range(300):
+        assert any(
+            all(f <= c for f, c in zip(p, costs[:, i], strict=True)) for p in front
+        )
+
+
+def test_effective_steps_at_the_ends():
+    steps = {"episodes_per_step": 50.0, "effective_dimension": 100}
+    none = effective_steps(
+        200, noise_multiplier=1e-9, is_one_contribution=False, alignment=1.0, **steps
+    )
+    assert none == pytest.approx(200)
+    much = effective_steps(
+        200, noise_multiplier=1e4, is_one_contribution=False, alignment=0.5, **steps
+    )
+    assert much == pytest.approx(200 * 0.25 * 50**2 / (100 * 1e8), rel=1e-3)
+    once = effective_steps(
+        200, noise_multiplier=1e4, is_one_contribution=True, alignment=1.0, **steps
+    )
+    assert once == pytest.approx(200 / (100 * 1e8), rel=1e-3)
+
+
+@pytest.mark.slow
+def test_all_schemes_side_by_side():
+    plan = make_plan(
+        PlanRequest(population=CLASSES, ways=4, examples=(3,), stated_size=20, **SMALL)
+    )
+    assert plan.left_out == {}
+    schemes = {design.scheme for design in plan.designs}
+    assert schemes == {"poisson", "without replacement", "independent"}
+    assert plan.designs[plan.design[plan.recommended]].scheme == "poisson"
+
+
+@pytest.mark.slow
+def test_tasks_of_unequal_sizes():
+    plan = make_plan(PlanRequest(population=SCHOOLS, examples=(6,), **SMALL))
+    assert plan.left_out == {}
+    assert {design.clip_unit for design in plan.designs} == {
+        "school",
+        "step",
+        "episode",
+    }
+    place = plan.recommended
+    design = plan.designs[plan.design[place]]
+    step = jde.GaussianStep(
+        design.sampling(int(plan.episodes_per_step[place])),
+        noise_multiplier=plan.noise_multiplier[place],
+        clip_unit=design.clip_unit,
+        population=SCHOOLS,
+    )
+    steps = int(plan.num_steps[place])
+    spent = jde.epsilon(step, num_steps=steps, delta=1e-5, method="rdp")
+    assert 3.99 < spent <= 4
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "message"),
+    [
+        ({"epsilon": 0.0}, ValueError, "epsilon must be > 0"),
+        ({"total_episodes": 5}, ValueError, "total_episodes must be at least"),
+        ({"fewest_steps": 100}, ValueError, "fewest_steps must be at most"),
+        ({"examples": ()}, ValueError, "examples must be some"),
+        ({"schemes": ("fixed",)}, ValueError, "schemes must be one of"),
+        ({"alignment": 1.5}, ValueError, "alignment must lie"),
+        ({"ways": 41}, ValueError, "ways must be at most the 40"),
+        ({"population": 3}, TypeError, "population must be a Population"),
+        (
+            {"population": jde.Population.from_sizes([[3, 4], [5]])},
+            NotImplementedError,
+            "two levels",
+        ),
+    ],
+)
+def test_refuses(change, error, message):
+    fields = {"population": CLASSES, "ways": 4, "examples": (3,), **SMALL, **change}
+    with pytest.raises(error, match=message):
+        PlanRequest(**fields)
+
+
+def test_written_config_is_what_was_planned(tmp_path, capsys, monkeypatch, pool_plan):
+    path = tmp_path / "plan.toml"
+    path.write_text(FILE)
+    request, plan = pool_plan
+    described = read_plan(path).request
+    assert described.population == request.population
+    # The same question: planning twice would only take time.
+    monkeypatch.setattr(plan_command, "make_plan", lambda _: plan)
+    assert PlanCommand(file=path, out=tmp_path / "out").run() == 0
+    printed = capsys.readouterr().out
+    assert "* recommended" in printed and "recommended.toml" in printed
+    mapping = tomllib.loads((tmp_path / "out" / "recommended.toml").read_text())
+    config = TrainingConfig.from_dict({"type": "TrainingConfig", **mapping})
+    budget = trainers_plan(config, config.data.load("train", None))
+    assert budget.step.population is None  # it rests on public facts
+    with (tmp_path / "out" / "plan.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    (best,) = [row for row in rows if row["is_recommended"] == "True"]
+    assert budget.num_steps == int(best["num_steps"])
+    assert budget.step.noise_multiplier == pytest.approx(
+        float(best["noise_multiplier"]), rel=1e-5
+    )
+    assert (tmp_path / "out" / "plan.png").stat().st_size > 10_000
+    # Any other candidate can be had as well.
+    description = read_plan(path)
+    for place in (0, plan.design.size - 1):
+        table = training_config(plan, description, place)
+        text = to_toml(table)
+        TrainingConfig.from_dict({"type": "TrainingConfig", **tomllib.loads(text)})
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("[compute]", "[compte]", "compte"),
+        ("ways = 4", "way = 4", "did you mean 'ways'"),
+        ("shots = 1", "shots = 3", "examples must exceed shots"),
+        ("l2_clip_norm", "epsilon", "the plan says this"),
+        ("version = 1", "version = ", "not valid TOML"),
+        ("[data]", "[population]\nsizes = [3]\n[data]", "exactly one"),
+    ],
+)
+def test_files_with_faults(tmp_path, capsys, old, new, message):
+    path = tmp_path / "plan.toml"
+    path.write_text(FILE.replace(old, new))
+    assert PlanCommand(file=path, out=tmp_path / "out").run() == 2
+    assert message in capsys.readouterr().err
+
+
+def test_toml_is_read_back():
+    table = {
+        "text": 'quote " and \\ and \n and \x7f ü',
+        "numbers": [1, 2.5, float("inf")],
+        "flag": True,
+        "none": None,
+        "inner": {"key with space": -3, "list": [{"a": 1}, {"b": "x"}], "empty": {}},
+    }
+    expected = {k: v for k, v in table.items() if v is not None}
+    assert tomllib.loads(to_toml(table)) == expected
+    with pytest.raises(TypeError, match="no form"):
+        to_toml({"x": object()})

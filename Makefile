@@ -12,6 +12,8 @@ BENCH_PIP_FLAGS ?=
 # Every demo is a run of its own: no run is ever written over.
 DEMO ?= train configs/glyphs_5w1s.toml --out results/demo-$(shell date +%Y%m%d-%H%M%S)
 
+FIGURES := designs iteration local_dp poisson_rdp product_rate shuffling
+
 VENV := .venv
 BENCH_VENV := .venv-bench
 PY := $(VENV)/bin/python
@@ -25,7 +27,7 @@ PYTHON_CHECK := import sys; sys.exit(sys.version_info < (3, 11) and \
 
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
-.PHONY: help env demo test test-all lint format bench bench-training clean
+.PHONY: help env demo test test-all lint format bench bench-training figures clean
 
 help:
 	@echo "make demo      train a few-shot classifier privately, stop at the target epsilon"
@@ -34,6 +36,7 @@ help:
 	@echo "make lint      format, lint and types"
 	@echo "make format    apply the formatter and the linter's safe repairs"
 	@echo "make bench     speed against other accountants"
+	@echo "make figures   the figures and tables of the amplification results again"
 	@echo "make bench-training  speed of a private training step against PyTorch"
 
 env: $(VENV)/.stamp
@@ -70,6 +73,13 @@ lint: $(VENV)/.stamp
 format: $(VENV)/.stamp
 	$(PY) -m ruff check --fix .
 	$(PY) -m ruff format .
+
+figures: $(VENV)/.stamp
+	@mkdir -p docs/images docs/tables
+	@for name in $(FIGURES); do \
+	  $(PY) experiments/$$name.py --out results/$$name && \
+	  cp results/$$name/$$name.png docs/images/ && \
+	  cp results/$$name/$$name.json docs/tables/ || exit 1; done
 
 bench: $(BENCH_VENV)/.stamp
 	$(BENCH_PY) experiments/benchmarks/accountant.py

@@ -1,12 +1,14 @@
 """Differential-privacy accounting for episodic training, in JAX."""
 
-from jaxdp_episodic.accounting.answers import delta, epsilon, rdp
+from jaxdp_episodic.accounting.answers import EpsilonInfo, delta, epsilon, rdp
 from jaxdp_episodic.accounting.calibration import (
     calibrate_noise_multiplier,
     calibrate_num_steps,
     calibrate_rate,
 )
 from jaxdp_episodic.accounting.dp_event import from_dp_event
+from jaxdp_episodic.accounting.gradients import epsilon_and_gradient
+from jaxdp_episodic.accounting.intervals import delta_interval, epsilon_interval
 from jaxdp_episodic.accounting.privacy_statement import PrivacyReport
 from jaxdp_episodic.accounting.profile import privacy_profile
 from jaxdp_episodic.accounting.report import privacy_report
@@ -30,6 +32,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "ComposedSteps",
+    "EpsilonInfo",
     "GaussianStep",
     "GroupedClasses",
     "IndependentEpisodes",
@@ -44,7 +47,10 @@ __all__ = [
     "calibrate_rate",
     "compose",
     "delta",
+    "delta_interval",
     "epsilon",
+    "epsilon_and_gradient",
+    "epsilon_interval",
     "from_dp_event",
     "gdp_mu",
     "inclusion_rates",

@@ -9,6 +9,7 @@ os.environ.setdefault("JAX_NUMPY_DTYPE_PROMOTION", "strict")
 import hypothesis
 import jax
 import pytest
+from jax.experimental.compilation_cache import compilation_cache
 
 hypothesis.settings.register_profile("project", derandomize=True, deadline=None)
 hypothesis.settings.load_profile("project")
@@ -20,6 +21,22 @@ def _x64_flag_is_left_alone():
     before = _x64_flag()
     yield
     assert _x64_flag() == before
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _compile_once(tmp_path_factory):
+    """What is compiled is kept for the session, and for the other processes of it."""
+    folder = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        folder = folder.parent  # that of all workers
+    limit = "jax_persistent_cache_min_compile_time_secs"
+    before = getattr(jax.config, limit)
+    jax.config.update(limit, 0.2)
+    compilation_cache.set_cache_dir(str(folder / "compiled"))
+    yield
+    compilation_cache.reset_cache()
+    jax.config.update("jax_compilation_cache_dir", None)
+    jax.config.update(limit, before)
 
 
 def _x64_flag() -> bool:

@@ -63,7 +63,10 @@ def import_faults(sources: dict[str, str]) -> list[str]:
             for target in _targets(node, sources):
                 where = f"{module}:{getattr(node, 'lineno', 0)}"
                 # The command line alone imports late: Flax would slow every question.
-                if node not in tree.body and (module, _top(target)) != CLI_IMPORTS_LATE:
+                if (
+                    node not in tree.body
+                    and (_top(module), _top(target)) != CLI_IMPORTS_LATE
+                ):
                     faults.append(f"{where}: delayed or conditional import of {target}")
                 if target not in sources:
                     faults.append(f"{where}: {target or 'the top door'} is no module")

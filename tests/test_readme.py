@@ -12,6 +12,8 @@ README = (ROOT / "README.md").read_text(encoding="utf-8")
 PAGES = [
     "README.md",
     "CONTRIBUTING.md",
+    "docs/amplification.md",
+    "docs/sweep.md",
     "docs/theory.md",
     "docs/training.md",
     "experiments/README.md",

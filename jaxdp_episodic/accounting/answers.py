@@ -3,18 +3,34 @@
 from __future__ import annotations
 
 import warnings
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from jaxdp_episodic import _validation
+from jaxdp_episodic.accounting import worst_path
 from jaxdp_episodic.accounting.evaluation import evaluate
-from jaxdp_episodic.accounting.path_rows import take_paths, undominated_paths
 from jaxdp_episodic.accounting.resolution import DominatingPair, resolve
 from jaxdp_episodic.accounting.step import ComposedSteps, GaussianStep
 
 METHODS = ("exact", "pld", "rdp")
 DIRECTIONS = ("forward", "backward", "both")
+
+
+class EpsilonInfo(NamedTuple):
+    """What is known about an epsilon or a delta; fields of its shape.
+
+    Attributes:
+      error: of "exact", an estimate of the error, of epsilon in nats, of delta
+        relative; where ``is_certified_bound``, the width of the certified interval
+        whose upper end was returned; of "rdp" ``inf``, as it is a bound of unknown
+        tightness.
+      is_certified_bound: whether the value is the upper end of a certified interval
+        ("pld", and "exact" where its error estimate was above 1e-6 relative).
+    """
+
+    error: np.ndarray | np.float64
+    is_certified_bound: np.ndarray | np.bool_
 
 
 def rdp(
@@ -45,7 +61,7 @@ def rdp(
     Gaussian and the fact that its forward direction is the larger (Theorem 5); Sason
     and Verdú (2016), arXiv:1508.00335, for the other profiles.
     """
-    _check_step(step)
+    check_step(step)
     orders = _validation.order_array("orders", orders)
     _validation.choice("direction", direction, DIRECTIONS)
     pairs, counts = resolve(step, np.asarray(1))
@@ -68,41 +84,61 @@ def epsilon(
     *,
     delta: Any,
     num_steps: Any = None,
-    method: str = "rdp",
+    method: str = "exact",
     orders: Any = None,
-) -> np.ndarray | np.float64:
+    return_info: bool = False,
+) -> Any:
     """Returns epsilon of ``num_steps`` steps at the given delta.
 
-    An *upper bound*: Rényi-DP of the dominating pair, converted at the best real order
-    (Canonne, Kamath, Steinke 2020, arXiv:2004.00010, Proposition 12). The order is
-    searched without ends, so it never sticks to a grid; the search can only err
-    upwards. With a `Population` it is the worst path's.
+    With a `Population` it is the worst path's. The methods:
+
+    * "rdp", an *upper bound*: Rényi-DP of the dominating pair, converted at the best
+      real order (Canonne, Kamath, Steinke 2020, arXiv:2004.00010, Proposition 12).
+      The order is searched without ends, so it never sticks to a grid; the search can
+      only err upwards.
+    * "exact": the true epsilon of the composed dominating pair, to a relative error
+      of 1e-6 or better, by a contour integral whose cost does not grow with the number
+      of steps (docs/theory.md, "Exact"); where that is not reached, the certified
+      upper end of "pld". The info says which.
+    * "pld": the upper end of `epsilon_interval`, a certified *upper bound*.
 
     Args:
       step: the step, or a run made by `compose`.
       delta: in (0, 1).
       num_steps: whole number >= 0; None for a composed run, which has its own counts.
-      method: "rdp". "pld" (certified) and "exact" are not there yet.
-      orders: use only these orders (1-d, not empty) instead of the search. If the
-        best of them is the first or last, a warning says that the grid is too short.
+      method: "rdp", "exact" or "pld".
+      orders: with "rdp", use only these orders (1-d, not empty) instead of the search.
+        If the best of them is the first or last, a warning says that the grid is too
+        short.
+      return_info: also return an `EpsilonInfo`; not with ``orders``.
 
     Returns:
       float64 nats of the broadcast shape of step, ``delta`` and ``num_steps``;
-      ``inf`` without noise, 0 where nothing is drawn or no step taken.
+      ``inf`` without noise, 0 where nothing is drawn or no step taken. With
+      ``return_info`` the pair ``(epsilon, info)``.
 
     Raises:
       TypeError: an argument of the wrong type.
-      ValueError: a value out of range, or ``num_steps`` given twice or not at all.
-      NotImplementedError: a method that is not there yet.
+      ValueError: a value out of range, ``num_steps`` given twice or not at all, or
+        ``orders`` with another method than "rdp".
     """
-    _check_step(step)
+    check_step(step)
     check_method(method)
     delta = _validation.open_unit_array("delta", delta)
     _warn_about_delta(step, delta)
-    pairs, counts, shape = _run(step, num_steps, delta=delta)
+    pairs, counts, shape = composed_run(step, num_steps, delta=delta)
     if orders is not None:
+        if method != "rdp" or return_info:
+            raise ValueError(
+                "orders must be None with another method than 'rdp' and with "
+                f"return_info, got method={method!r}, return_info={return_info!r}"
+            )
         return _epsilon_on_grid(pairs, counts, delta, orders, shape)
-    return _scalar_or_array(worst_epsilon(pairs, counts, delta, shape))
+    answer = worst_path.worst("epsilon", np.log(delta), pairs, counts, method)
+    value, error, certified = (
+        _scalar_or_array(np.broadcast_to(field, shape)) for field in answer
+    )
+    return (value, EpsilonInfo(error, certified)) if return_info else value
 
 
 def delta(
@@ -110,38 +146,42 @@ def delta(
     *,
     epsilon: Any,
     num_steps: Any = None,
-    method: str = "rdp",
-) -> np.ndarray | np.float64:
+    method: str = "exact",
+    return_info: bool = False,
+) -> Any:
     """Returns delta of ``num_steps`` steps at the given epsilon.
 
-    An *upper bound*, as `epsilon`: the same conversion read the other way, at the order
-    that is best for it.
+    The methods are those of `epsilon`; with "rdp" the same conversion is read the
+    other way, at the order that is best for it.
 
     Args:
       step: the step, or a run made by `compose`.
       epsilon: >= 0 and finite, nats.
       num_steps: whole number >= 0; None for a composed run.
-      method: "rdp". "pld" (certified) and "exact" are not there yet.
+      method: "rdp", "exact" or "pld".
+      return_info: also return an `EpsilonInfo`.
 
     Returns:
-      float64 in [0, 1] of the broadcast shape; 1 without noise.
+      float64 in [0, 1] of the broadcast shape; 1 without noise. With ``return_info``
+      the pair ``(delta, info)``.
 
     Raises:
       TypeError: an argument of the wrong type.
       ValueError: a value out of range, or ``num_steps`` given twice or not at all.
-      NotImplementedError: a method that is not there yet.
     """
-    _check_step(step)
+    check_step(step)
     check_method(method)
     target = _validation.nonnegative_array("epsilon", epsilon)
     if np.isinf(target).any():
         raise ValueError(f"epsilon must be finite, got {epsilon!r}")
-    pairs, counts, shape = _run(step, num_steps, epsilon=target)
-    pairs = take_paths(pairs, undominated_paths(pairs))
-    log_delta, _ = evaluate("best_log_delta", target[..., None], pairs, counts)
-    worst = np.broadcast_to(log_delta.max(axis=-1), shape)
+    pairs, counts, shape = composed_run(step, num_steps, epsilon=target)
+    answer = worst_path.worst("log_delta", target, pairs, counts, method)
+    log_delta, error, certified = (np.broadcast_to(a, shape) for a in answer)
     # exp rounds to the nearest: one ulp up keeps the bound.
-    return _scalar_or_array(np.minimum(np.nextafter(np.exp(worst), 2.0), 1.0))
+    value = np.minimum(np.nextafter(np.exp(log_delta), 2.0), 1.0)
+    info = EpsilonInfo(_scalar_or_array(error), _scalar_or_array(certified))
+    value = _scalar_or_array(value)
+    return (value, info) if return_info else value
 
 
 def worst_epsilon(
@@ -149,23 +189,20 @@ def worst_epsilon(
     counts: tuple[np.ndarray, ...],
     delta: np.ndarray,
     shape: tuple[int, ...],
+    *,
+    method: str,
 ) -> np.ndarray:
-    """Epsilon by Rényi-DP: each path composed first, the largest taken last."""
-    pairs = take_paths(pairs, undominated_paths(pairs))
-    value, _ = evaluate("best_epsilon", np.log(delta)[..., None], pairs, counts)
-    return np.broadcast_to(value.max(axis=-1), shape)
+    """Epsilon of the worst path: each path composed first, the largest taken last."""
+    value = worst_path.worst("epsilon", np.log(delta), pairs, counts, method).value
+    return np.broadcast_to(value, shape)
 
 
 def check_method(method: str) -> None:
-    """Refuses methods that do not exist, and those that do not exist yet."""
+    """Refuses methods that do not exist."""
     _validation.choice("method", method, METHODS)
-    if method != "rdp":
-        raise NotImplementedError(
-            f"method={method!r} is not implemented yet; available: 'rdp'"
-        )
 
 
-def _run(
+def composed_run(
     step: GaussianStep | ComposedSteps, num_steps: Any, **targets: np.ndarray
 ) -> tuple[tuple[DominatingPair, ...], tuple[np.ndarray, ...], tuple[int, ...]]:
     """The pairs and counts of a run, and the shape of the answer."""
@@ -222,7 +259,8 @@ def _epsilon_on_grid(
     return _scalar_or_array(np.broadcast_to(result.max(axis=-1), shape))
 
 
-def _check_step(step: Any) -> None:
+def check_step(step: Any) -> None:
+    """Refuses what is neither a step nor a composed run."""
     if not isinstance(step, GaussianStep | ComposedSteps):
         raise TypeError(f"step must be a GaussianStep or a composed run, got {step!r}")
 
@@ -244,5 +282,5 @@ def _zeros(shape: tuple[int, ...], *more: int) -> np.ndarray:
     return np.zeros((*shape, *more))
 
 
-def _scalar_or_array(values: np.ndarray) -> np.ndarray | np.float64:
-    return np.float64(values) if np.ndim(values) == 0 else np.array(values)
+def _scalar_or_array(values: np.ndarray) -> Any:
+    return values[()] if np.ndim(values) == 0 else np.array(values)

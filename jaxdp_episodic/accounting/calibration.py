@@ -12,9 +12,10 @@ from typing import Any
 import numpy as np
 
 from jaxdp_episodic import _validation
-from jaxdp_episodic.accounting.answers import check_method, worst_epsilon
+from jaxdp_episodic.accounting.answers import check_method
 from jaxdp_episodic.accounting.resolution import DominatingPair, dominating_pair
 from jaxdp_episodic.accounting.step import GaussianStep, Sampling
+from jaxdp_episodic.accounting.worst_path import worst
 from jaxdp_episodic.numerics.roots import largest_within
 from jaxdp_episodic.sampling.designs import (
     CLASS,
@@ -46,7 +47,7 @@ def calibrate_noise_multiplier(
     neighboring_relation: str = "add_remove",
     population: Population | None = None,
     small_units: str | None = None,
-    method: str = "rdp",
+    method: str = "exact",
 ) -> np.ndarray | np.float64:
     """Returns the smallest noise multiplier that keeps epsilon within the target.
 
@@ -70,7 +71,7 @@ def calibrate_noise_multiplier(
     Raises:
       TypeError: an argument of the wrong type.
       ValueError: a value out of range.
-      NotImplementedError: a method or combination that is not covered.
+      NotImplementedError: a combination that is not covered.
     """
     check_method(method)
     step = GaussianStep(
@@ -82,7 +83,7 @@ def calibrate_noise_multiplier(
         population=population,
         small_units=small_units,
     )
-    run = _Targets(step, epsilon, delta, num_steps)
+    run = _Targets(step, epsilon, delta, num_steps, method)
 
     def excess(inverse_noise: np.ndarray, active: np.ndarray) -> np.ndarray:
         return run.excess(active, noise_multiplier=1 / inverse_noise)
@@ -101,7 +102,7 @@ def calibrate_noise_multiplier(
 
 
 def calibrate_num_steps(
-    step: GaussianStep, *, epsilon: Any, delta: Any, method: str = "rdp"
+    step: GaussianStep, *, epsilon: Any, delta: Any, method: str = "exact"
 ) -> np.ndarray | np.int64:
     """Returns the largest number of steps that stays within the target epsilon.
 
@@ -118,11 +119,10 @@ def calibrate_num_steps(
     Raises:
       TypeError: an argument of the wrong type.
       ValueError: a value out of range.
-      NotImplementedError: a method that is not covered.
     """
     check_method(method)
     _check_is_step(step)
-    run = _Targets(step, epsilon, delta, 1)
+    run = _Targets(step, epsilon, delta, 1, method)
 
     def excess(count: np.ndarray, active: np.ndarray) -> np.ndarray:
         return run.excess(active, num_steps=count)
@@ -143,7 +143,7 @@ def calibrate_rate(
     epsilon: Any,
     delta: Any,
     num_steps: Any,
-    method: str = "rdp",
+    method: str = "exact",
 ) -> np.ndarray | np.float64 | np.int64:
     """Returns the largest rate of one level that keeps epsilon within the target.
 
@@ -164,14 +164,13 @@ def calibrate_rate(
     Raises:
       TypeError: an argument of the wrong type.
       ValueError: a value out of range, an unknown level, or one that is not drawn.
-      NotImplementedError: a method that is not covered.
     """
     check_method(method)
     _check_is_step(step)
     scheme = _scheme_of(step, level)
     smallest = _smallest_size(step, level)
     one = dataclasses.replace(step, sampling=_with_rate(step, level, smallest))
-    run = _Targets(one, epsilon, delta, num_steps)
+    run = _Targets(one, epsilon, delta, num_steps, method)
     everywhere = np.arange(run.size)
     all_rates = np.full(run.size, np.max(smallest, initial=1), np.float64)
 
@@ -205,7 +204,12 @@ class _Targets:
     """The targets of one calibration, flattened, and the run they are about."""
 
     def __init__(
-        self, step: GaussianStep, epsilon: Any, delta: Any, num_steps: Any
+        self,
+        step: GaussianStep,
+        epsilon: Any,
+        delta: Any,
+        num_steps: Any,
+        method: str,
     ) -> None:
         targets = {
             "epsilon": _validation.positive_array("epsilon", epsilon),
@@ -219,7 +223,7 @@ class _Targets:
         flat = {k: self._flat(v.astype(np.float64)) for k, v in targets.items()}
         self.epsilon, self.delta = flat["epsilon"], flat["delta"]
         self.num_steps = flat["num_steps"]
-        self.pair = dominating_pair(step)
+        self.pair, self.method = dominating_pair(step), method
 
     def excess(
         self,
@@ -234,9 +238,12 @@ class _Targets:
         if noise_multiplier is not None:
             pair = pair.with_noise_multiplier(noise_multiplier)
         steps = self.num_steps[active] if num_steps is None else num_steps
-        value = worst_epsilon(
-            (pair,), (steps[:, None],), self.delta[active], (len(active),)
-        )
+        log_delta = np.log(self.delta[active])
+        answer = worst("epsilon", log_delta, (pair,), (steps[:, None],), self.method)
+        value = answer.value
+        if self.method == "exact":
+            # What is only known up to an error counts as that much larger.
+            value = value + np.where(answer.is_certified, 0.0, answer.error)
         with np.errstate(divide="ignore"):
             return np.log(value) - np.log(self.epsilon[active])
 

@@ -61,7 +61,7 @@ def plot_curve(
     path: str | Path,
     *,
     num_steps: Any = None,
-    method: str = "rdp",
+    method: str = "exact",
 ) -> PrivacyCurve:
     """Draws delta against epsilon, and what an attacker can reach; returns the numbers.
 

@@ -126,6 +126,8 @@ def _answer(
     if chosen.size:
         part = _of_many_steps(quantity, problem.take(chosen))
         value[chosen], error[chosen], certified[chosen] = part
+    if quantity == "epsilon":
+        value = np.maximum(value, 0.0)
     return ExactAnswer(*(a.reshape(shape) for a in (value, error, certified)))
 
 

@@ -38,6 +38,8 @@ _QUANTILES = {
 }
 # Beyond so many different pairs, rates of the single units are rounded up.
 _MOST_PAIRS = 8192
+# Paths that are evaluated by a method that takes milliseconds for each.
+_MOST_EXACT = 512
 
 
 def privacy_report(
@@ -45,7 +47,7 @@ def privacy_report(
     *,
     delta: Any,
     num_steps: Any = None,
-    method: str = "rdp",
+    method: str = "exact",
     per_unit: bool = False,
 ) -> PrivacyReport:
     """Returns what a run costs at every level, over all units, and what it rests on.
@@ -62,7 +64,8 @@ def privacy_report(
       step: the step, or a run made by `compose`.
       delta: in (0, 1), one number; the same at every level.
       num_steps: whole number >= 0; None for a composed run, which has its own counts.
-      method: how epsilon is computed; see `epsilon`.
+      method: how epsilon is computed; see `epsilon`. With more than
+        ``512`` distinct paths those that are not the worst are bounded by "rdp".
       per_unit: also give the epsilon of each protected unit; needs a `Population`.
 
     Raises:
@@ -70,7 +73,6 @@ def privacy_report(
       ValueError: a value out of range, a field that is an array, ``num_steps`` given
         twice or not at all, ``per_unit`` without a `Population`, or a privacy unit
         whose contributions have no public bound.
-      NotImplementedError: a method that is not there yet.
     """
     check_method(method)
     run = _single_run(step, num_steps)
@@ -82,8 +84,8 @@ def privacy_report(
     if per_unit and _tree_step(run) is None:
         raise ValueError("per_unit=True needs a step with a Population, got none")
     pairs, counts = resolve(run, None)
-    worst = _worst_path(run, pairs, counts, target)
-    by_level, level_runs = _by_level(run, target, worst.epsilon)
+    worst = _worst_path(run, pairs, counts, target, method)
+    by_level, level_runs = _by_level(run, target, worst.epsilon, method)
     first = run.steps[0]
     return PrivacyReport(
         privacy_unit=str(first.privacy_unit),
@@ -98,7 +100,7 @@ def privacy_report(
         worst_path=worst,
         warnings=warnings_of(run, level_runs, by_level, float(target)),
         preconditions=preconditions_of(run),
-        distribution=_distribution(run, pairs, counts, target, worst, per_unit),
+        distribution=_distribution(run, pairs, counts, target, worst, per_unit, method),
     )
 
 
@@ -127,22 +129,48 @@ def _single_run(step: Any, num_steps: Any) -> ComposedSteps:
 
 
 def _path_epsilons(
-    pairs: Pairs, counts: tuple[np.ndarray, ...], delta: np.ndarray
+    pairs: Pairs, counts: tuple[np.ndarray, ...], delta: np.ndarray, method: str
 ) -> np.ndarray:
     """(P,) epsilon of each path: paths take the place of settings."""
     settings = tuple(
         DominatingPair(pair.kind, *(field.reshape(-1, 1) for field in pair[1:]))
         for pair in pairs
     )
-    return worst_epsilon(settings, counts, delta, (path_rows.num_paths(pairs),))
+    shape = (path_rows.num_paths(pairs),)
+    bounds = worst_epsilon(settings, counts, delta, shape, method="rdp")
+    if method == "rdp":
+        return bounds
+    # The worst one is found exactly, and as many of the others as is quick.
+    values = np.array(bounds)
+    asked = np.zeros(shape, bool)
+    while True:
+        order = np.argsort(-values, kind="stable")
+        next_ = order[~asked[order]][:_MOST_EXACT]
+        if next_.size == 0 or values[next_[0]] <= values[asked].max(initial=-np.inf):
+            return values
+        rows = tuple(
+            DominatingPair(pair.kind, *(_taken(field, next_) for field in pair[1:]))
+            for pair in settings
+        )
+        values[next_] = worst_epsilon(rows, counts, delta, next_.shape, method=method)
+        asked[next_] = True
+
+
+def _taken(field: np.ndarray, index: np.ndarray) -> np.ndarray:
+    """Some rows; an axis of length 1 stands for all."""
+    return field if len(field) == 1 else field[index]
 
 
 def _worst_path(
-    run: ComposedSteps, pairs: Pairs, counts: tuple[np.ndarray, ...], delta: np.ndarray
+    run: ComposedSteps,
+    pairs: Pairs,
+    counts: tuple[np.ndarray, ...],
+    delta: np.ndarray,
+    method: str,
 ) -> WorstPath:
     """Finds and describes the costliest path; of equal ones, that of most units."""
     front = path_rows.undominated_paths(pairs)
-    epsilons = _path_epsilons(path_rows.take_paths(pairs, front), counts, delta)
+    epsilons = _path_epsilons(path_rows.take_paths(pairs, front), counts, delta, method)
     step = _tree_step(run)
     multiplicity = np.ones(1, np.int64) if step is None else _units(step)
     equal = path_rows.equal_paths(pairs, int(front[np.argmax(epsilons)]))
@@ -180,7 +208,7 @@ def _named_units(step: GaussianStep, place: int) -> dict[str, Any]:
 
 
 def _by_level(
-    run: ComposedSteps, delta: np.ndarray, worst: float
+    run: ComposedSteps, delta: np.ndarray, worst: float, method: str
 ) -> tuple[dict[str, float | str], dict[str, ComposedSteps]]:
     """Epsilon with each level as the privacy unit, or why there is none."""
     values: dict[str, float | str] = {}
@@ -199,7 +227,7 @@ def _by_level(
             values[level] = str(error)
             continue
         front = path_rows.take_paths(pairs, path_rows.undominated_paths(pairs))
-        values[level] = float(_path_epsilons(front, counts, delta).max())
+        values[level] = float(_path_epsilons(front, counts, delta, method).max())
     return values, runs
 
 
@@ -210,6 +238,7 @@ def _distribution(
     delta: np.ndarray,
     worst: WorstPath,
     per_unit: bool,
+    method: str,
 ) -> UnitDistribution | None:
     """Rates and epsilons over the units of the tree, if there is one."""
     step = _tree_step(run)
@@ -217,7 +246,8 @@ def _distribution(
         return None
     fewer, place, rounding = path_rows.rounded_up(pairs, _MOST_PAIRS)
     # The worst path's epsilon bounds every path's, also where rounding went above it.
-    epsilons = np.minimum(_path_epsilons(fewer, counts, delta)[place], worst.epsilon)
+    epsilons = _path_epsilons(fewer, counts, delta, method)[place]
+    epsilons = np.minimum(epsilons, worst.epsilon)
     units = _units(step)
     inclusion = np.broadcast_to(_inclusion_rates(run), units.shape)
     return UnitDistribution(

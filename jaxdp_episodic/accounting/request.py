@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Self
@@ -40,7 +41,6 @@ class EpsilonRequest(Spec):
     Raises:
       TypeError: a field of the wrong type.
       ValueError: a value out of range, or both or neither of delta and epsilon.
-      NotImplementedError: a method that is not there yet.
     """
 
     nested_specs: ClassVar[Mapping[str, tuple[type, ...]]] = {
@@ -51,7 +51,7 @@ class EpsilonRequest(Spec):
     num_steps: ArrayLike | None = None
     delta: ArrayLike | None = None
     epsilon: ArrayLike | None = None
-    method: str = "rdp"
+    method: str = "exact"
 
     def __post_init__(self) -> None:
         check_method(self.method)
@@ -92,12 +92,24 @@ class EpsilonRequest(Spec):
     def answer(self) -> np.ndarray | np.float64:
         """Returns the epsilon or delta asked for, of the request's shape.
 
-        An *upper bound*; see `jaxdp_episodic.epsilon` and `jaxdp_episodic.delta`.
+        As exact as the method; see `jaxdp_episodic.epsilon` and `jaxdp_episodic.delta`.
+        A warning says how many exact answers are certified upper bounds instead.
         """
-        run = {"num_steps": self.num_steps, "method": self.method}
+        run: dict[str, Any] = {"num_steps": self.num_steps, "method": self.method}
         if self.epsilon is None:
-            return epsilon(self.step, delta=self.delta, **run)
-        return delta(self.step, epsilon=self.epsilon, **run)
+            value, info = epsilon(self.step, delta=self.delta, return_info=True, **run)
+        else:
+            value, info = delta(
+                self.step, epsilon=self.epsilon, return_info=True, **run
+            )
+        bounds = int(np.sum(info.is_certified_bound))
+        if self.method == "exact" and bounds:
+            warnings.warn(
+                f"{bounds:,} of {np.size(value):,} answers could not be computed "
+                "exactly and are certified upper bounds",
+                stacklevel=2,
+            )
+        return value
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -122,7 +134,6 @@ class CalibrationRequest(Spec):
       TypeError: a field of the wrong type.
       ValueError: a value out of range, an unknown level, a field that is missing or
         superfluous for what is sought.
-      NotImplementedError: a method that is not there yet.
     """
 
     nested_specs: ClassVar[Mapping[str, tuple[type, ...]]] = {"step": (GaussianStep,)}
@@ -133,7 +144,7 @@ class CalibrationRequest(Spec):
     delta: ArrayLike
     num_steps: ArrayLike | None = None
     level: str | None = None
-    method: str = "rdp"
+    method: str = "exact"
 
     def __post_init__(self) -> None:
         check_method(self.method)

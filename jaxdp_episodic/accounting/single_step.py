@@ -85,8 +85,9 @@ def _epsilon_of_profile(
         return jnp.where(above, middle, low), jnp.where(above, high, middle)
 
     high = jax.lax.fori_loop(0, 40, widen, jnp.full_like(log_delta, 1e-12))
+    # Asked before the bisection, whose end may lie above the target by a rounding.
+    unreached = excess(high) > 0
     bracket = (jnp.zeros_like(high), high)
     _, high = jax.lax.fori_loop(0, _BISECTIONS, halve, bracket)
-    unreached = excess(high) > 0
     at_zero = excess(jnp.zeros_like(high)) <= 0
     return jnp.where(at_zero, 0.0, jnp.where(unreached, jnp.inf, high))

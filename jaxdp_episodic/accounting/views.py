@@ -32,7 +32,7 @@ def trade_off(
     *,
     false_positive_rate: Any,
     num_steps: Any = None,
-    method: str = "rdp",
+    method: str = "exact",
 ) -> np.ndarray | np.float64:
     """Returns the smallest false negative rate that an attacker must accept.
 
@@ -73,7 +73,7 @@ def true_positive_rate(
     *,
     false_positive_rate: Any,
     num_steps: Any = None,
-    method: str = "rdp",
+    method: str = "exact",
 ) -> np.ndarray | np.float64:
     """Returns the largest true positive rate of an attacker: ``1 - trade_off``.
 
@@ -87,7 +87,7 @@ def advantage(
     step: GaussianStep | ComposedSteps,
     *,
     num_steps: Any = None,
-    method: str = "rdp",
+    method: str = "exact",
 ) -> np.ndarray | np.float64:
     """Returns the largest true positive rate minus false positive rate.
 
@@ -116,7 +116,7 @@ def gdp_mu(
     step: GaussianStep | ComposedSteps,
     *,
     num_steps: Any = None,
-    method: str = "rdp",
+    method: str = "exact",
     smallest_delta: float = 1e-12,
 ) -> np.ndarray | np.float64:
     """Returns mu such that the run is no easier to attack than N(0, 1) from N(mu, 1).

@@ -88,6 +88,7 @@ def test_gaussian_mechanism_is_inside(steps, noise, epsilon):
     assert upper - lower <= pld.DEFAULT_EPSILON_SHARE * lower
 
 
+@pytest.mark.slow
 def test_two_steps_against_quadrature():
     """delta of two different sampled steps, by the integral over both outputs."""
     (p1, s1), (p2, s2), epsilon = (0.1, 1.0), (0.3, 2.0), 0.7
@@ -114,6 +115,7 @@ def test_two_steps_against_quadrature():
     assert upper - lower <= 1e-3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "rate, noise, steps, delta",
     [(0.01, 1.0, 1000, 1e-6), (0.1, 2.0, 100, 1e-5), (4e-4, 0.5, 10000, 5e-5)],
@@ -187,6 +189,7 @@ def check_random(kind, size, seed):
 
 
 # Each kind compiles its kernels: the others are among the slow tests.
+@pytest.mark.slow
 def test_random_settings():
     assert check_random(SAMPLED, 8, 5) == 1
 
@@ -235,6 +238,7 @@ def test_order_and_splitting_of_steps_do_not_matter():
         assert all(low <= upper and lower <= high for low, high in ends)
 
 
+@pytest.mark.slow
 def test_narrower_ends_lie_within_reach_and_can_be_refused():
     arguments = (pair(SAMPLED, rate=0.01, noise=1.0),), (np.array([1e3]),)
     goal = np.array([math.log(1e-6)])
@@ -290,6 +294,7 @@ def sampled_tails(u, p, s):
         return forward, (tail(-z), (1 - p) * tail(-z) + p * tail(s - z))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("p, s", [(1e-3, 1.25), (0.02, 9.0), (0.5, 1.0)])
 def test_profile_errors_are_within_their_bounds(p, s):
     """Also where ``1 - g (1 - p)`` cancels: the backward losses end at -log(1 - p)."""
@@ -337,6 +342,7 @@ def test_settings_that_lose_nothing_or_everything():
     assert np.array_equal(lower, np.full(4, -np.inf))
 
 
+@pytest.mark.slow
 def test_batch_equals_single():
     settings, steps, log_delta = random_settings(SAMPLED, 6, 11)
     lower, upper = pld.epsilon_bounds(log_delta, (settings,), (steps,))

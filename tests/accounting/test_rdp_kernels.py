@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -11,6 +12,10 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 import jaxdp_episodic as jde
+
+# The bounds by Rényi-DP are what these tests are about.
+rdp_epsilon = functools.partial(jde.epsilon, method="rdp")
+rdp_delta = functools.partial(jde.delta, method="rdp")
 
 # What the search may cost: relative to the best order of the scan, and in nats, where
 # noise of thirty and more puts the best order beyond 1000 and epsilon below 1e-3.
@@ -121,7 +126,7 @@ def scanned(kind: str, runs: Run) -> np.ndarray:
 
 def check_search(kind: str, runs: Run) -> None:
     step = KINDS[kind](runs)
-    found = jde.epsilon(step, num_steps=runs.num_steps, delta=runs.delta)
+    found = rdp_epsilon(step, num_steps=runs.num_steps, delta=runs.delta)
     best = scanned(kind, runs)
     for value, scan, run in zip(found, best, zip(*runs, strict=True), strict=True):
         allowed = scan * (1 + EXCESS) + SMALL
@@ -170,7 +175,7 @@ def test_search_near_jumps(kind, run):
 def test_search_is_not_below_the_scan():
     """A search that returned less than the curve allows would be unsound."""
     runs = random_runs(7, 8, transition=False)
-    found = jde.epsilon(
+    found = rdp_epsilon(
         KINDS["sampled"](runs), num_steps=runs.num_steps, delta=runs.delta
     )
     # The scan ends on a grid, beside the best order: it may be a little above.
@@ -203,7 +208,7 @@ def test_epsilon_grows_with_the_risk(rate, noise, steps, delta, kind, change):
         base._replace(rate=base.rate / factor),
     ]
     stacked = Run(*(np.concatenate(field) for field in zip(base, *less, strict=True)))
-    value, *safer = jde.epsilon(
+    value, *safer = rdp_epsilon(
         KINDS[kind](stacked), num_steps=stacked.num_steps, delta=stacked.delta
     )
     # Each is within the search's excess of the true minimum, which is monotone.
@@ -223,10 +228,10 @@ def test_delta_of_epsilon_is_not_more_than_delta(rate, noise, steps, delta, kind
         num_episodes=2,
     )
     step = KINDS[kind](run)
-    epsilon = jde.epsilon(step, num_steps=run.num_steps, delta=run.delta)
-    back = jde.delta(step, num_steps=run.num_steps, epsilon=epsilon)
+    epsilon = rdp_epsilon(step, num_steps=run.num_steps, delta=run.delta)
+    back = rdp_delta(step, num_steps=run.num_steps, epsilon=epsilon)
     assume(epsilon[0] > 0 and back[0] > 0)
-    again = jde.epsilon(step, num_steps=run.num_steps, delta=back)
+    again = rdp_epsilon(step, num_steps=run.num_steps, delta=back)
     assert again[0] <= epsilon[0] * (1 + 2 * EXCESS)
     # log delta falls by at most (order - 1) times the change of epsilon.
     assert again[0] >= epsilon[0] * (1 - 2 * EXCESS)

@@ -11,7 +11,7 @@ from jaxdp_episodic.accounting import views
 from jaxdp_episodic.accounting.curve_points import curve_points, lower_hull
 from jaxdp_episodic.mechanisms import Gaussian
 
-DEFAULT = "rdp"  # the views' own default method
+DEFAULT = "exact"  # the views' own default method
 ALPHAS = np.concatenate(
     [[0.0], np.geomspace(1e-12, 0.5, 60), 1 - np.geomspace(0.5, 1e-9, 40)[1:], [1.0]]
 )

@@ -1,0 +1,265 @@
+"""Derivatives of epsilon by the implicit-function theorem."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from jaxdp_episodic.accounting import answers
+from jaxdp_episodic.accounting.evaluation import evaluate
+from jaxdp_episodic.accounting.exact import exact_epsilon, exact_log_delta
+from jaxdp_episodic.accounting.gradient_fields import checked_names, directions
+from jaxdp_episodic.accounting.gradient_kernels import (
+    Direction,
+    Directions,
+    Slopes,
+    composed_slopes,
+    single_step_slopes,
+)
+from jaxdp_episodic.accounting.path_rows import take_paths, undominated_paths
+from jaxdp_episodic.accounting.resolution import DominatingPair
+from jaxdp_episodic.accounting.step import ComposedSteps, GaussianStep
+
+# Relative error of epsilon up to which a direction, or a path, is taken to attain it;
+# and the least epsilon that it is relative to.
+_ATTAINED, _SMALLEST_EPSILON = 2e-6, 1e-3
+# What is left out of log(delta) elsewhere (terms of independent episodes).
+_LEFT_OUT = 1e-8
+# Error estimate of log(delta) with which its derivative is known.
+_LARGEST_ERROR = 1e-7
+
+
+def epsilon_and_gradient(
+    step: GaussianStep | ComposedSteps,
+    *,
+    delta: Any,
+    num_steps: Any = None,
+    wrt: tuple[str, ...] = ("noise_multiplier",),
+) -> tuple[Any, dict[str, Any]]:
+    """Returns the exact epsilon and its derivatives by fields of the step.
+
+    By the implicit-function theorem, at fixed delta,
+
+        d eps / d field = (d log delta / d field) / (-d log delta / d eps),
+
+    where both derivatives are of the integral (for one step: of the profile) that
+    `epsilon` with method "exact" solves, on the worst path and in the worse of the two
+    directions. *Exact* up to rounding and quadrature, not differences: relative error
+    about 1e-8 (docs/theory.md, "Exact", for the integral).
+
+    What can be named:
+
+    * "noise_multiplier"; the derivative in nats per unit of it.
+    * "num_steps", treated as a real number: nats per step more. M(z)^T is continued to
+      real T; after very few steps that depends on the contour, and is NaN then.
+    * "LEVEL.sampling_probability" of a Poisson level, "school.sampling_probability".
+    * "LEVEL.size" of a level without replacement, treated as a real number (the rate is
+      size over population; the population stays).
+
+    Of a composed run a name moves all steps that have the field, by the same amount;
+    with an index, "noise_multiplier[0]", "num_steps[1]", it moves one step's only.
+    Levels below the privacy unit have no rate and cannot be named, nor can the number
+    of independent episodes.
+
+    The derivative is *NaN*, never a wrong number, where it is not known: where epsilon
+    is ``inf`` or only a certified bound (`EpsilonInfo.is_certified_bound`), where the
+    integral's error estimate is above 1e-7 or two contours disagree by 1e-6, where a
+    rate is at an end (a probability of 0 or 1, a size equal to the population), and
+    where epsilon is 0 but delta is reached there. It is 0 where epsilon 0 needs less
+    than delta. Where two paths or directions are equally bad epsilon has a kink; the
+    derivative is that of one.
+
+    Args:
+      step: the step, or a run made by `compose`.
+      delta: in (0, 1).
+      num_steps: whole number >= 0; None for a composed run, which has its own counts.
+      wrt: names of fields.
+
+    Returns:
+      ``(epsilon, gradient)``: float64 nats of the broadcast shape of step, ``delta``
+      and ``num_steps``, and for every name in ``wrt`` the derivative, of that shape.
+
+    Raises:
+      TypeError: an argument of the wrong type.
+      ValueError: a value out of range, ``num_steps`` given twice or not at all, or a
+        name that the step does not have.
+    """
+    answers.check_step(step)
+    names = checked_names(wrt, step)
+    value, info = answers.epsilon(
+        step, delta=delta, num_steps=num_steps, return_info=True
+    )
+    log_delta = np.log(np.asarray(delta, np.float64))
+    pairs, counts, shape = answers.composed_run(step, num_steps, delta=log_delta)
+    paths = undominated_paths(pairs)
+    moved = [
+        tuple(_on_paths(d, paths) for d in directions(name, step)) for name in names
+    ]
+    run = _Run(log_delta[..., None], take_paths(pairs, paths), counts, moved)
+    rows = run.gradient(
+        shape,
+        np.reshape(value, -1),
+        np.reshape(info.is_certified_bound, -1),
+    )
+    gradient = {
+        name: row.reshape(shape)[()] for name, row in zip(names, rows, strict=True)
+    }
+    return value, gradient
+
+
+def _on_paths(direction: Direction, paths: np.ndarray) -> Direction:
+    return Direction(*(f if f.shape[-1] == 1 else f[..., paths] for f in direction))
+
+
+class _Rows(NamedTuple):
+    """Settings with one path each; arrays (n,)."""
+
+    log_delta: np.ndarray
+    pairs: tuple[DominatingPair, ...]
+    counts: tuple[np.ndarray, ...]
+    moved: list[Directions]
+
+
+class _Run(NamedTuple):
+    """A run at every setting and path: the last axis of every array."""
+
+    log_delta: np.ndarray
+    pairs: tuple[DominatingPair, ...]
+    counts: tuple[np.ndarray, ...]
+    moved: list[Directions]
+
+    def gradient(
+        self, shape: tuple[int, ...], epsilon: np.ndarray, certified: np.ndarray
+    ) -> np.ndarray:
+        """(names, n) derivatives, from epsilon and whether it is only a bound."""
+        result = np.full((len(self.moved), epsilon.size), np.nan)
+        result[:, self._certainly_zero(shape, epsilon)] = 0.0
+        index = np.flatnonzero((epsilon > 0) & np.isfinite(epsilon) & ~certified)
+        if index.size and self.moved:
+            path = self._worst_paths(shape, index, epsilon[index])
+            rows = self._take(shape, index, path)
+            result[:, index] = _of_rows(epsilon[index], rows)
+        return result
+
+    def _certainly_zero(
+        self, shape: tuple[int, ...], epsilon: np.ndarray
+    ) -> np.ndarray:
+        """Indices of the settings where epsilon is 0 and delta is not even reached."""
+        index = np.flatnonzero(epsilon <= 0)
+        if index.size == 0:
+            return index
+        num_paths = max(pair.shape[-1] for pair in self.pairs)
+        rows = self._take(shape, index[:, None], np.arange(num_paths)[None])
+        at_zero = exact_log_delta(np.zeros(()), rows.pairs, rows.counts).value
+        return index[(at_zero < rows.log_delta).all(axis=-1)]
+
+    def _worst_paths(
+        self, shape: tuple[int, ...], index: np.ndarray, epsilon: np.ndarray
+    ) -> np.ndarray:
+        """The path of each setting that attains its epsilon."""
+        worst = np.zeros(index.size, np.int64)
+        num_paths = max(pair.shape[-1] for pair in self.pairs)
+        if num_paths == 1:
+            return worst
+        every = self._take(shape, index[:, None], np.arange(num_paths)[None])
+        bound, _ = evaluate("best_epsilon", every.log_delta, every.pairs, every.counts)
+        least = epsilon * (1 - _ATTAINED)
+        row, path = np.nonzero(bound >= least[:, None])
+        some = self._take(shape, index[row], path)
+        values = exact_epsilon(some.log_delta, some.pairs, some.counts).value
+        # Ascending, so that the last one written for a row is the largest.
+        order = np.argsort(values, kind="stable")
+        worst[row[order]] = path[order]
+        return worst
+
+    def _take(
+        self, shape: tuple[int, ...], index: np.ndarray, path: np.ndarray
+    ) -> _Rows:
+        """Settings by their flat index, with a path each; the two broadcast."""
+        num_paths = max(pair.shape[-1] for pair in self.pairs)
+        index, path = np.broadcast_arrays(index, path)
+        place = (*np.unravel_index(index, shape or (1,)), path)
+
+        def take(field: np.ndarray) -> np.ndarray:
+            return np.broadcast_to(field, (*(shape or (1,)), num_paths))[place]
+
+        return _Rows(
+            take(self.log_delta),
+            tuple(DominatingPair(p.kind, *map(take, p[1:])) for p in self.pairs),
+            tuple(map(take, self.counts)),
+            [tuple(Direction(*map(take, d)) for d in each) for each in self.moved],
+        )
+
+
+def _of_rows(epsilon: np.ndarray, rows: _Rows) -> np.ndarray:
+    """(names, n) derivatives where epsilon is positive and finite."""
+    result = np.full((len(rows.moved), epsilon.size), np.nan)
+    single = sum(rows.counts) == 1
+    by_count = [i for i, each in enumerate(rows.moved) if _moves_count(each)]
+    others = [i for i in range(len(rows.moved)) if i not in by_count]
+    every = list(range(len(rows.moved)))
+    # A profile is of one step: by its number only the integral has a derivative.
+    for chosen, names, of_profile in (
+        (single, others, True),
+        (single, by_count, False),
+        (~single, every, False),
+    ):
+        index = np.flatnonzero(chosen)
+        if index.size == 0 or not names:
+            continue
+        part, undefined = _defined(rows, index, names)
+        solve = _by_profile if of_profile else _by_contour
+        slopes = solve(epsilon[index], part)
+        scale = np.maximum(epsilon[index], _SMALLEST_EPSILON) * slopes.slope
+        gap = np.abs(slopes.log_delta - part.log_delta)
+        attained = gap <= _ATTAINED * scale + slopes.error + _LEFT_OUT
+        known = attained & (slopes.error < _LARGEST_ERROR) & ~undefined
+        with np.errstate(divide="ignore", invalid="ignore"):
+            found = slopes.along / slopes.slope
+        result[np.array(names)[:, None], index] = np.where(known, found, np.nan)
+    return result
+
+
+def _moves_count(each: Directions) -> bool:
+    return any(np.any(direction.count) for direction in each)
+
+
+def _defined(
+    rows: _Rows, index: np.ndarray, names: list[int]
+) -> tuple[_Rows, np.ndarray]:
+    """Some settings and names, with 0 for NaN; and where (names, n) there was one."""
+
+    def take(field: np.ndarray) -> np.ndarray:
+        return field[index]
+
+    counts = tuple(map(take, rows.counts))
+    undefined = np.zeros((len(names), index.size), bool)
+    moved = []
+    for bad, name in zip(undefined, names, strict=True):
+        each = [Direction(*map(take, d)) for d in rows.moved[name]]
+        for direction, count in zip(each, counts, strict=True):
+            bad |= np.isnan(np.stack(direction)).any(axis=0) & (count > 0)
+        moved.append(tuple(Direction(*map(np.nan_to_num, d)) for d in each))
+    pairs = tuple(DominatingPair(p.kind, *map(take, p[1:])) for p in rows.pairs)
+    return _Rows(rows.log_delta[index], pairs, counts, moved), undefined
+
+
+def _by_profile(epsilon: np.ndarray, rows: _Rows) -> Slopes:
+    """Where one of the steps is taken once, by that step's profile."""
+    value, error, slope = np.zeros((3, epsilon.size))
+    along = np.zeros((len(rows.moved), epsilon.size))
+    for i, (pair, count) in enumerate(zip(rows.pairs, rows.counts, strict=True)):
+        taken = np.flatnonzero(count == 1)
+        if taken.size == 0:
+            continue
+        one = DominatingPair(pair.kind, *(f[taken] for f in pair[1:]))
+        moved = [Direction(*(f[taken] for f in each[i])) for each in rows.moved]
+        slopes = single_step_slopes(epsilon[taken], one, moved)
+        value[taken], error[taken] = slopes.log_delta, slopes.error
+        slope[taken], along[:, taken] = slopes.slope, slopes.along
+    return Slopes(value, error, slope, along)
+
+
+def _by_contour(epsilon: np.ndarray, rows: _Rows) -> Slopes:
+    return composed_slopes(epsilon, *rows)

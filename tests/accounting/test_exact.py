@@ -1,0 +1,162 @@
+"""Exact epsilon and delta against closed forms, integration and the reference."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from scipy.integrate import quad
+from scipy.stats import norm
+
+import jaxdp_episodic as jde
+
+TABLES = json.loads((Path(__file__).parents[1] / "reference.json").read_text())
+
+
+def poisson_step(probability, noise, relation="add_remove"):
+    sampling = jde.Poisson("example", sampling_probability=probability)
+    return jde.GaussianStep(
+        jde.MultistageSampling(sampling),
+        noise_multiplier=noise,
+        neighboring_relation=relation,
+    )
+
+
+def table_step(row):
+    levels, clip = [], None
+    for i, level in enumerate(row["levels"]):
+        name = f"level{i}"
+        if level["scheme"] == "poisson":
+            levels.append(jde.Poisson(name, sampling_probability=level["rate"]))
+        else:
+            size = round(level["rate"] * 1000)
+            levels.append(jde.WithoutReplacement(name, size=size, population=1000))
+        clip = name if level["clipped"] else clip
+    return jde.GaussianStep(
+        jde.MultistageSampling(*levels),
+        noise_multiplier=row["noise_multiplier"],
+        clip_unit=clip,
+        neighboring_relation=row["neighboring_relation"],
+    )
+
+
+@pytest.mark.parametrize("row", TABLES["multistage_epsilon"])
+def test_every_multistage_row_of_the_reference(row):
+    found, info = jde.epsilon(
+        table_step(row),
+        num_steps=row["num_steps"],
+        delta=row["delta"],
+        method="exact",
+        return_info=True,
+    )
+    assert not info.is_certified_bound
+    assert info.error <= 1e-6 * found
+    assert found == pytest.approx(row["epsilon"], rel=1e-7)
+
+
+@pytest.mark.parametrize("num_steps", [1, 2, 30, 1_000, 10_000_000])
+@pytest.mark.parametrize("mu", [0.1, 1.0, 4.0])
+def test_rate_one_is_the_gaussian_mechanism(num_steps, mu):
+    step = poisson_step(1.0, np.sqrt(num_steps) / mu)
+    epsilon = mu * np.array([0.3, 1.0, 3.0, 5.0]) + mu**2 / 2
+    found = jde.delta(step, num_steps=num_steps, epsilon=epsilon, method="exact")
+    exact = norm.cdf(mu / 2 - epsilon / mu) - np.exp(epsilon) * norm.cdf(
+        -mu / 2 - epsilon / mu
+    )
+    np.testing.assert_allclose(found, exact, rtol=1e-9)
+
+
+def extended(step, epsilon, direction):
+    """The profile at any epsilon: below 0 by the exchanged one."""
+    other = {"forward": "backward", "backward": "forward"}[direction]
+    if epsilon >= 0:
+        return jde.privacy_profile(step, epsilon, direction=direction)
+    back = jde.privacy_profile(step, -epsilon, direction=other)
+    return 1 - np.exp(epsilon) + np.exp(epsilon) * back
+
+
+@pytest.mark.parametrize("direction", ["forward", "backward"])
+def test_two_steps_against_direct_convolution(direction):
+    """``delta_2(eps) = E[delta_1(eps - L)]`` over the loss L of one step."""
+    p, s, epsilon = 0.1, 1.0, 0.8
+    step = poisson_step(p, 1 / s)
+
+    def loss(x):
+        return np.log(1 - p + p * np.exp(s * x - s * s / 2))
+
+    def integrand(x):
+        mixture = (1 - p) * norm.pdf(x) + p * norm.pdf(x, s)
+        density, sign = (mixture, 1) if direction == "forward" else (norm.pdf(x), -1)
+        return density * extended(step, epsilon - sign * loss(x), direction)
+
+    edges = np.linspace(-9, 10, 20)
+    exact = sum(
+        quad(integrand, a, b, epsabs=0, epsrel=1e-10)[0]
+        for a, b in zip(edges[:-1], edges[1:], strict=True)
+    )
+    found = jde.delta(step, num_steps=2, epsilon=epsilon, method="exact")
+    if direction == "forward":
+        np.testing.assert_allclose(found, exact, rtol=1e-7)
+    else:
+        assert found >= exact
+
+
+def test_different_steps_in_one_run():
+    first, second = poisson_step(0.02, 1.0), poisson_step(0.02, 1.0)
+    whole = jde.epsilon(first, num_steps=500, delta=1e-5, method="exact")
+    parts = jde.compose((first, 200), (second, 300))
+    assert jde.epsilon(parts, delta=1e-5, method="exact") == pytest.approx(
+        whole, rel=1e-9
+    )
+
+
+def test_never_above_renyi_and_the_inverse_of_delta():
+    step = poisson_step(np.array([0.002, 0.02, 0.2]), 1.2)
+    exact = jde.epsilon(step, num_steps=800, delta=1e-6, method="exact")
+    bound = jde.epsilon(step, num_steps=800, delta=1e-6)
+    assert np.all(exact <= bound)
+    back = jde.delta(step, num_steps=800, epsilon=exact, method="exact")
+    np.testing.assert_allclose(back, 1e-6, rtol=1e-5)
+
+
+def test_edges():
+    nothing = poisson_step(0.0, 1.0)
+    assert jde.epsilon(nothing, num_steps=10, delta=1e-5, method="exact") == 0
+    bare = poisson_step(0.1, 0.0)
+    assert jde.epsilon(bare, num_steps=10, delta=1e-5, method="exact") == np.inf
+    assert jde.delta(bare, num_steps=10, epsilon=1.0, method="exact") == 1
+    step = poisson_step(0.1, 1.0)
+    assert jde.epsilon(step, num_steps=0, delta=1e-5, method="exact") == 0
+    empty = jde.epsilon(step, num_steps=5, delta=np.zeros((0,)) + 1e-5, method="exact")
+    assert empty.shape == (0,)
+
+
+def test_calibrated_noise_is_enough_and_less_than_by_renyi():
+    sampling = jde.MultistageSampling(jde.Poisson("x", sampling_probability=0.05))
+    target = {"epsilon": 2.0, "delta": 1e-5, "num_steps": 300}
+    noise = jde.calibrate_noise_multiplier(
+        sampling, clip_unit="x", method="exact", **target
+    )
+    more = jde.calibrate_noise_multiplier(sampling, clip_unit="x", **target)
+    assert noise < more
+    spent = jde.epsilon(
+        jde.GaussianStep(sampling, noise_multiplier=noise, clip_unit="x"),
+        num_steps=300,
+        delta=1e-5,
+        method="exact",
+    )
+    assert 2.0 - 1e-6 <= spent <= 2.0
+
+
+def test_one_step_is_the_inverse_of_its_profile_everywhere():
+    """Also where rounding leaves the last point of the search above delta."""
+    noise = np.geomspace(0.5, 5.0, 60)
+    sampling = jde.MultistageSampling(
+        jde.Poisson("school", sampling_probability=0.9),
+        jde.Poisson("pupil", sampling_probability=0.7),
+    )
+    step = jde.GaussianStep(sampling, noise_multiplier=noise, clip_unit="pupil")
+    found = jde.epsilon(step, num_steps=1, delta=1e-6)
+    assert np.all(np.isfinite(found)) and np.all(np.diff(found) < 0)
+    back = jde.privacy_profile(step, found)
+    np.testing.assert_allclose(back, 1e-6, rtol=1e-9)

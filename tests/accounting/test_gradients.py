@@ -1,0 +1,378 @@
+"""Derivatives of epsilon against differences of it and closed forms."""
+
+import numpy as np
+import pytest
+from scipy.optimize import brentq
+from scipy.stats import norm
+
+import jaxdp_episodic as jde
+from jaxdp_episodic.accounting.exact import exact_epsilon
+from jaxdp_episodic.accounting.gradient_fields import field_names
+from jaxdp_episodic.accounting.resolution import resolve
+
+DELTA = 1e-6
+
+
+def poisson(name, probability):
+    return jde.Poisson(name, sampling_probability=probability)
+
+
+def levels(clip_unit, relation="add_remove"):
+    """A step of two or three Poisson levels, from noise and rates."""
+
+    def step(noise, *rates):
+        named = zip(("school", "class", "pupil"), rates, strict=False)
+        return jde.GaussianStep(
+            jde.MultistageSampling(*(poisson(*level) for level in named)),
+            noise_multiplier=noise,
+            clip_unit=clip_unit,
+            neighboring_relation=relation,
+        )
+
+    return step
+
+
+def episodic(noise, *rates):
+    named = zip(("school", "class"), rates, strict=False)
+    sampling = jde.MultistageSampling(*(poisson(*level) for level in named))
+    design = jde.IndependentEpisodes(sampling, num_episodes=5)
+    return jde.GaussianStep(design, noise_multiplier=noise)
+
+
+def grouped(noise, rate):
+    design = jde.GroupedClasses(
+        num_classes=100,
+        ways=5,
+        episodes=poisson("episode", rate),
+        examples=jde.WithoutReplacement("example", size=3, population=20),
+    )
+    return jde.GaussianStep(design, noise_multiplier=noise)
+
+
+def difference(function, x, step=1e-3):
+    """A central difference of fourth order, with a relative step."""
+    h = step * x
+    near, far = function(x + h) - function(x - h), function(x + 2 * h)
+    return (8 * near - (far - function(x - 2 * h))) / (12 * h)
+
+
+def of_steps(step, counts, moved, delta=DELTA):
+    """Epsilon's difference by the number of steps, real numbers, of one step."""
+    pairs, _ = resolve(step, np.asarray(1))
+
+    def epsilon(count):
+        taken = tuple(
+            np.array([float(count if i == moved else c)]) for i, c in enumerate(counts)
+        )
+        return exact_epsilon(np.log([delta]), pairs, taken).value[0]
+
+    return difference(epsilon, counts[moved], 0.01)
+
+
+def epsilon_of_profile(step):
+    def excess(x):
+        return np.log(max(jde.privacy_profile(step, x), 1e-300) / DELTA)
+
+    return brentq(excess, 1e-12, 600.0, xtol=1e-14, rtol=1e-14)
+
+
+def check(make, arguments, num_steps):
+    """All derivatives of a step made from noise and rates."""
+    step = make(*arguments)
+    names = [name for name in field_names(step) if not name.endswith(".size")]
+    value, gradient = jde.epsilon_and_gradient(
+        step, delta=DELTA, num_steps=num_steps, wrt=tuple(names)
+    )
+    assert value == jde.epsilon(step, delta=DELTA, num_steps=num_steps)
+    if value == 0:
+        assert set(gradient.values()) == {0.0}
+        return
+    names.remove("num_steps")
+    assert len(names) == len(arguments)
+    for i, name in enumerate(names):
+
+        def epsilon(x, i=i):
+            moved = make(*arguments[:i], x, *arguments[i + 1 :])
+            if num_steps == 1:
+                return epsilon_of_profile(moved)
+            return jde.epsilon(moved, delta=DELTA, num_steps=num_steps)
+
+        expected = difference(epsilon, arguments[i])
+        np.testing.assert_allclose(gradient[name], expected, rtol=1e-7, err_msg=name)
+    if num_steps > 2:
+        expected = of_steps(step, (num_steps,), 0)
+        np.testing.assert_allclose(gradient["num_steps"], expected, rtol=1e-7)
+    else:
+        # The powers of M have no unique continuation to real exponents.
+        assert not gradient["num_steps"] <= 0
+
+
+@pytest.mark.slow
+def test_sampled_below_an_outer_level():
+    check(levels("class"), (2.0, 0.2, 0.1), 400)
+
+
+KINDS = {
+    "sampled": levels("school"),
+    "sampled below an outer level": levels("class"),
+    "antipodal": levels("school"),
+    "antipodal below an outer level": levels("class"),
+    "antipodal under replace_one": levels("class", "replace_one"),
+    "swapped": levels("step"),
+    "episodes": episodic,
+    "grouped": grouped,
+}
+NUM_RATES = {"sampled": 1, "antipodal below an outer level": 3, "grouped": 1}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("num_steps", [1, 2, 400, 100_000])
+@pytest.mark.parametrize(
+    "arguments", [(2.0, 0.2, 0.1, 0.3), (0.8, 0.9, 0.7, 0.01), (5.0, 1e-3, 0.02, 0.5)]
+)
+def test_every_kind(kind, num_steps, arguments):
+    noise, *rates = arguments
+    check(KINDS[kind], (noise, *rates[: NUM_RATES.get(kind, 2)]), num_steps)
+
+
+def gaussian_epsilon(mu, delta):
+    def excess(x):
+        tail = norm.logcdf(-mu / 2 - x / mu)
+        return norm.cdf(mu / 2 - x / mu) - np.exp(x + tail) - delta
+
+    return brentq(excess, 0.0, 1e3, xtol=1e-14)
+
+
+@pytest.mark.parametrize("num_steps", [1, 100])
+def test_gaussian_mechanism(num_steps):
+    """``delta = Phi(mu/2 - eps/mu) - e^eps Phi(-mu/2 - eps/mu)``, mu = √T / sigma.
+
+    ``d delta / d mu = phi(mu/2 - eps/mu)``, ``d delta / d eps = -e^eps Phi(...)``.
+    """
+    sigma = np.array([0.5, 1.0, 3.0]) * np.sqrt(num_steps)
+    step = jde.GaussianStep(poisson("example", 1.0), noise_multiplier=sigma)
+    value, gradient = jde.epsilon_and_gradient(
+        step, delta=1e-5, num_steps=num_steps, wrt=("noise_multiplier", "num_steps")
+    )
+    mu = np.sqrt(num_steps) / sigma
+    by_epsilon = np.exp(value + norm.logcdf(-mu / 2 - value / mu))
+    by_mu = norm.pdf(mu / 2 - value / mu) / by_epsilon
+    np.testing.assert_allclose(value, [gaussian_epsilon(m, 1e-5) for m in mu], 1e-8)
+    np.testing.assert_allclose(gradient["noise_multiplier"], -by_mu * mu / sigma, 1e-7)
+    np.testing.assert_allclose(gradient["num_steps"], by_mu * mu / 2 / num_steps, 1e-7)
+
+
+@pytest.mark.slow
+def test_grids_are_their_elements():
+    noise, steps = np.array([1.0, 2.0, 4.0]), np.array([[400], [1]])
+    wrt = ("noise_multiplier", "class.sampling_probability")
+    value, gradient = jde.epsilon_and_gradient(
+        levels("class")(noise, 0.5, 0.2), delta=DELTA, num_steps=steps, wrt=wrt
+    )
+    assert list(gradient) == list(wrt)
+    for name in wrt:
+        assert gradient[name].shape == value.shape == (2, 3)
+    one, slopes = jde.epsilon_and_gradient(
+        levels("class")(2.0, 0.5, 0.2), delta=DELTA, num_steps=400, wrt=wrt
+    )
+    assert isinstance(one, np.float64)
+    assert value[0, 1] == pytest.approx(one, rel=1e-9)
+    for name in wrt:
+        assert isinstance(slopes[name], np.float64)
+        assert gradient[name][0, 1] == pytest.approx(slopes[name], rel=1e-8)
+
+    def single(rate):
+        step = levels("class")(noise, 0.5, rate)
+        return jde.epsilon(step, delta=DELTA, num_steps=1)
+
+    np.testing.assert_allclose(gradient[wrt[1]][1], difference(single, 0.2), rtol=1e-7)
+
+
+@pytest.mark.slow
+def test_one_step_more():
+    steps = np.array([9_999, 10_000, 10_001])
+    value, gradient = jde.epsilon_and_gradient(
+        levels("class")(3.0, 0.2, 0.1), delta=DELTA, num_steps=steps, wrt=["num_steps"]
+    )
+    slope = gradient["num_steps"][1]
+    assert slope == pytest.approx((value[2] - value[0]) / 2, rel=1e-4)
+
+
+def test_where_there_is_nothing_to_lose_or_nothing_known():
+    noise = np.array([0.0, 1.0, 2.0, 50.0, np.inf])
+    step = levels("class")(noise, 0.2, 0.1)
+    value, gradient = jde.epsilon_and_gradient(step, delta=0.003, num_steps=1)
+    assert value[0] == np.inf and value[2] > 0 and value[3] == value[4] == 0
+    slope = gradient["noise_multiplier"]
+    np.testing.assert_array_equal(np.isnan(slope), [True] + [False] * 4)
+    np.testing.assert_array_equal(slope[3:], 0.0)
+    _, gradient = jde.epsilon_and_gradient(
+        step, delta=0.01, num_steps=0, wrt=("noise_multiplier", "num_steps")
+    )
+    for slope in gradient.values():
+        np.testing.assert_array_equal(slope, 0.0)
+
+
+@pytest.mark.slow
+def test_zero_after_several_steps():
+    step = levels("class")(np.array([2.0, 50.0]), 0.2, 0.1)
+    _, gradient = jde.epsilon_and_gradient(step, delta=0.01, num_steps=3)
+    slope = gradient["noise_multiplier"]
+    assert slope[1] == 0 and not slope[0] > 0
+
+
+def test_a_rate_at_its_end_has_no_derivative():
+    name = "class.sampling_probability"
+    _, gradient = jde.epsilon_and_gradient(
+        levels("class")(2.0, 0.2, np.array([0.1, 0.5, 1.0])),
+        delta=DELTA,
+        num_steps=1,
+        wrt=(name, "school.sampling_probability"),
+    )
+    np.testing.assert_array_equal(np.isnan(gradient[name]), [False, False, True])
+    assert not np.isnan(gradient["school.sampling_probability"]).any()
+
+
+def test_no_names_and_no_settings():
+    step = levels("class")(np.empty(0), 0.2, 0.1)
+    value, gradient = jde.epsilon_and_gradient(step, delta=DELTA, num_steps=3)
+    assert value.shape == gradient["noise_multiplier"].shape == (0,)
+    step = levels("class")(2.0, 0.2, 0.1)
+    assert jde.epsilon_and_gradient(step, delta=DELTA, num_steps=400, wrt=())[1] == {}
+
+
+@pytest.mark.parametrize(
+    "wrt, error, words",
+    [
+        (("noise",), ValueError, "wrt must be one of .*'class.sampling_probability'"),
+        (("class.size",), ValueError, "got 'class.size'"),
+        (("noise_multiplier[0]",), ValueError, r"got 'noise_multiplier\[0\]'"),
+        ("noise_multiplier", TypeError, "wrt must be a tuple of names"),
+        ((3,), TypeError, "wrt must be one of .*, got 3"),
+    ],
+)
+def test_names_that_a_step_does_not_have(wrt, error, words):
+    step = levels("class")(2.0, 0.2, 0.1)
+    with pytest.raises(error, match=words):
+        jde.epsilon_and_gradient(step, delta=DELTA, num_steps=3, wrt=wrt)
+
+
+def test_other_arguments_are_checked():
+    step = levels("class")(2.0, 0.2, 0.1)
+    with pytest.raises(TypeError, match="step must be"):
+        jde.epsilon_and_gradient(3, delta=DELTA, num_steps=3)
+    with pytest.raises(ValueError, match="delta must lie in"):
+        jde.epsilon_and_gradient(step, delta=0.0, num_steps=3)
+    with pytest.raises(ValueError, match="num_steps must be a whole number"):
+        jde.epsilon_and_gradient(step, delta=DELTA)
+
+
+def size_step(size, noise=1.5, unit=None):
+    """Schools by Poisson, pupils without replacement."""
+    pupils = jde.WithoutReplacement("pupil", size=size, population=400)
+    return jde.GaussianStep(
+        jde.MultistageSampling(poisson("school", 0.3), pupils),
+        noise_multiplier=noise,
+        clip_unit=unit or "pupil",
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("unit", ["school", "pupil"])
+@pytest.mark.parametrize("num_steps", [1, 300])
+def test_sizes_without_replacement(unit, num_steps):
+    step = size_step(40, unit=unit)
+    _, gradient = jde.epsilon_and_gradient(
+        step, delta=DELTA, num_steps=num_steps, wrt=("pupil.size",)
+    )
+
+    def epsilon(size):
+        moved = size_step(size, unit=unit)
+        if num_steps == 1:
+            return epsilon_of_profile(moved)
+        return jde.epsilon(moved, delta=DELTA, num_steps=num_steps)
+
+    expected = difference(epsilon, 40, 1 / 40)
+    assert gradient["pupil.size"] == pytest.approx(expected, rel=1e-3)
+    _, gradient = jde.epsilon_and_gradient(
+        size_step(np.array([400, 401]), unit=unit),
+        delta=DELTA,
+        num_steps=num_steps,
+        wrt=("pupil.size",),
+    )
+    np.testing.assert_array_equal(np.isnan(gradient["pupil.size"]), [True, False])
+    assert gradient["pupil.size"][1] == 0
+
+
+@pytest.mark.slow
+def test_composed_runs():
+    counts = (300, 40)
+
+    def run(noise=(2.0, 1.5), rate=0.1):
+        first = levels("class")(noise[0], 0.2, rate)
+        second = levels("school")(noise[1], 0.05, 0.3)
+        return jde.compose(*zip((first, second), counts, strict=True))
+
+    step = run()
+    _, gradient = jde.epsilon_and_gradient(step, delta=DELTA, wrt=field_names(step))
+
+    def epsilon(**changes):
+        return jde.epsilon(run(**changes), delta=DELTA)
+
+    expected = {
+        "noise_multiplier[0]": difference(lambda x: epsilon(noise=(x, 1.5)), 2.0),
+        "noise_multiplier[1]": difference(lambda x: epsilon(noise=(2.0, x)), 1.5),
+        "class.sampling_probability[0]": difference(lambda x: epsilon(rate=x), 0.1),
+        "num_steps[0]": of_steps(step, counts, 0),
+        "num_steps[1]": of_steps(step, counts, 1),
+    }
+    for name, value in expected.items():
+        assert gradient[name] == pytest.approx(value, rel=1e-7), name
+    together = [name for name in gradient if "[" not in name]
+    assert len(together) == 4
+    for name in together:
+        parts = [v for k, v in gradient.items() if k.startswith(name + "[")]
+        assert gradient[name] == pytest.approx(sum(parts), rel=1e-12)
+
+
+@pytest.mark.slow
+def test_composed_run_with_a_step_not_taken():
+    first, second = levels("class")(2.0, 0.2, 0.1), levels("class")(1.5, 0.3, 0.2)
+    wrt = ("num_steps[1]", "noise_multiplier[1]", "noise_multiplier")
+    for count in (1, 300):
+        run = jde.compose((first, count), (second, 0))
+        _, gradient = jde.epsilon_and_gradient(run, delta=DELTA, wrt=wrt)
+        _, alone = jde.epsilon_and_gradient(first, delta=DELTA, num_steps=count)
+        more = jde.compose((first, 300), (second, 1))
+        assert gradient["noise_multiplier[1]"] == 0
+        expected = pytest.approx(alone["noise_multiplier"], rel=1e-9)
+        assert gradient["noise_multiplier"] == expected
+    rise = jde.epsilon(more, delta=DELTA) - jde.epsilon(run, delta=DELTA)
+    assert gradient["num_steps[1]"] == pytest.approx(rise, rel=0.02)
+
+
+@pytest.mark.slow
+def test_worst_path_of_a_population():
+    tree = jde.Population.from_sizes([[30, 12, 25], [11, 40], [20, 35, 50, 90]])
+
+    def run(population, noise=1.5):
+        return jde.GaussianStep(
+            jde.MultistageSampling(
+                poisson("school", 0.2),
+                jde.WithoutReplacement("class", size=1, population=2),
+                jde.WithoutReplacement("pupil", size=4, population=11),
+            ),
+            noise_multiplier=noise,
+            clip_unit="pupil",
+            population=population,
+        )
+
+    wrt = ("noise_multiplier", "class.size", "pupil.size")
+    arguments = {"delta": 1e-5, "num_steps": np.array([1, 300]), "wrt": wrt}
+    value, gradient = jde.epsilon_and_gradient(run(tree), **arguments)
+    # The path through the class of 11, one of two, is the worst by far.
+    alone, expected = jde.epsilon_and_gradient(run(None), **arguments)
+    np.testing.assert_allclose(value, alone, rtol=1e-9)
+    for name in wrt:
+        np.testing.assert_allclose(gradient[name], expected[name], rtol=1e-8)

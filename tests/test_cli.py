@@ -14,6 +14,8 @@ from jaxdp_episodic import cli
 from jaxdp_episodic.accounting.request import CalibrationRequest, EpsilonRequest
 from jaxdp_episodic.accounting.request_file import read_request
 from jaxdp_episodic.sweep.description import read_sweep
+from jaxdp_episodic.sweep.plan_file import read_plan
+from jaxdp_episodic.training.search_space import read_search
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -86,7 +88,7 @@ def test_epsilon_as_json(call):
         "delta": 1e-5,
         "epsilon": expected,
         "shape": [],
-        "method": "rdp",
+        "method": "exact",
         "privacy_unit": "example",
         "clip_unit": ["example"],
         "neighboring_relation": "add_remove",
@@ -458,13 +460,21 @@ CONFIGS = [
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
 def test_every_config_names_its_command(path):
     """The comment at the top is a command that reads this very file."""
-    (line,) = (x for x in path.read_text().splitlines() if "jaxdp-episodic " in x)
+    line = next(x for x in path.read_text().splitlines() if "jaxdp-episodic " in x)
     _, program, command, file, *options = line.split()
     assert program == "jaxdp-episodic"
     assert ROOT / file == path
     if command == "sweep":
         assert options[0] == "--out"
         assert read_sweep(path)
+        return
+    if command == "plan":
+        assert options[0] == "--out"
+        assert read_plan(path)
+        return
+    if command == "tune":
+        assert options[0] == "--out"
+        assert read_search(path)
         return
     assert options == []
     kind = {"epsilon": EpsilonRequest, "calibrate": CalibrationRequest}

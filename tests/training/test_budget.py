@@ -36,10 +36,10 @@ def test_steps_are_calibrated_for_the_noise():
     assert budget.spent(budget.num_steps) <= 2.0 < budget.spent(budget.num_steps + 1)
 
 
-def test_over_1000_random_budgets_the_ledger_stops_at_the_last_permitted_step():
+@pytest.mark.parametrize("number", [40, pytest.param(1000, marks=pytest.mark.slow)])
+def test_over_random_budgets_the_ledger_stops_at_the_last_permitted_step(number):
     """Counted out step by step, against epsilon computed for that number of steps."""
     rng = np.random.default_rng(5)
-    number = 1000
     rate, noise = 10 ** rng.uniform(-3, 0, number), rng.uniform(0.8, 6.0, number)
     target, delta = (
         10 ** rng.uniform(-0.5, 1.2, number),
@@ -49,7 +49,7 @@ def test_over_1000_random_budgets_the_ledger_stops_at_the_last_permitted_step():
     steps = jde.GaussianStep(sampling, noise_multiplier=noise)
     permitted = jde.calibrate_num_steps(steps, epsilon=target, delta=delta)
     used = np.flatnonzero((permitted >= 1) & (permitted <= 2_000))
-    assert used.size > 300
+    assert used.size > 0.3 * number
     taken = np.zeros(number, np.int64)
     for i in used:
         step = flat_step(noise_multiplier=noise[i], rate=rate[i])

@@ -27,7 +27,7 @@ PYTHON_CHECK := import sys; sys.exit(sys.version_info < (3, 11) and \
 
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
-.PHONY: help env demo test test-all lint format bench bench-training figures clean
+.PHONY: help env demo test test-all lint format bench bench-exact bench-training figures clean
 
 help:
 	@echo "make demo      train a few-shot classifier privately, stop at the target epsilon"
@@ -37,6 +37,7 @@ help:
 	@echo "make format    apply the formatter and the linter's safe repairs"
 	@echo "make bench     speed against other accountants"
 	@echo "make figures   the figures and tables of the amplification results again"
+	@echo "make bench-exact  speed and error of the exact and certified methods against PLD and PRV"
 	@echo "make bench-training  speed of a private training step against PyTorch"
 
 env: $(VENV)/.stamp
@@ -83,6 +84,9 @@ figures: $(VENV)/.stamp
 
 bench: $(BENCH_VENV)/.stamp
 	$(BENCH_PY) experiments/benchmarks/accountant.py
+
+bench-exact: $(BENCH_VENV)/.stamp
+	$(BENCH_PY) experiments/benchmarks/exact.py
 
 bench-training: $(BENCH_VENV)/.stamp
 	$(BENCH_PY) experiments/benchmarks/training.py

@@ -1,0 +1,266 @@
+"""The exact epsilon at random settings against certified ends and a finer contour.
+
+Every scheme, relation and clip unit, and runs of two different steps; 1 to 1e7 steps,
+delta 1e-12 to 1e-3. The finer computation takes sixteen times the nodes of the first
+pass, in both directions, on another contour, with the laws that otherwise check: other
+paths in the plane, cut later.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxdp_episodic as jde
+from jaxdp_episodic._precision import float64_boundary
+from jaxdp_episodic.accounting import contour_kernels, contour_layout, exact, pld
+from jaxdp_episodic.accounting.contour_steps import steps_kernel
+from jaxdp_episodic.accounting.episode_terms import cut_terms
+from jaxdp_episodic.accounting.evaluation import evaluate, step_groups
+from jaxdp_episodic.accounting.resolution import (
+    EPISODES,
+    DominatingPair,
+    dominating_pair,
+)
+
+_NUM_NODES, _CHUNK = 1_537, 4
+# Relative error of the finer computation itself.
+_FINER_ERROR = 1e-9
+
+
+class Draw(NamedTuple):
+    """Random numbers of one batch; (n,) each."""
+
+    outer: np.ndarray
+    rate: np.ndarray
+    inner: np.ndarray
+    noise: np.ndarray
+    num_episodes: np.ndarray
+
+
+def poisson(name: str, rate: np.ndarray) -> jde.Poisson:
+    return jde.Poisson(name, sampling_probability=rate)
+
+
+def fixed(name: str, rate: np.ndarray) -> jde.WithoutReplacement:
+    population = np.full(rate.shape, 1_000_000)
+    size = np.maximum(np.rint(rate * population), 1).astype(int)
+    return jde.WithoutReplacement(name, size=size, population=population)
+
+
+def step_of(design: Any, x: Draw, clip: str | None, relation: str) -> jde.GaussianStep:
+    return jde.GaussianStep(
+        design,
+        noise_multiplier=x.noise,
+        clip_unit=clip,
+        neighboring_relation=relation,
+    )
+
+
+def one_level(
+    scheme: Any, clip: str, relation: str
+) -> Callable[[Draw], jde.GaussianStep]:
+    def make(x: Draw) -> jde.GaussianStep:
+        design = jde.MultistageSampling(scheme("example", x.rate))
+        return step_of(design, x, clip, relation)
+
+    return make
+
+
+def two_levels(
+    first: Any, second: Any, clip: str, relation: str
+) -> Callable[[Draw], jde.GaussianStep]:
+    def make(x: Draw) -> jde.GaussianStep:
+        rates = (x.rate, x.inner) if clip == "class" else (x.outer, x.rate)
+        design = jde.MultistageSampling(
+            first("class", rates[0]), second("example", rates[1])
+        )
+        return step_of(design, x, clip, relation)
+
+    return make
+
+
+def three_levels(x: Draw) -> jde.GaussianStep:
+    """An outer level above antipodal pairs."""
+    design = jde.MultistageSampling(
+        poisson("school", x.outer), poisson("class", x.rate), poisson("pupil", x.inner)
+    )
+    return step_of(design, x, "class", "add_remove")
+
+
+def episodes(x: Draw) -> jde.GaussianStep:
+    design = jde.IndependentEpisodes(
+        poisson("example", x.rate), num_episodes=x.num_episodes
+    )
+    return jde.GaussianStep(design, noise_multiplier=x.noise)
+
+
+KINDS: dict[str, Callable[[Draw], jde.GaussianStep]] = {
+    "sampled": one_level(poisson, "example", "add_remove"),
+    "sampled, fixed size": one_level(fixed, "example", "add_remove"),
+    "sampled below a level": two_levels(poisson, poisson, "example", "add_remove"),
+    "sampled below a fixed level": two_levels(fixed, fixed, "example", "add_remove"),
+    "replaced": one_level(poisson, "example", "replace_one"),
+    "replaced, fixed size": one_level(fixed, "example", "replace_one"),
+    "swapped": one_level(poisson, "step", "add_remove"),
+    "swapped, replaced": one_level(fixed, "step", "replace_one"),
+    "antipodal": two_levels(poisson, poisson, "class", "add_remove"),
+    "antipodal, replaced": two_levels(poisson, fixed, "class", "replace_one"),
+    "fixed above Poisson": two_levels(fixed, poisson, "class", "add_remove"),
+    "antipodal below a level": three_levels,
+    "episodes": episodes,
+}
+COMPOSED = {
+    "sampled and sampled": ("sampled", "sampled below a level"),
+    "sampled and swapped": ("sampled", "swapped"),
+    "antipodal and replaced": ("antipodal", "replaced"),
+}
+
+
+def draw(rng: np.random.Generator, size: int) -> Draw:
+    def spread(low: float, high: float, share_of_one: float = 0.0) -> np.ndarray:
+        values = np.exp(rng.uniform(np.log(low), np.log(high), size))
+        return np.where(rng.random(size) < share_of_one, 1.0, values)
+
+    return Draw(
+        outer=spread(1e-3, 1, 0.2),
+        rate=spread(1e-6, 1, 0.1),
+        inner=spread(1e-3, 1, 0.2),
+        noise=spread(0.3, 100),
+        num_episodes=rng.integers(1, 8, size),
+    )
+
+
+class Problem(NamedTuple):
+    """Pairs and counts of a run with fields (n,), and log(delta)."""
+
+    log_delta: np.ndarray
+    pairs: tuple[DominatingPair, ...]
+    counts: tuple[np.ndarray, ...]
+
+    def row(self, i: int) -> str:
+        pairs = [
+            (pair.kind, *(float(field[i]) for field in pair[1:])) for pair in self.pairs
+        ]
+        return f"{pairs} {[float(c[i]) for c in self.counts]} {self.log_delta[i]!r}"
+
+
+def problem(name: str, size: int, seed: int) -> Problem:
+    rng = np.random.default_rng([seed, len(name), ord(name[0])])
+    steps = [KINDS[part](draw(rng, size)) for part in COMPOSED.get(name, (name,))]
+    counts = tuple(np.rint(10 ** rng.uniform(0, 7, size)) for _ in steps)
+    pairs = []
+    for step in steps:
+        pair = dominating_pair(step)
+        fields = (np.broadcast_to(f, (size, 1))[:, 0] for f in pair[1:])
+        pairs.append(DominatingPair(pair.kind, *fields))
+    log_delta = rng.uniform(math.log(1e-12), math.log(1e-3), size)
+    return Problem(log_delta, tuple(pairs), counts)
+
+
+def finer_epsilon(given: Problem, near: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Epsilon of the larger direction, and its own error estimate, (n,)."""
+    log_delta, pairs, counts = given
+    terms, log_added, _ = cut_terms(log_delta, pairs, counts)
+    kinds, groups, _, _ = step_groups(terms, counts, log_delta.shape)
+    log_target = log_delta + np.log1p(-np.exp(np.minimum(log_added - log_delta, -1e-9)))
+    log_cut = log_delta - np.log(np.maximum(sum(counts), 1.0)) - 90.0
+    lay = jax.jit(contour_layout.lay_contour)
+    solve = jax.jit(contour_kernels.epsilon, static_argnums=(0, 1))
+
+    def kernel(target: Any, near: Any, log_cut: Any, groups: Any, backward: Any) -> Any:
+        steps = []
+        for kind, group in zip(kinds, groups, strict=True):
+            num_terms = 128 if kind == EPISODES else 1
+            law = steps_kernel(kind, num_terms)(group, backward, log_cut)
+            steps.append(law._replace(law=law.check, check=law.law))
+        contour = lay(near - 0.03 * jnp.minimum(near, 1.0), tuple(steps))
+        return solve(_NUM_NODES, True, target, near, 2 * near, contour, tuple(steps))
+
+    answer = float64_boundary(kernel)
+    value, error = np.full(near.shape, np.nan), np.full(near.shape, np.inf)
+    for start in range(0, near.size, _CHUNK):
+        # The last setting fills up the last chunk.
+        index = np.minimum(np.arange(start, start + _CHUNK), near.size - 1)
+        part = [a[index] for a in (log_target, near, log_cut)]
+        cut = jax.tree.map(lambda a, index=index: a[:, index], groups)
+        for backward in (0.0, 1.0):
+            found = answer(*part, cut, np.full(_CHUNK, backward))
+            off = found.log_error / found.slope
+            better = found.value > np.nan_to_num(value[index], nan=-1.0)
+            value[index] = np.where(better, found.value, value[index])
+            error[index] = np.where(better, off, error[index])
+    return value, error
+
+
+class Outcome(NamedTuple):
+    """Of one batch: broken promises as texts, and how many settings were what."""
+
+    violations: list[str]
+    too_wide: list[str]
+    num_certified: int
+    num_compared: int
+
+
+def examine(name: str, size: int, seed: int) -> Outcome:
+    given = problem(name, size, seed)
+    answer = exact.exact_epsilon(*given)
+    lower, upper = pld.epsilon_bounds(*given)
+    bound, _ = evaluate("best_epsilon", *given)
+    violations, too_wide = [], []
+
+    def demand(good: np.ndarray, what: str, *columns: np.ndarray) -> None:
+        for i in np.flatnonzero(~good).tolist():
+            numbers = [repr(float(column[i])) for column in columns]
+            place = too_wide if what == "wide" else violations
+            place.append(f"{name}: {what} {numbers} {given.row(i)}")
+
+    settled = ~answer.is_certified
+    slack = answer.error + 1e-12 * answer.value
+    inside = (answer.value >= lower - slack) & (answer.value <= upper + slack)
+    demand(
+        inside | ~settled, "outside", answer.value, answer.error, lower, upper, bound
+    )
+    enough = np.maximum(0.01 * answer.value, 1e-4) * (1 + 1e-9)
+    demand(upper - lower <= enough, "wide", lower, upper)
+    demand(answer.value <= bound * (1 + 1e-9), "above Rényi", answer.value, bound)
+    many = np.flatnonzero(settled & (sum(given.counts) > 1) & (answer.value > 1e-3))
+    rows = Problem(
+        given.log_delta[many],
+        tuple(DominatingPair(p.kind, *(f[many] for f in p[1:])) for p in given.pairs),
+        tuple(count[many] for count in given.counts),
+    )
+    fine, fine_error = finer_epsilon(rows, answer.value[many])
+    known = fine_error <= 1e-6 * fine
+    good = np.ones(size, bool)
+    allowed = answer.error[many] + fine_error + _FINER_ERROR * fine
+    good[many] = ~known | (np.abs(fine - answer.value[many]) <= allowed)
+    whole = np.full(size, np.nan)
+    whole[many] = fine
+    demand(good, "not the finer", answer.value, answer.error, whole)
+    return Outcome(violations, too_wide, int((~settled).sum()), int(known.sum()))
+
+
+def test_sampled_settings():
+    outcome = examine("sampled", 24, 1)
+    assert not outcome.violations + outcome.too_wide
+    assert outcome.num_certified <= 2
+    assert outcome.num_compared >= 12
+
+
+@pytest.mark.slow
+def test_two_thousand_settings():
+    names = (*KINDS, *COMPOSED)
+    outcomes = [examine(name, 125, 2) for name in names]
+    violations = [text for outcome in outcomes for text in outcome.violations]
+    assert not violations, "\n".join(violations)
+    # A few rates of 1e-6 with little noise need more memory than the lattices may take.
+    too_wide = [text for outcome in outcomes for text in outcome.too_wide]
+    assert len(too_wide) <= 0.01 * 125 * len(names), "\n".join(too_wide)
+    assert sum(o.num_certified for o in outcomes) <= 0.1 * 125 * len(names)

@@ -269,14 +269,9 @@ def test_the_worst_path_is_not_that_of_the_largest_inclusion():
             "orders",
         ),
         (
-            lambda: rdp_epsilon(sampled(0.1, 1), num_steps=1, delta=0.1, method="pld"),
-            NotImplementedError,
-            "pld",
-        ),
-        (
-            lambda: rdp_delta(sampled(0.1, 1), num_steps=1, epsilon=1, method="exact"),
-            NotImplementedError,
-            "exact",
+            lambda: rdp_epsilon(sampled(0.1, 1), num_steps=1, delta=0.1, method="plb"),
+            ValueError,
+            "did you mean 'pld'",
         ),
     ],
 )

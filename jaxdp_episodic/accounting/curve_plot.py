@@ -69,7 +69,8 @@ def plot_curve(
 
     Args:
       step: the step, or a run made by `compose`; every field a scalar.
-      path: of the picture, ending in ".png" or ".svg"; replaced if it is there.
+      path: of the picture, ending in ".png" or ".svg"; replaced if it is there. Its
+        folder is made if it is missing.
       num_steps: whole number >= 0; None for a composed run.
       method: of the attacker's rates, the advantage and mu. Delta is drawn for every
         method that covers the run.
@@ -84,6 +85,8 @@ def plot_curve(
     if path.suffix.lower() not in _SUFFIXES:
         raise ValueError(f"path must end in .png or .svg, got {path.name!r}")
     figure_class = _figure_class()
+    # Before the work, which takes its time.
+    path.parent.mkdir(parents=True, exist_ok=True)
     curve = _numbers(step, num_steps, method)
     figure = figure_class(figsize=(10.0, 4.4), layout="constrained")
     figure.get_layout_engine().set(wspace=0.06)

@@ -313,7 +313,8 @@ class _State:
 
         result = in_chunks(on_chunk, (arrays, groups), sizes)
         if self.quantity == "log_delta":
-            value = np.logaddexp(result[0], self.log_added[index])
+            with np.errstate(invalid="ignore"):  # NaN: not found with these nodes
+                value = np.logaddexp(result[0], self.log_added[index])
             result = (value, *result[1:])
         return result
 

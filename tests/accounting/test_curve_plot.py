@@ -135,8 +135,16 @@ def test_bad_inputs(fast, tmp_path):
         curve_plot.plot_curve(poisson_step([0.1, 0.2], 1.0), tmp_path / "c.png")
     with pytest.raises(NotImplementedError, match="pld"):
         curve_plot.plot_curve(step, tmp_path / "c.png", method="pld")
-    with pytest.raises(FileNotFoundError):
-        curve_plot.plot_curve(step, tmp_path / "none" / "c.png")
+    (tmp_path / "file").write_text("")
+    with pytest.raises(OSError):  # not a folder: found out before the work
+        curve_plot.plot_curve(step, tmp_path / "file" / "c.png")
+
+
+def test_the_folder_is_made(fast, tmp_path):
+    curve_plot.plot_curve(
+        poisson_step(0.1, 0.7), tmp_path / "new" / "curve.png", method="exact"
+    )
+    assert (tmp_path / "new" / "curve.json").exists()
 
 
 def test_without_matplotlib(tmp_path, monkeypatch):

@@ -37,6 +37,8 @@ _ORDER_FACTORS = (1.0, 1.6, 4.0)
 # Nats below delta at which the laws are cut, and by how much delta may be below
 # Rényi's bound of it, where it is asked for.
 _CUT, _RESERVE = 70.0, 25.0
+# Nats by which what is cut off must stay below delta.
+_CUT_MARGIN = 30.0
 # Nats of log(delta) between the epsilon that a contour is laid for and the answer.
 _FAR = 10.0
 _CPU_CHUNKS = (4,)
@@ -165,11 +167,7 @@ def _of_many_steps(quantity: str, problem: _Problem) -> ExactAnswer:
         rival = _may_exceed(quantity, given, least, order)
         rival &= ~too_many & np.isfinite(bound)
         other, other_error = state.solve(rival, backward=True, start=least)
-        unknown = rival & ~(other_error < np.inf)
-        larger = rival & (other > value)
-        value = np.where(larger, other, value)
-        error = np.where(larger, other_error, error)
-        error = np.where(unknown, np.inf, error)
+        value, error = _larger(value, error, other, other_error, rival)
     scale = np.maximum(value, _SMALLEST_EPSILON) if quantity == "epsilon" else 1.0
     unsure = ~(error <= TOLERANCE * scale) | too_many | ~np.isfinite(value)
     chosen = np.flatnonzero(unsure)
@@ -177,6 +175,26 @@ def _of_many_steps(quantity: str, problem: _Problem) -> ExactAnswer:
         upper, width = _certified(quantity, problem.take(chosen), bound[chosen])
         value[chosen], error[chosen] = upper, width
     return ExactAnswer(value, error, unsure)
+
+
+def _larger(
+    value: np.ndarray,
+    error: np.ndarray,
+    other: np.ndarray,
+    other_error: np.ndarray,
+    rival: np.ndarray,
+) -> tuple[np.ndarray, np.ndarray]:
+    """The larger of two answers, where the other one counts; and its error.
+
+    The smaller one counts as much as its error allows: what is poorly known must not
+    hide behind a larger value that is well known.
+    """
+    most = np.where(
+        rival, np.maximum(value + error, other + other_error), value + error
+    )
+    value = np.where(rival & (other > value), other, value)
+    # Where an answer is missing nothing is known.
+    return value, np.where(np.isnan(most), np.inf, most - value)
 
 
 def _may_exceed(
@@ -241,6 +259,10 @@ class _State:
                 index, guess[index], (num_nodes, accurate), backward
             )
             new_error = log_error
+            if self.quantity == "log_delta":
+                # So small a delta may be in what was cut off.
+                lost = new_value < self.goal[index] - _CUT + _CUT_MARGIN
+                new_error = np.where(lost, np.inf, new_error)
             if self.quantity == "epsilon":
                 new_value = np.maximum(new_value, 0.0)
                 # delta falls with epsilon: a sum that does not has not converged.
@@ -251,7 +273,12 @@ class _State:
                 # error was seen to be seven times the estimate.
                 far = np.abs(new_value - used) * np.abs(slope) > _FAR
                 new_error = np.where(far, 10.0 * new_error, new_error)
-                new_error = np.where(log_error == 0, 0.0, new_error)
+                # 0 is exact where delta is below its target there, on a contour that
+                # was laid for it; another one is laid first.
+                near = falling & ~far
+                new_error = np.where(
+                    log_error == 0, np.where(near, 0.0, 1.0), new_error
+                )
             new_error = np.where(np.isnan(new_error), np.inf, new_error)
             better = ~(new_error > error[index])
             value[index] = np.where(better, new_value, value[index])

@@ -9,6 +9,7 @@ from scipy.integrate import quad
 from scipy.stats import norm
 
 import jaxdp_episodic as jde
+from jaxdp_episodic.accounting import exact as exact_accounting
 
 TABLES = json.loads((Path(__file__).parents[1] / "reference.json").read_text())
 
@@ -162,3 +163,32 @@ def test_one_step_is_the_inverse_of_its_profile_everywhere():
     assert np.all(np.isfinite(found)) and np.all(np.diff(found) < 0)
     back = jde.privacy_profile(step, found)
     np.testing.assert_allclose(back, 1e-6, rtol=1e-9)
+
+
+def test_a_poorly_known_direction_does_not_hide_behind_the_other():
+    one = np.ones(4)
+    value, error = exact_accounting._larger(
+        one,
+        1e-9 * one,
+        np.array([0.9, 0.9, 1.2, np.nan]),
+        np.array([0.01, 0.5, 0.3, np.inf]),
+        np.array([True, True, True, True]),
+    )
+    np.testing.assert_allclose(value, [1.0, 1.0, 1.2, 1.0])
+    np.testing.assert_allclose(error, [1e-9, 0.4, 0.3, np.inf])
+    value, error = exact_accounting._larger(
+        one, 1e-9 * one, 2 * one, one, np.zeros(4, bool)
+    )
+    np.testing.assert_allclose(value, one)
+    np.testing.assert_allclose(error, 1e-9 * one)
+
+
+def test_a_delta_far_below_the_bound_is_not_taken_from_cut_laws(monkeypatch):
+    """Laws that are cut too near lose what delta consists of: then it is not exact."""
+    step = poisson_step(0.01, 1.0)
+    run = {"num_steps": 100, "epsilon": 4.0, "return_info": True}
+    right, info = jde.delta(step, **run)
+    assert not info.is_certified_bound
+    monkeypatch.setattr(exact_accounting, "_CUT", -25.0)
+    cut, info = jde.delta(step, **run)
+    assert info.is_certified_bound and cut >= right * (1 - 1e-9)

@@ -250,13 +250,13 @@ def reference_epsilon(sizes: Sizes, near: np.ndarray) -> np.ndarray:
     # Jitted one by one: fused into one they take minutes to compile.
     law_kernel = steps_kernel(pair.kind, 1)
     lay = jax.jit(contour_layout.lay_contour)
-    solve = jax.jit(contour_kernels.epsilon, static_argnums=(0, 1))
+    solve = jax.jit(contour_kernels.epsilon, static_argnums=0)
 
     def kernel(target: Any, near: Any, log_cut: Any, group: Any, backward: Any) -> Any:
         law = law_kernel(group, backward, log_cut)
         law = law._replace(law=law.check, check=law.law)
         contour = lay(0.93 * near, (law,))
-        return solve(1_537, True, target, near, 2 * near, contour, (law,)).value
+        return solve(1_537, target, near, 2 * near, contour, (law,)).value
 
     answer = float64_boundary(kernel)
     found = np.zeros(len(near))

@@ -12,16 +12,21 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 
 from jaxdp_episodic.accounting.contour_moments import (
     Pair,
     Steps,
+    core_variance,
     log_atoms,
+    log_core,
     log_powers,
     real_moments,
+    without_core,
 )
-from jaxdp_episodic.numerics.complex_exponentials import log_complex, polar
+from jaxdp_episodic.amplification.profiles import log_gaussian_profile
+from jaxdp_episodic.numerics.complex_exponentials import log_complex
 
 # Share of the steepest lean that is used, and the largest: at 1 a Gaussian would no
 # longer fall off.
@@ -34,6 +39,15 @@ _NUM_SCOUTS = 24
 _BISECTIONS = 18
 # Nats by which delta is usually below Chernoff's bound of it.
 _USUAL_GAP = 3.0
+# Crossings that are tried, relative to the saddle point of all losses, where the core
+# is subtracted; and by how many nats that must pay.
+_CROSSINGS = 1.25 ** np.arange(16.0)
+_LEAST_GAIN = 1.0
+# Crossings from which a first epsilon is taken, relative to the order of Rényi's bound.
+_FIRST_CROSSINGS = 1.25 ** np.arange(-8.0, 14.0)
+# How far apart M^T and its core must be for their difference to mean something, and
+# that for each step.
+_APART, _APART_PER_STEP = 1e-6, 1e-11
 # Phase that e^{-z distance} may turn by in a unit of the trapezoidal rule's variable.
 _PHASE = 6.0
 
@@ -47,7 +61,7 @@ class Contour(NamedTuple):
       center, scale, lean: of the formula.
       bend: b of ``y = scale asinh(b sinh(u)) / b``; at most 1.
       end: largest u.
-      log_chernoff: logarithm of a bound of delta, at the epsilon that was guessed.
+      core: variance of the Gaussian that is subtracted; 0 if none is.
     """
 
     center: Array
@@ -55,15 +69,13 @@ class Contour(NamedTuple):
     lean: Array
     bend: Array
     end: Array
-    log_chernoff: Array
+    core: Array
 
 
 def lay_contour(epsilon: Array, groups: tuple[Steps, ...]) -> Contour:
     """The contour for delta at ``epsilon``, (n,)."""
-    center = _saddle(epsilon, groups)
-    log_power, _, curvature = real_moments(center, groups)
-    inverse = 1 / center**2 + 1 / (1 + center) ** 2
-    scale = 1 / jnp.sqrt(jnp.maximum(curvature, 0.0) + inverse)
+    center, core = _crossing(epsilon, groups)
+    scale = 1 / jnp.sqrt(_transform(center, core, groups).curvature)
     location, spread = jnp.zeros_like(epsilon), jnp.zeros_like(epsilon)
     steepest = [jnp.full_like(epsilon, jnp.inf)] * 2
     for steps in groups:
@@ -84,19 +96,18 @@ def lay_contour(epsilon: Array, groups: tuple[Steps, ...]) -> Contour:
     furthest = jnp.clip(45.0 / jnp.maximum(lean * least * scale, 1e-200), 12.0, 1e12)
     powers = jnp.arange(_NUM_SCOUTS, dtype=epsilon.dtype)[:, None] / (_NUM_SCOUTS - 1)
     ends = jnp.exp(jnp.log(furthest) * powers)
-    contour = Contour(center, scale, lean_signed, bend, furthest, log_power)
+    contour = Contour(center, scale, lean_signed, bend, furthest, core)
     y = scale * jnp.concatenate([jnp.zeros_like(ends[:1]), ends])
     z, log_speed = contour_points(contour, y)
-    power, _ = log_powers(z, groups, accurate=False, checked=False)
-    size = _log_integrand(z, log_speed, power, log_atoms(groups), epsilon)
-    size = size + jnp.log(jnp.maximum(y, scale))
+    power, _ = log_powers(z, groups, checked=False)
+    left, _ = without_core(z, power, core, log_atoms(groups))
+    size = left[0] + log_speed[0] - z[0] * epsilon + jnp.log(jnp.maximum(y, scale))
     large = size[1:] > size[0] - _FALL
     last = jnp.max(jnp.where(large, jnp.arange(_NUM_SCOUTS)[:, None], 0), axis=0)
     last = jnp.minimum(last + 1, _NUM_SCOUTS - 1)
     reach = jnp.take_along_axis(ends, last[None], axis=0)[0]
     reach = jnp.maximum(reach, 3.0)
-    chernoff = log_power - center * epsilon + _log_payoff(center)
-    return contour._replace(end=_end(bend, reach), log_chernoff=chernoff)
+    return contour._replace(end=_end(bend, reach))
 
 
 def _end(bend: Array, reach: Array) -> Array:
@@ -106,38 +117,107 @@ def _end(bend: Array, reach: Array) -> Array:
     return jnp.where(v > 20, v - jnp.log(bend), near)
 
 
-def first_epsilon(log_delta: Array, highest: Array, groups: tuple[Steps, ...]) -> Array:
+def first_epsilon(
+    log_delta: Array, highest: Array, order: Array, groups: tuple[Steps, ...]
+) -> Array:
     """Roughly epsilon at the given delta, (n,), to lay a first contour for.
 
-    Chernoff's bound at the best c, less what delta usually is below it. The laws are
-    cut, so that it may be far below Rényi's bound, ``highest``.
+    By the saddle-point approximation of delta, at crossings about ``order - 1``, which
+    gives Rényi's bound ``highest``. The laws are cut, so that it may be far below that.
     """
-
-    def excess(c: Array) -> Array:
-        log_power, mean, _ = real_moments(c, groups)
-        weight, weight_slope = _log_payoff(c), -jnp.log1p(1 / c)
-        return c * (mean + weight_slope) - log_power - weight + log_delta
-
-    c = _last_below(excess, _largest_center(log_delta, groups))
-    log_power, _, _ = real_moments(c, groups)
-    bound = (log_power + _log_payoff(c) - log_delta) / c
-    bound = jnp.where(bound < highest, bound, highest)
-    return jnp.maximum(bound - _USUAL_GAP / c, 0.2 * bound)
+    c = jnp.maximum(order - 1, 1e-8)
+    usual = jnp.maximum(highest - _USUAL_GAP / c, 0.2 * highest)
+    near = _by_saddle_points(log_delta, c, groups)
+    return jnp.where((near > 0) & (near < highest), near, usual)
 
 
-def _log_payoff(c: Array) -> Array:
-    """``log max_x e^{-c x}(1 - e^{-x})``."""
-    return -jnp.log1p(c) - c * jnp.log1p(1 / c)
+def _by_saddle_points(log_delta: Array, c: Array, groups: tuple[Steps, ...]) -> Array:
+    """Epsilon where the saddle-point approximation is delta; NaN if it is nowhere."""
+    largest = _largest_center(log_delta, groups)
+    c = jnp.minimum(c * _FIRST_CROSSINGS[:, None], largest)
+    core = core_variance(groups)
+    with_core = _transform(c, core, groups)
+    plain = _transform(c, jnp.zeros_like(core), groups)
+    at = _Transform(
+        *(
+            jnp.where(with_core.valid, a, b)
+            for a, b in zip(with_core, plain, strict=True)
+        )
+    )
+    x = at.slope
+    used = with_core.valid & (core > 0)
+    mu = jnp.sqrt(jnp.where(core > 0, core, 1.0))
+    known = jnp.where(used, log_gaussian_profile(mu, jnp.maximum(x, 0.0)), -1e300)
+    approximate = at.log_value - c * x - 0.5 * jnp.log(2 * math.pi * at.curvature)
+    approximate = jnp.logaddexp(approximate, known)
+    # delta falls with c: the last point above it, and the next one
+    above = (approximate >= log_delta) & (x > 0)
+    index = jnp.arange(c.shape[0])[:, None]
+    last = jnp.max(jnp.where(above, index, -1), axis=0)
+    ends = jnp.stack([last, jnp.minimum(last + 1, c.shape[0] - 1)])
+    ends = jnp.maximum(ends, 0)
+    x, approximate = (jnp.take_along_axis(a, ends, axis=0) for a in (x, approximate))
+    share = (approximate[0] - log_delta) / (approximate[0] - approximate[1])
+    found = (last >= 0) & (share >= 0) & (share <= 1)
+    return jnp.where(found, x[0] + share * (x[1] - x[0]), jnp.nan)
 
 
-def _saddle(epsilon: Array, groups: tuple[Steps, ...]) -> Array:
-    """Where ``T log M(c) - c eps - log(c (1 + c))`` is least, roughly; (n,)."""
+def _crossing(epsilon: Array, groups: tuple[Steps, ...]) -> Pair:
+    """Where the contour crosses the axis, and the core that is subtracted; (n,)."""
+    largest = _largest_center(epsilon, groups)
 
     def slope(c: Array) -> Array:
         _, mean, _ = real_moments(c, groups)
         return mean - epsilon - 1 / c - 1 / (1 + c)
 
-    return _last_below(slope, _largest_center(epsilon, groups))
+    plain = _last_below(slope, largest)
+    core = core_variance(groups)
+    c = jnp.minimum(plain * _CROSSINGS[:, None], jnp.maximum(largest, plain))
+    nothing = jnp.zeros_like(core)
+    whole = _transform(plain, nothing, groups).log_value - plain * epsilon
+    left = _transform(c, core, groups)
+    size = jnp.where(left.valid, left.log_value - c * epsilon, jnp.inf)
+    best = jnp.argmin(size, axis=0)[None]
+    gained = jnp.take_along_axis(size, best, axis=0)[0] < whole - _LEAST_GAIN
+    center = jnp.take_along_axis(c, best, axis=0)[0]
+    return jnp.where(gained, center, plain), jnp.where(gained, core, 0.0)
+
+
+class _Transform(NamedTuple):
+    """``F(c) = (M(c)^T - core) / (c (1 + c))`` at real c; arrays of the shape of c.
+
+    Attributes:
+      log_value: log F.
+      slope: ``(log F)'``, the epsilon whose saddle point is c.
+      curvature: ``(log F)''``, > 0.
+      valid: whether rounding leaves anything of it.
+    """
+
+    log_value: Array
+    slope: Array
+    curvature: Array
+    valid: Array
+
+
+def _transform(c: Array, core: Array, groups: tuple[Steps, ...]) -> _Transform:
+    log_power, mean, curvature = real_moments(c, groups)
+    log_core_, _ = log_core((c, jnp.zeros_like(c)), core, log_atoms(groups))
+    inverse = 1 / c**2 + 1 / (1 + c) ** 2
+    share = jnp.exp(jnp.minimum(log_core_ - log_power, 0.0))
+    left = jnp.where(core > 0, -jnp.expm1(jnp.minimum(log_core_ - log_power, 0.0)), 1.0)
+    steps = sum(jnp.sum(group.count, axis=0) for group in groups)
+    valid = left > _APART + _APART_PER_STEP * steps
+    left = jnp.where(valid, left, 1.0)
+    share = jnp.where(core > 0, share, 0.0)
+    core_mean = core * (c + 0.5)
+    slope = (mean - share * core_mean) / left
+    second = (curvature + mean**2 - share * (core + core_mean**2)) / left
+    return _Transform(
+        log_power + jnp.log(left) - jnp.log(c) - jnp.log1p(c),
+        slope - 1 / c - 1 / (1 + c),
+        jnp.maximum(second - slope**2, 0.0) + inverse,
+        valid,
+    )
 
 
 def _last_below(function: Callable[[Array], Array], largest: Array) -> Array:
@@ -178,14 +258,3 @@ def contour_points(contour: Contour, y: Array) -> tuple[Pair, Pair]:
     log_z, log_z1 = log_complex(*z), log_complex(1 + z[0], z[1])
     re = direction[0] - log_z[0] - log_z1[0] - math.log(math.pi)
     return z, (re, direction[1] - log_z[1] - log_z1[1])
-
-
-def _log_integrand(
-    z: Pair, log_weight: Pair, log_power: Pair, log_atom: Array, epsilon: Array
-) -> Array:
-    """Logarithm of the integrand's absolute value, the atom subtracted; (K, n)."""
-    tilt = (log_weight[0] - z[0] * epsilon, log_weight[1] - z[1] * epsilon)
-    peak = jnp.maximum(log_power[0], log_atom)
-    value = polar(log_power[0] - peak, log_power[1])
-    re = value[0] - jnp.exp(log_atom - peak)
-    return jnp.log(jnp.maximum(jnp.hypot(re, value[1]), 1e-300)) + peak + tilt[0]

@@ -16,6 +16,7 @@ from jaxdp_episodic.accounting.contour_moments import Steps
 from jaxdp_episodic.accounting.rdp_kernels import StepGroup
 from jaxdp_episodic.accounting.resolution import ANTIPODAL, EPISODES, SAMPLED
 from jaxdp_episodic.amplification.loss_laws import (
+    NUM_NODES,
     LossLaw,
     antipodal_law,
     sampled_law,
@@ -32,7 +33,9 @@ _LARGEST_SPIKE_RATE = 0.99
 
 
 @functools.cache
-def steps_kernel(kind: str, num_terms: int) -> Callable[..., Steps]:
+def steps_kernel(
+    kind: str, num_terms: int, num_nodes: int = NUM_NODES
+) -> Callable[..., Steps]:
     """The jitted `Steps` of a kind; ``num_terms`` of independent episodes, else 1.
 
     The kernel takes a `StepGroup` (K, n), ``backward`` (n,) 1 or 0, and ``log_cut``
@@ -40,13 +43,18 @@ def steps_kernel(kind: str, num_terms: int) -> Callable[..., Steps]:
     """
 
     def kernel(group: StepGroup, backward: Array, log_cut: Array) -> Steps:
-        return _steps(kind, num_terms, group, backward, log_cut)
+        sizes = (num_terms, num_nodes)
+        return _steps(kind, sizes, group, backward, log_cut)
 
     return jax.jit(kernel)
 
 
 def _steps(
-    kind: str, num_terms: int, group: StepGroup, backward: Array, log_cut: Array
+    kind: str,
+    sizes: tuple[int, int],
+    group: StepGroup,
+    backward: Array,
+    log_cut: Array,
 ) -> Steps:
     shape = group.count.shape
     both = jnp.stack([jnp.zeros_like(log_cut), jnp.ones_like(log_cut)])
@@ -63,7 +71,7 @@ def _steps(
     cut = wide(cut[:, None]) - jnp.log(fields.outer_rate)
     cut, height = jnp.minimum(cut, _LEAST_CUT), wide(height[:, None])
     back = wide(backward)
-    laws = _laws(kind, num_terms, fields, back, cut, height)
+    laws = _laws(kind, sizes, fields, back, cut, height)
     half = fields.count.shape[0] // 2
     law, check = (
         jax.tree.map(lambda a, part=part: a[..., part], laws)
@@ -90,31 +98,32 @@ def _steps(
 
 def _laws(
     kind: str,
-    num_terms: int,
+    sizes: tuple[int, int],
     group: StepGroup,
     backward: Array,
     log_cut: Array,
     height: Array,
 ) -> LossLaw:
-    """Laws of (m,) steps."""
-    rate, shift = group.rate, group.shift
+    """Laws of (m,) steps; ``sizes`` are numbers of terms and of nodes."""
+    rate, shift, path = group.rate, group.shift, (log_cut, height, sizes[1])
     if kind == SAMPLED:
-        return sampled_law(rate, shift, backward, log_cut, height)
+        return sampled_law(rate, shift, backward, *path)
     if kind == ANTIPODAL:
-        return antipodal_law(rate, group.inner_rate, shift, log_cut, height)
+        return antipodal_law(rate, group.inner_rate, shift, *path)
     if kind != EPISODES:
-        return swapped_law(rate, shift, log_cut, height)
-    return _episodes_law(num_terms, group, log_cut, height)
+        return swapped_law(rate, shift, *path)
+    return _episodes_law(sizes, group, log_cut, height)
 
 
 def _episodes_law(
-    num_terms: int, group: StepGroup, log_cut: Array, height: Array
+    sizes: tuple[int, int], group: StepGroup, log_cut: Array, height: Array
 ) -> LossLaw:
     """Mixture over the number k of draws of swaps of k contributions.
 
     ``num_episodes`` of the group is the number of terms, ``inner_rate`` that of the
     episodes.
     """
+    num_terms, num_nodes = sizes
     size = group.count.shape[0]
     terms = jnp.arange(1, num_terms + 1, dtype=log_cut.dtype)[:, None]
     k = jnp.minimum(terms, group.num_episodes)
@@ -132,8 +141,9 @@ def _episodes_law(
     def flat(a: Array) -> Array:
         return jnp.broadcast_to(a, (num_terms, size)).reshape(-1)
 
+    shift = k * group.shift
     law = swapped_law(
-        flat(any_rate), flat(k * group.shift), flat(log_cut), flat(height)
+        flat(any_rate), flat(shift), flat(log_cut), flat(height), num_nodes
     )
 
     def nodes(a: Array, factor: Array | float = 1.0) -> Array:

@@ -305,7 +305,7 @@ def _steps_derivative(kind: str, num_terms: int) -> Callable[..., Any]:
 def _log_delta_derivative() -> Callable[..., Any]:
     def kernel(num_nodes: int, epsilon: Any, contour: Any, steps: Any, moved: Any):
         def solve(steps: Any) -> Any:
-            return contour_kernels.log_delta(num_nodes, True, epsilon, contour, steps)
+            return contour_kernels.log_delta(num_nodes, epsilon, contour, steps)
 
         solution, derivative = jax.jvp(solve, (steps,), (moved,))
         return solution, derivative.value

@@ -11,6 +11,10 @@ chooses. Without what is beyond it, M has no far bump that would grow like
 ``e^{c² s²/2}``: the contour may cross the real axis where it is best for the losses
 that do occur.
 
+The rule is the trapezoidal one after a change of variables: on analytic integrands that
+fall off at both ends it converges exponentially (Trefethen and Weideman 2014, SIAM
+Review 56(3)), with a third of the nodes that Gauss-Legendre panels take.
+
 The path must stay away from the zeros of the log-ratio's argument, at a height of
 pi/shift above its turning points; beyond those it may rise.
 """
@@ -31,8 +35,8 @@ from jaxdp_episodic.numerics.complex_exponentials import (
     log_add_complex,
     log_complex,
     polar,
+    versine_sine,
 )
-from jaxdp_episodic.numerics.quadrature import gauss_legendre
 
 Pair = tuple[Array, Array]
 """Real and imaginary part."""
@@ -46,12 +50,16 @@ _TURN_ANGLE = 1.2
 # Slopes of the path: from the end of the domain (steep, so that e^{zL} falls off
 # faster than it oscillates), behind the turn, further out.
 _RISE_AT_FLOOR, _RISE_BEHIND_TURN, _RISE_AT_END = 2.0, 0.4, 0.3
-# Where a domain begins, e^{zL} has a boundary layer of width 1/|z|: panels shrink.
-_LAYERS, _LAYER_RATIO = 5, 6.0
-# Panels at a turn are narrower than elsewhere by shift over this.
-_TURN_SHIFT = 1.5
-_BISECTIONS = 40
-_NUM_PANELS, _NODES_PER_PANEL = 24, 16
+# Where a domain begins, e^{zL} has a boundary layer of width 1/|z|: nodes there are
+# e^{-u} from the end, down to this u, below which e^{zL} - 1 is 1e-15.
+_DEEPEST_LAYER = 17.0
+# At a turn nodes are closer than elsewhere by shift over this, in so many 1 / shift.
+_TURN_SHIFT, _TURN_WIDTH = 1.5, 3.0
+_FIXED_POINTS = 6
+# Left of it Q has a mass of 1e-19.
+_FURTHEST_LEFT = -9.0
+# Nodes of a law, unless the caller takes fewer.
+NUM_NODES = 384
 
 
 class LossLaw(NamedTuple):
@@ -96,6 +104,7 @@ def sampled_law(
     backward: Array,
     log_cut: Array,
     height: Array,
+    num_nodes: int = NUM_NODES,
 ) -> LossLaw:
     """Law of the sampled pair ``((1-p) N(0,1) + p N(shift,1), N(0,1))``.
 
@@ -105,43 +114,52 @@ def sampled_law(
       backward: (n,) 1 where P and Q are exchanged, else 0.
       log_cut: (n,) < 0, logarithm of the density (its peak being 1) at the cuts.
       height: (n,) scales the path's distance from the real line; about 1.
+      num_nodes: of the rule. 160 give 1e-8 of M up to shifts of 4, the default 1e-12.
 
     Returns:
       Nodes, exact up to quadrature error and the losses beyond the cuts.
     """
     p, s = sampling_probability, shift
     low, high, turn = _sampled_ends(p, s, log_cut)
-    edges = _edges(low, high, (turn,), s, _NUM_PANELS)
-    path = _path(edges, jnp.full_like(s, -jnp.inf), turn, s, height)
-    y, density = _sampled_ratio(path, p)
+    # There P and Q differ by log(1 - p), and losses that low hardly matter.
+    low = jnp.where(backward > 0, low, jnp.maximum(low, _FURTHEST_LEFT))
+    node, weight = _whole_line(low, high, turn, s, num_nodes)
+    path = _Path(node, weight, jnp.full_like(s, -jnp.inf), turn, s, height)
+    y, density, element = _sampled_ratio(path, p)
     # P's density carries the losses y; Q's the losses -y of the exchanged pair, on the
     # path below the real line, where everything is conjugate.
     sign, forward = 1 - 2 * backward, 1 - backward
-    grown = (forward * y[0], forward * y[1])
     loss = (sign * y[0], y[1])
-    weight = polar(*(density[0] + grown[0], sign * density[1] + grown[1]))
-    ends = jnp.stack([low, high])
+    weights = _times(
+        polar(density[0] + forward * y[0], sign * density[1] + forward * y[1]),
+        (element[0], sign * element[1]),
+    )
+    ends = jnp.stack([node[0], node[-1]])
     end_loss = sign * _real_log_mixture(s * (ends - 0.5 * s), p)
     end_log_weight = -0.5 * ends * ends + forward * end_loss
-    return _law(loss, weight, end_log_weight, end_loss)
+    return _law(loss, weights, end_log_weight, end_loss)
 
 
 def swapped_law(
-    sampling_probability: Array, shift: Array, log_cut: Array, height: Array
+    sampling_probability: Array,
+    shift: Array,
+    log_cut: Array,
+    height: Array,
+    num_nodes: int = NUM_NODES,
 ) -> LossLaw:
     """Law whose two profiles are both the forward one of the sampled pair.
 
-    Arguments as `sampled_law`.
+    Arguments as `sampled_law`; there are twice as many nodes.
     """
     p, s = sampling_probability, shift
     floor = 0.5 * s
     _, high, turn = _sampled_ends(p, s, log_cut)
     turn = jnp.maximum(turn, floor)
-    edges = _graded_edges(floor, high, (turn,), s, _NUM_PANELS)
-    path = _path(edges, floor, turn, s, height)
-    y, density = _sampled_ratio(path, p)
-    end_loss = _real_log_mixture(s * (high - 0.5 * s), p)
-    return _symmetric(y, density, high, end_loss)
+    node, weight = _half_line(floor, high, (turn,), s, num_nodes)
+    path = _Path(node, weight, floor, turn, s, height)
+    y, density, element = _sampled_ratio(path, p)
+    end_loss = _real_log_mixture(s * (node[-1] - 0.5 * s), p)
+    return _symmetric(y, density, element, node[-1], end_loss)
 
 
 def antipodal_law(
@@ -150,11 +168,12 @@ def antipodal_law(
     shift: Array,
     log_cut: Array,
     height: Array,
+    num_nodes: int = NUM_NODES,
 ) -> LossLaw:
     """Law whose two profiles are ``H_g(P || Q)`` of the antipodal pair.
 
     The pair is that of `amplification.moments.log_excess_antipodal`; arguments as
-    there and in `sampled_law`.
+    there and in `swapped_law`.
     """
     p, r, s = sampling_probability, inner_rate, shift
     log_p, log_r = jnp.log(p), jnp.log(r)
@@ -164,8 +183,8 @@ def antipodal_law(
     floor = jnp.zeros_like(s)
     _, high, _ = _sampled_ends(p, s, log_cut)
     turns = tuple(jnp.clip(t, 0.0, 1e9) for t in (base_turn, turn))
-    edges = _graded_edges(floor, high, turns, s, _NUM_PANELS)
-    path = _path(edges, floor, jnp.maximum(*turns), s, height)
+    node, weight = _half_line(floor, high, turns, s, num_nodes)
+    path = _Path(node, weight, floor, jnp.maximum(*turns), s, height)
 
     def ratio(x: Pair) -> tuple[Pair, Pair]:
         base = log_add_complex(log_q, (log_p - s * (x[0] + 0.5 * s), -s * x[1]))
@@ -177,12 +196,12 @@ def antipodal_law(
         )
         return log_add_complex(jnp.zeros_like(s), excess), base
 
-    x, speed = _points(path)
+    x, element = _points(path)
     y, base = ratio(x)
     normal = _log_normal(x)
-    density = (base[0] + normal[0] + speed[0], base[1] + normal[1] + speed[1])
-    (end_loss, _), _ = ratio((high, jnp.zeros_like(high)))
-    return _symmetric(y, density, high, end_loss)
+    density = (base[0] + normal[0], base[1] + normal[1])
+    (end_loss, _), _ = ratio((node[-1], jnp.zeros_like(high)))
+    return _symmetric(y, density, element, node[-1], end_loss)
 
 
 def _sampled_ends(p: Array, s: Array, log_cut: Array) -> tuple[Array, Array, Array]:
@@ -195,19 +214,20 @@ def _sampled_ends(p: Array, s: Array, log_cut: Array) -> tuple[Array, Array, Arr
     return -reach, high, turn
 
 
-def _sampled_ratio(path: _Path, p: Array) -> tuple[Pair, Pair]:
-    """Losses of the sampled pair on the path, and log(density of Q times dx)."""
+def _sampled_ratio(path: _Path, p: Array) -> tuple[Pair, Pair, Pair]:
+    """Losses of the sampled pair on the path, log(density of Q), and dx."""
     s = path.shift
-    x, speed = _points(path)
+    x, element = _points(path)
     y = _log_mixture((s * (x[0] - 0.5 * s), s * x[1]), p)
-    normal = _log_normal(x)
-    return y, (normal[0] + speed[0], normal[1] + speed[1])
+    return y, _log_normal(x), element
 
 
-def _symmetric(y: Pair, density: Pair, high: Array, end_loss: Array) -> LossLaw:
+def _symmetric(
+    y: Pair, density: Pair, element: Pair, high: Array, end_loss: Array
+) -> LossLaw:
     """Losses y with P's density and -y with Q's."""
-    above = polar(*(density[0] + y[0], density[1] + y[1]))
-    below = polar(*(density[0], -density[1]))
+    above = _times(polar(density[0] + y[0], density[1] + y[1]), element)
+    below = _times(polar(density[0], -density[1]), (element[0], -element[1]))
     loss = (jnp.concatenate([y[0], -y[0]]), jnp.concatenate([y[1], y[1]]))
     weight = tuple(jnp.concatenate(pair) for pair in zip(above, below, strict=True))
     end_log_weight = -0.5 * high * high + end_loss
@@ -229,70 +249,90 @@ def _law(loss: Pair, weight: Pair, end_log_weight: Array, end_loss: Array) -> Lo
     return LossLaw(loss, weight, mass, size, right, left, end_log_weight, end_loss)
 
 
-def _edges(
-    low: Array, high: Array, turns: tuple[Array, ...], s: Array, num_panels: int
-) -> Array:
-    """Edges (m + 1, n) of panels that are narrower about the turns.
+def _whole_line(low: Array, high: Array, turn: Array, s: Array, num_nodes: int) -> Pair:
+    """Nodes from about ``low`` to ``high`` and weights, (J, n): closer at the turn.
 
-    Their density is ``1 + sum of A sech²((x - turn) / w)``, whose integral is inverted
-    by bisection.
+    ``x(u) = u - share width tanh((u - turn) / width)``.
     """
-    extra = jnp.maximum(s / _TURN_SHIFT - 1, 0.0)
-    width = 3.0 / s
+    share, width = _crowding(s)
 
-    def cumulated(x: Array) -> Array:
-        total = x
-        for turn in turns:
-            total = total + extra * width * jnp.tanh((x - turn) / width)
-        return total
+    def place(x: Array) -> Array:
+        u = x
+        for _ in range(_FIXED_POINTS):
+            u = x + share * width * jnp.tanh((u - turn) / width)
+        return u
 
-    share = jnp.arange(num_panels + 1, dtype=s.dtype)[:, None] / num_panels
-    begin, end = cumulated(low), cumulated(high)
-    goal = begin + share * (end - begin)
-
-    def halve(_: int, bracket: Pair) -> Pair:
-        left, right = bracket
-        middle = 0.5 * (left + right)
-        below = cumulated(middle) < goal
-        return jnp.where(below, middle, left), jnp.where(below, right, middle)
-
-    start = (jnp.broadcast_to(low, goal.shape), jnp.broadcast_to(high, goal.shape))
-    left, right = jax.lax.fori_loop(0, _BISECTIONS, halve, start)
-    inside = (share > 0) & (share < 1)
-    return jnp.where(inside, 0.5 * (left + right), jnp.where(share > 0, high, low))
+    begin, end = place(low), place(high)
+    spacing = (end - begin) / (num_nodes - 1)
+    u = begin + spacing * jnp.arange(num_nodes, dtype=s.dtype)[:, None]
+    bent = jnp.tanh((u - turn) / width)
+    # An integral does not depend on its path: derivatives are taken with it held.
+    return jax.lax.stop_gradient(
+        (u - share * width * bent, spacing * (1 - share * (1 - bent * bent)))
+    )
 
 
-def _graded_edges(
-    low: Array, high: Array, turns: tuple[Array, ...], s: Array, num_panels: int
-) -> Array:
-    """The same with panels that shrink towards the lower end."""
-    edges = _edges(low, high, turns, s, num_panels - _LAYERS)
-    first = edges[1] - edges[0]
-    powers = _LAYER_RATIO ** -jnp.arange(_LAYERS, 0, -1, dtype=s.dtype)
-    layers = edges[0] + first * powers[:, None]
-    return jnp.concatenate([edges[:1], layers, edges[1:]])
+def _half_line(
+    floor: Array, high: Array, turns: tuple[Array, ...], s: Array, num_nodes: int
+) -> Pair:
+    """Nodes from ``floor`` to about ``high`` and weights; closer at the turns.
+
+    ``x = floor + v - sum of share width tanh((v - turn) / width)`` (0 at v = 0) with
+    ``v = log(1 + e^u)``.
+    """
+    share, width = _crowding(s)
+    if len(turns) == 2:
+        # Where both are at one place the share is one of them's.
+        apart = jnp.abs(turns[0] - turns[1]) / width
+        share = share / (1 + 1 / jnp.cosh(jnp.minimum(apart, 300.0)) ** 2)
+
+    def bends(v: Array, places: tuple[Array, ...]) -> tuple[Array, Array]:
+        shift, slope = jnp.zeros_like(v), jnp.zeros_like(v)
+        for place in places:
+            bent = jnp.tanh((v - place) / width)
+            shift = shift + share * width * (bent + jnp.tanh(place / width))
+            slope = slope + share * (1 - bent * bent)
+        return shift, slope
+
+    goals = tuple(turn - floor for turn in turns)
+    places, end = goals, high - floor
+    for _ in range(_FIXED_POINTS):
+        places = tuple(
+            goal + bends(place, places)[0]
+            for goal, place in zip(goals, places, strict=True)
+        )
+    for _ in range(_FIXED_POINTS):
+        end = high - floor + bends(end, places)[0]
+    spacing = (end + _DEEPEST_LAYER) / (num_nodes - 1)
+    u = spacing * jnp.arange(num_nodes, dtype=s.dtype)[:, None] - _DEEPEST_LAYER
+    v, rise = _softplus(u)
+    shift, slope = bends(v, places)
+    weight = spacing * rise * (1 - slope)
+    # The first one stands for all those before it, a geometric series.
+    weight = jnp.concatenate([weight[:1] / -jnp.expm1(-spacing), weight[1:]])
+    node, weight = jax.lax.stop_gradient((v - shift, weight))
+    # The path moves along with the end of the domain, where it must start.
+    return floor + node, weight
 
 
-def _path(edges: Array, floor: Array, turn: Array, s: Array, height: Array) -> _Path:
-    nodes, weights = gauss_legendre(_NODES_PER_PANEL)
-    width = (edges[1:] - edges[:-1])[:, None]
-    node = edges[:-1, None] + width * nodes.reshape(1, -1, 1)
-    weight = width * weights.reshape(1, -1, 1)
-    flat = (-1, s.shape[0])
-    # An integral does not depend on its path: derivatives are taken with the path
-    # held, only moved along with the end of the domain, where it must start.
-    node, weight = jax.lax.stop_gradient((node.reshape(flat), weight.reshape(flat)))
-    starts = jnp.isfinite(floor)
-    end = jnp.where(starts, floor, 0.0)
-    node = node + (end - jax.lax.stop_gradient(end))
-    return _Path(node, weight, floor, turn, s, height)
+def _crowding(s: Array) -> tuple[Array, Array]:
+    """Share of the spacing that is taken away at a turn, and the width of that."""
+    share = jnp.maximum(1 - _TURN_SHIFT / s, 0.0)
+    # In x the width is that of the place where x(u) is steep again.
+    return share, _TURN_WIDTH / s / (1 - 0.76 * share)
+
+
+def _softplus(x: Array) -> tuple[Array, Array]:
+    """``log(1 + e^x)`` and its derivative."""
+    small = jnp.exp(-jnp.abs(x))
+    rise = jnp.where(x > 0, 1.0, small) / (1 + small)
+    return jnp.maximum(x, 0.0) + jnp.log1p(small), rise
 
 
 def _points(path: _Path) -> tuple[Pair, Pair]:
-    """Nodes on the path, and ``log dx`` with the weights."""
+    """Nodes on the path, and ``dx`` with the weights."""
     height, slope = jax.lax.stop_gradient(_heights(path))
-    speed = 0.5 * jnp.log1p(slope * slope) + jnp.log(path.weight)
-    return (path.node, height), (speed, jnp.arctan(slope))
+    return (path.node, height), (path.weight, path.weight * slope)
 
 
 def _heights(path: _Path) -> tuple[Array, Array]:
@@ -313,24 +353,38 @@ def _heights(path: _Path) -> tuple[Array, Array]:
         (stop, -_RISE_BEHIND_TURN),
         (jnp.maximum(stop, 2.0), _RISE_AT_END),
     ):
-        before = jnp.logaddexp(0.0, origin - corner)
-        height = height + rise * (jnp.logaddexp(0.0, node - corner) - before)
-        slope = slope + rise / (1 + jnp.exp(jnp.minimum(corner - node, 700.0)))
+        before, _ = _bend(origin - corner)
+        behind, turned = _bend(node - corner)
+        height = height + rise * (behind - before)
+        slope = slope + rise * turned
     return path.height * height, path.height * slope
+
+
+def _bend(x: Array) -> tuple[Array, Array]:
+    """A smooth ``max(x, 0)`` and its derivative; analytic while ``|Im x| < 2``."""
+    root = jnp.sqrt(x * x + 4.0)
+    # Without cancellation at x = -1e30.
+    smaller = 2.0 / (root + jnp.abs(x))
+    return jnp.where(x > 0, x + smaller, smaller), 0.5 * (1 + x / root)
 
 
 def _log_mixture(exponent: Pair, p: Array) -> Pair:
     """``log(1 - p + p e^l)``, continued past the turn."""
     log_p, log_q = jnp.log(p), jnp.maximum(jnp.log1p(-p), -1e300)
     low = jnp.minimum(exponent[0], 700.0)
-    re, im = expm1_complex(low, exponent[1])
-    excess = (p * re, p * im)
-    central = (excess[0] ** 2 + excess[1] ** 2 <= 0.25) & (exponent[0] < 700.0)
-    near = log1p_complex(*(jnp.where(central, e, 0.0) for e in excess))
-    far = log_add_complex(log_q, (exponent[0] + log_p, exponent[1]))
+    versine, sine = versine_sine(exponent[1])
+    # p (e^l - 1), without cancellation where the loss is small
+    near = (p * (jnp.expm1(low) * (1 - versine) - versine), p * jnp.exp(low) * sine)
+    gap = exponent[0] + log_p - log_q
+    small = jnp.exp(-jnp.abs(gap))
+    far = (small * (1 - versine), -small * sine)
+    behind = (gap > 0) & (near[0] ** 2 + near[1] ** 2 > 0.25)
+    re, im = log1p_complex(
+        *(jnp.where(behind, b, a) for a, b in zip(near, far, strict=True))
+    )
     return (
-        jnp.where(central, near[0], far[0]),
-        jnp.where(central, near[1], far[1]),
+        re + jnp.where(behind, exponent[0] + log_p, 0.0),
+        im + jnp.where(behind, exponent[1], 0.0),
     )
 
 
@@ -345,3 +399,7 @@ def _real_log_mixture(exponent: Array, p: Array) -> Array:
 def _log_normal(x: Pair) -> Pair:
     """``log phi(x)`` for complex x."""
     return 0.5 * (x[1] * x[1] - x[0] * x[0]) - _LOG_SQRT_2PI, -x[0] * x[1]
+
+
+def _times(a: Pair, b: Pair) -> Pair:
+    return a[0] * b[0] - a[1] * b[1], a[0] * b[1] + a[1] * b[0]

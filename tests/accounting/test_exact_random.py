@@ -172,7 +172,7 @@ def finer_epsilon(given: Problem, near: np.ndarray) -> tuple[np.ndarray, np.ndar
     log_target = log_delta + np.log1p(-np.exp(np.minimum(log_added - log_delta, -1e-9)))
     log_cut = log_delta - np.log(np.maximum(sum(counts), 1.0)) - 90.0
     lay = jax.jit(contour_layout.lay_contour)
-    solve = jax.jit(contour_kernels.epsilon, static_argnums=(0, 1))
+    solve = jax.jit(contour_kernels.epsilon, static_argnums=0)
 
     def kernel(target: Any, near: Any, log_cut: Any, groups: Any, backward: Any) -> Any:
         steps = []
@@ -181,7 +181,7 @@ def finer_epsilon(given: Problem, near: np.ndarray) -> tuple[np.ndarray, np.ndar
             law = steps_kernel(kind, num_terms)(group, backward, log_cut)
             steps.append(law._replace(law=law.check, check=law.law))
         contour = lay(near - 0.03 * jnp.minimum(near, 1.0), tuple(steps))
-        return solve(_NUM_NODES, True, target, near, 2 * near, contour, tuple(steps))
+        return solve(_NUM_NODES, target, near, 2 * near, contour, tuple(steps))
 
     answer = float64_boundary(kernel)
     value, error = np.full(near.shape, np.nan), np.full(near.shape, np.inf)

@@ -1,0 +1,263 @@
+"""Settings solved by contour integrals, with more and more nodes where it takes them.
+
+Few nodes serve most settings; those whose error estimate is too large are done again
+with more.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from jaxdp_episodic._precision import float64_boundary
+from jaxdp_episodic.accounting import contour_kernels, contour_layout
+from jaxdp_episodic.accounting.contour_steps import steps_kernel
+from jaxdp_episodic.accounting.evaluation import in_chunks, step_groups
+from jaxdp_episodic.accounting.rdp_kernels import StepGroup
+from jaxdp_episodic.accounting.resolution import EPISODES, DominatingPair
+
+# Largest relative error estimate of an answer that is called exact.
+TOLERANCE = 1e-6
+# ... or this many nats, where epsilon is smaller than a thousandth of them.
+SMALLEST_EPSILON = 1e-3
+# Nats below delta at which the laws are cut.
+_CUT = 70.0
+# Nats by which what is cut off must stay below delta.
+_CUT_MARGIN = 30.0
+# Nats of log(delta) between the epsilon that a contour is laid for and the answer.
+_FAR = 10.0
+_CPU_CHUNKS = (1, 8)
+# So few settings are cheaper one by one than in a chunk that is mostly padding.
+_ONE_BY_ONE = 3
+_ACCELERATOR_CHUNKS = (8, 512, 4096)
+
+
+class _Pass(NamedTuple):
+    """How much is spent on a setting.
+
+    Attributes:
+      law_nodes: of the laws of the losses.
+      contour_nodes: of the contour.
+    """
+
+    law_nodes: int
+    contour_nodes: int
+
+
+# Tried one after the other on what is not settled. A contour is laid for a guess of
+# epsilon, and the first guesses are poor.
+_PASSES = (
+    _Pass(128, 113),
+    _Pass(192, 289),
+    _Pass(256, 513),
+    _Pass(384, 1025),
+)
+
+
+class Problem(NamedTuple):
+    """Settings in one dimension, (n,), with their pairs' fields (n,)."""
+
+    target: np.ndarray
+    pairs: tuple[DominatingPair, ...]
+    counts: tuple[np.ndarray, ...]
+
+    def take(self, index: np.ndarray) -> Problem:
+        """The settings at an index, (m,)."""
+        pairs = tuple(
+            DominatingPair(pair.kind, *(field[index] for field in pair[1:]))
+            for pair in self.pairs
+        )
+        return Problem(
+            self.target[index], pairs, tuple(count[index] for count in self.counts)
+        )
+
+
+class ContourSolver:
+    """Settings that are solved by contours, in either direction."""
+
+    def __init__(
+        self,
+        quantity: str,
+        problem: Problem,
+        bound: np.ndarray,
+        order: np.ndarray,
+        goal: np.ndarray,
+        log_added: np.ndarray,
+    ) -> None:
+        self.quantity, self.problem = quantity, problem
+        self.bound, self.order = bound, order
+        self.goal, self.log_added = goal, log_added
+
+    def surely_private(
+        self, asked: np.ndarray, epsilon: np.ndarray, *, backward: bool
+    ) -> np.ndarray:
+        """Where delta at that epsilon is below its target even with its error."""
+        private = np.zeros(epsilon.shape, bool)
+        index = np.flatnonzero(asked & (epsilon > 0))
+        if index.size:
+            log_delta, error, *_ = self._run(
+                "log_delta", index, epsilon[index], _PASSES[0], backward
+            )
+            # An error of a nat means nothing.
+            below = log_delta + error < self.problem.target[index]
+            private[index] = below & (error < 1)
+        return private
+
+    def solve(
+        self, wanted: np.ndarray, *, backward: bool, least: np.ndarray | None = None
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Values and errors of one direction, with as many nodes as it takes.
+
+        What is surely below ``least`` need not be known any better.
+        """
+        value = np.full(self.bound.shape, np.nan)
+        error = np.full(self.bound.shape, np.inf)
+        # Without a guess the kernel makes its own.
+        guess = np.full(self.bound.shape, -1.0)
+        if self.quantity == "log_delta":
+            guess = self.problem.target
+        elif least is not None:
+            guess = np.clip(least, 0.0, self.bound)
+        if least is None:
+            least = np.full(self.bound.shape, -np.inf)
+        for effort in _PASSES:
+            scale = 1.0
+            if self.quantity == "epsilon":
+                scale = np.maximum(np.abs(value), SMALLEST_EPSILON)
+            # A tenth of what is allowed, so that the larger direction does not matter.
+            settled = error <= 0.1 * TOLERANCE * scale
+            # The other direction's answer hides what is surely below it.
+            settled |= value + error <= least
+            index = np.flatnonzero(wanted & ~settled)
+            if index.size == 0:
+                break
+            new_value, log_error, slope, used = self._run(
+                self.quantity, index, guess[index], effort, backward
+            )
+            new_error = log_error
+            if self.quantity == "log_delta":
+                # So small a delta may be in what was cut off.
+                lost = new_value < self.goal[index] - _CUT + _CUT_MARGIN
+                new_error = np.where(lost, np.inf, new_error)
+            if self.quantity == "epsilon":
+                new_value = np.maximum(new_value, 0.0)
+                # delta falls with epsilon: a sum that does not has not converged.
+                falling = slope > 0
+                off = log_error / np.where(falling, slope, 1.0)
+                new_error = np.where(falling, off, np.inf)
+                # On a contour for an epsilon six deviations away the sum cancels: its
+                # error was seen to be seven times the estimate.
+                far = np.abs(new_value - used) * np.abs(slope) > _FAR
+                new_error = np.where(far, 10.0 * new_error, new_error)
+                # 0 is exact where delta is below its target there, on a contour that
+                # was laid for it; another one is laid first.
+                near = falling & ~far
+                new_error = np.where(
+                    log_error == 0, np.where(near, 0.0, 1.0), new_error
+                )
+            new_error = np.where(np.isnan(new_error), np.inf, new_error)
+            better = ~(new_error > error[index])
+            value[index] = np.where(better, new_value, value[index])
+            error[index] = np.where(better, new_error, error[index])
+            if self.quantity == "epsilon":
+                # The first answer, even a poor one, says where the saddle point is;
+                # without one the guess was too large.
+                found = np.isfinite(new_value) & (new_error < np.inf)
+                guess = guess.copy()
+                guess[index] = np.where(found, new_value, 0.5 * used)
+                guess = np.clip(guess, 0.0, self.bound)
+            else:
+                # The nearer the cut is, the less cancels.
+                known = np.isfinite(value) & (error < 0.1)
+                self.goal = np.where(known, value - 1.0, self.goal)
+        return value, error
+
+    def _run(
+        self,
+        quantity: str,
+        index: np.ndarray,
+        guess: np.ndarray,
+        effort: _Pass,
+        backward: bool,
+    ) -> tuple[np.ndarray, ...]:
+        """The kernels over chunks."""
+        part = self.problem.take(index)
+        shape = index.shape
+        kinds, groups, _, _ = step_groups(part.pairs, part.counts, shape)
+        log_target = part.target
+        if quantity == "epsilon":
+            # What the terms left out may add comes off the target.
+            added = np.minimum(self.log_added[index] - log_target, -1e-12)
+            log_target = log_target + np.log1p(-np.exp(added))
+        arrays = (
+            log_target,
+            guess,
+            self.bound[index],
+            self.order[index],
+            # What is cut off the laws is far below delta, even all of it together.
+            np.minimum(self.goal[index], 0.0)
+            - np.log(np.maximum(sum(part.counts), 1.0))
+            - _CUT,
+            np.full(shape, float(backward)),
+        )
+        most = [
+            int(g.num_episodes.max()) if k == EPISODES else 1
+            for k, g in zip(kinds, groups, strict=True)
+        ]
+        # Powers of two, each of which is compiled.
+        terms = tuple(1 << (m - 1).bit_length() for m in most)
+        find = bool(np.any(guess < 0))
+        kernel = float64_boundary(_chunk_kernel(quantity, kinds, terms, effort, find))
+        on_cpu = jax.default_backend() == "cpu"
+        sizes = _CPU_CHUNKS if on_cpu else _ACCELERATOR_CHUNKS
+        if index.size <= _ONE_BY_ONE:
+            sizes = sizes[:1]
+
+        def on_chunk(chunk: Any) -> tuple[np.ndarray, ...]:
+            return kernel(*chunk)
+
+        result = in_chunks(on_chunk, (arrays, groups), sizes)
+        if quantity == "log_delta":
+            with np.errstate(invalid="ignore"):  # NaN: not found with these nodes
+                value = np.logaddexp(result[0], self.log_added[index])
+            result = (value, *result[1:])
+        return result
+
+
+def _chunk_kernel(
+    quantity: str,
+    kinds: tuple[str, ...],
+    terms: tuple[int, ...],
+    effort: _Pass,
+    find: bool,
+) -> Callable[..., tuple[jax.Array, ...]]:
+    """Laws, contour and answer of one chunk: jitted one by one."""
+
+    def call(arrays: Any, groups: tuple[StepGroup, ...]) -> tuple[jax.Array, ...]:
+        target, guess, highest, order, log_cut, backward = arrays
+        steps = tuple(
+            steps_kernel(kind, count, effort.law_nodes)(group, backward, log_cut)
+            for kind, count, group in zip(kinds, terms, groups, strict=True)
+        )
+        if quantity == "epsilon" and find:
+            guess = _jitted("first_epsilon")(target, highest, order, steps)
+        contour = _jitted("lay_contour")(guess, steps)
+        nodes = effort.contour_nodes
+        if quantity == "epsilon":
+            solution = _jitted("epsilon")(nodes, target, guess, highest, contour, steps)
+        else:
+            solution = _jitted("log_delta")(nodes, guess, contour, steps)
+        return (*solution, guess)
+
+    return call
+
+
+@functools.cache
+def _jitted(name: str) -> Callable[..., Any]:
+    if name in ("epsilon", "log_delta"):
+        return jax.jit(getattr(contour_kernels, name), static_argnums=0)
+    return jax.jit(getattr(contour_layout, name))

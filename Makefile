@@ -12,14 +12,18 @@ BENCH_PIP_FLAGS ?=
 # Every demo is a run of its own: no run is ever written over.
 DEMO ?= train configs/glyphs_5w1s.toml --out results/demo-$(shell date +%Y%m%d-%H%M%S)
 
-FIGURES := designs iteration local_dp poisson_rdp product_rate shuffling
+FIGURES := designs iso_epsilon_demo iteration local_dp \
+  poisson_against_without_replacement poisson_rdp product_rate shuffling stages
 
 VENV := .venv
 BENCH_VENV := .venv-bench
+DOCS_VENV := .venv-docs
 PY := $(VENV)/bin/python
 PARALLEL := --numprocesses $(WORKERS) --dist loadfile
 BENCH_PY := $(BENCH_VENV)/bin/python
 BENCH_PINS := experiments/benchmarks/requirements.txt
+# The theme announces the end of MkDocs 1 in every build; it is pinned here.
+MKDOCS := NO_MKDOCS_2_WARNING=1 $(DOCS_VENV)/bin/python -m mkdocs
 
 PYTHON_CHECK := import sys; sys.exit(sys.version_info < (3, 11) and \
   "Python 3.11 or later is needed, this is " + sys.version.split()[0] + \
@@ -27,7 +31,8 @@ PYTHON_CHECK := import sys; sys.exit(sys.version_info < (3, 11) and \
 
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
-.PHONY: help env demo test test-all lint format bench bench-exact bench-training figures clean
+.PHONY: help env demo test test-all lint format bench bench-exact bench-sweep bench-training figures
+.PHONY: docs docs-serve clean
 
 help:
 	@echo "make demo      train a few-shot classifier privately, stop at the target epsilon"
@@ -36,8 +41,11 @@ help:
 	@echo "make lint      format, lint and types"
 	@echo "make format    apply the formatter and the linter's safe repairs"
 	@echo "make bench     speed against other accountants"
-	@echo "make figures   the figures and tables of the amplification results again"
+	@echo "make figures   the figures and tables of the documentation again"
 	@echo "make bench-exact  speed and error of the exact and certified methods against PLD and PRV"
+	@echo "make bench-sweep  speed and memory of sweeps of up to a hundred million settings"
+	@echo "make docs      the documentation as a site, into results/site"
+	@echo "make docs-serve  the same at a local address, made again at every change"
 	@echo "make bench-training  speed of a private training step against PyTorch"
 
 env: $(VENV)/.stamp
@@ -54,6 +62,13 @@ $(BENCH_VENV)/.stamp: pyproject.toml $(BENCH_PINS)
 	$(PYTHON) -m venv --clear $(BENCH_VENV)
 	$(BENCH_PY) -m pip install --quiet --disable-pip-version-check $(BENCH_PIP_FLAGS) \
 	  --requirement $(BENCH_PINS) --editable .
+	@touch $@
+
+$(DOCS_VENV)/.stamp: pyproject.toml constraints.txt
+	@$(PYTHON) -c '$(PYTHON_CHECK)'
+	$(PYTHON) -m venv --clear $(DOCS_VENV)
+	$(DOCS_VENV)/bin/python -m pip install --quiet --disable-pip-version-check \
+	  --constraint constraints.txt --editable '.[docs]'
 	@touch $@
 
 demo: $(VENV)/.stamp
@@ -82,14 +97,23 @@ figures: $(VENV)/.stamp
 	  cp results/$$name/$$name.png docs/images/ && \
 	  cp results/$$name/$$name.json docs/tables/ || exit 1; done
 
+docs: $(DOCS_VENV)/.stamp
+	$(MKDOCS) build --strict
+
+docs-serve: $(DOCS_VENV)/.stamp
+	$(MKDOCS) serve
+
 bench: $(BENCH_VENV)/.stamp
 	$(BENCH_PY) experiments/benchmarks/accountant.py
 
 bench-exact: $(BENCH_VENV)/.stamp
 	$(BENCH_PY) experiments/benchmarks/exact.py
 
+bench-sweep: $(VENV)/.stamp
+	$(PY) experiments/benchmarks/sweep.py
+
 bench-training: $(BENCH_VENV)/.stamp
 	$(BENCH_PY) experiments/benchmarks/training.py
 
 clean:
-	rm -rf $(VENV) $(BENCH_VENV) build dist .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(BENCH_VENV) $(DOCS_VENV) build dist .pytest_cache .ruff_cache .hypothesis

@@ -1,0 +1,237 @@
+"""What the documentation shows is what happens, and nothing of it is missing.
+
+Every page is a session: its Python and its commands run in order, in one folder and in
+one namespace, and print what the page says they print.
+"""
+
+import importlib
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+import jaxdp_episodic
+import pages
+from jaxdp_episodic.cli.program import _parse as parse_command
+
+DOCS = sorted(
+    path.relative_to(pages.ROOT).as_posix()
+    for path in (pages.ROOT / "docs").rglob("*.md")
+)
+# Pages whose sessions take more than some seconds.
+SLOW = {
+    "docs/account.md",
+    "docs/attacks.md",
+    "docs/audit.md",
+    "docs/plan.md",
+    "docs/sweep.md",
+    "docs/training.md",
+}
+SESSIONS = [
+    pytest.param(page, marks=pytest.mark.slow) if page in SLOW else page
+    for page in DOCS
+]
+# What makes a config lighter: the commands stay as they are printed.
+LIGHTER = {
+    "glyphs_5w1s.toml": {
+        "num_steps = 500": "num_steps = 3",
+        "sampling_probability = 0.5": "sampling_probability = 0.02",
+        "channels = [32, 64, 64]": "channels = [4]",
+        "num_episodes = 600": "num_episodes = 4",
+        "every = 100\n": "every = 2\n",
+    },
+    "sweep_episodes.toml": {
+        "0.7, 6.0, 80": "0.7, 6.0, 8",
+        "0.01, 1.0, 50": "0.1, 1, 5",
+    },
+    "sweep_glyphs.toml": {"5_000, 33": "5_000, 3", "7.0, 33": "7.0, 3"},
+    "plan_glyphs.toml": {
+        "episodes_per_step = 360": "episodes_per_step = 40",
+        "total_episodes = 90_000": "total_episodes = 2_000\nmost_steps = 60",
+        "version = 1\n": 'version = 1\nschemes = ["poisson"]\n',
+    },
+}
+# Blocks that are files: where a reader would save them, and what makes them lighter.
+FILES = {
+    ("docs/account.md", "csv"): ("requests.csv", {}),
+    ("docs/sweep.md", "toml"): ("big.toml", {"0.7, 6.0, 80": "0.7, 6.0, 65"}),
+}
+# Paths that a reader has and a test has not.
+PLACES = {"/shared/": "shared/"}
+# A cluster is needed: tests/sweep/test_ray.py has the engine on a local one.
+NEEDS_CLUSTER = "--ray-address auto"
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """A reader's folder: the configs of the clone, the heavy ones made lighter."""
+    shutil.copytree(pages.ROOT / "configs", tmp_path / "configs")
+    for name, changes in LIGHTER.items():
+        path = tmp_path / "configs" / name
+        path.write_text(lighter(path.read_text(encoding="utf-8"), changes))
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def lighter(text, changes):
+    for old, new in changes.items():
+        assert old in text, old
+        text = text.replace(old, new)
+    return text
+
+
+@pytest.mark.parametrize("page", SESSIONS)
+def test_what_a_page_shows_happens(page, folder):
+    namespace, printed = {}, ""
+    for number, block in enumerate(pages.blocks(pages.read(page))):
+        if block.language == "python":
+            printed = pages.run_python(block.text, f"{page}, {number}", namespace)
+        elif block.is_output:
+            assert printed == block.text
+        elif (page, block.language) in FILES:
+            name, changes = FILES[page, block.language]
+            (folder / name).write_text(lighter(block.text, changes))
+        for command, output in pages.commands(block):
+            if not command.startswith(pages.PROGRAM):
+                pages.check_command(command)
+            elif NEEDS_CLUSTER not in command:
+                for place, here in PLACES.items():
+                    command = command.replace(place, here)
+                said = pages.run_program(command)
+                assert not output or said == output
+
+
+@pytest.mark.parametrize("page", sorted(SLOW))
+def test_a_slow_page_can_be_read(page, folder):
+    """Its Python compiles and its commands parse: seconds, where running takes more."""
+    for number, block in enumerate(pages.blocks(pages.read(page))):
+        if block.language == "python":
+            compile(block.text, f"{page}, {number}", "exec")
+        for command, _ in pages.commands(block):
+            if command.startswith(pages.PROGRAM):
+                words = shlex.split(command.replace(pages.JOBS, "1"), comments=True)
+                assert parse_command(words[1:]).run
+            else:
+                pages.check_command(command)
+
+
+def test_the_sessions_are_not_empty():
+    """Guards the reading of pages: these are known to hold what is run."""
+    counts = {
+        page: {
+            "python": len(pages.fences(pages.read(page), "python")),
+            "commands": sum(
+                len(list(pages.commands(block)))
+                for block in pages.blocks(pages.read(page))
+            ),
+        }
+        for page in DOCS
+    }
+    assert counts["docs/index.md"] == {"python": 1, "commands": 1}
+    assert counts["docs/units.md"]["python"] >= 4
+    assert counts["docs/account.md"]["python"] >= 8
+    assert counts["docs/sweep.md"]["commands"] >= 5
+    assert counts["docs/training.md"]["commands"] >= 1
+    assert set(SLOW) <= set(DOCS)
+    assert {page for page, _ in FILES} <= set(DOCS)
+
+
+def test_a_wrong_page_is_caught(folder):
+    """Blocks of every kind, with output that is wrong, are told apart."""
+    text = (
+        "```python\nprint(1)\n```\n\n```text\n2\n```\n\n    jaxdp-episodic nonsense\n"
+    )
+    code, output, command = pages.blocks(text)
+    assert pages.run_python(code.text, "wrong", {}) == "1\n"
+    assert output.is_output and output.text == "2\n"
+    with pytest.raises(AssertionError):
+        pages.run_program(*[line for line, _ in pages.commands(command)])
+    for line in ("make nothing", "pip install '.[nothing]'", "rm -rf /"):
+        with pytest.raises(AssertionError):
+            pages.check_command(line)
+
+
+@pytest.mark.parametrize("page", DOCS)
+def test_links_and_images_lead_somewhere(page):
+    assert pages.broken_links(page) == []
+
+
+def navigation():
+    """The pages that the site's navigation names, from docs/ on."""
+    text = (pages.ROOT / "mkdocs.yml").read_text(encoding="utf-8")
+    (nav,) = re.findall(r"^nav:\n((?: .*\n)+)", text, re.M)
+    return re.findall(r": ([\w/.-]+\.md)$", nav, re.M)
+
+
+def test_the_navigation_names_every_page_once():
+    assert sorted(f"docs/{page}" for page in navigation()) == DOCS
+
+
+def test_every_figure_is_in_the_gallery_or_on_its_page():
+    """The gallery has all pictures; diagrams that a page is about stay there."""
+    shown = pages.read("docs/gallery.md") + pages.read("docs/units.md")
+    for path in sorted((pages.ROOT / "docs" / "images").iterdir()):
+        assert f"(images/{path.name})" in shown, path.name
+
+
+# --- The reference ---
+
+
+def documented():
+    """What the reference has an entry for."""
+    text = "".join(pages.read(page) for page in DOCS if "/reference/" in page)
+    return re.findall(r"^::: ([\w.]+)$", text, re.M)
+
+
+def test_the_reference_has_every_public_name():
+    training = importlib.import_module("jaxdp_episodic.training")
+    amplification = pages.ROOT / "jaxdp_episodic" / "amplification"
+    wanted = {f"jaxdp_episodic.{name}" for name in jaxdp_episodic.__all__}
+    wanted |= {f"jaxdp_episodic.training.{name}" for name in training.__all__}
+    wanted |= {
+        f"jaxdp_episodic.amplification.{path.stem}"
+        for path in amplification.glob("[!_]*.py")
+    }
+    assert sorted(set(documented()) & wanted) == sorted(wanted)
+    assert len(documented()) == len(set(documented()))
+
+
+@pytest.mark.parametrize("name", documented())
+def test_the_reference_names_things_that_exist(name):
+    parts = name.split(".")
+    thing = importlib.import_module(parts[0])
+    for number, part in enumerate(parts[1:], start=2):
+        if not hasattr(thing, part):
+            importlib.import_module(".".join(parts[:number]))
+        thing = getattr(thing, part)
+    assert thing.__doc__
+
+
+# --- The site ---
+
+
+@pytest.mark.slow
+def test_the_site_builds_without_a_warning(tmp_path):
+    """And loads nothing from elsewhere, so that it can be read without a network."""
+    pytest.importorskip("mkdocs", reason="make docs has the environment for it")
+    done = subprocess.run(
+        [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", tmp_path],
+        cwd=pages.ROOT,
+        env={**os.environ, "NO_MKDOCS_2_WARNING": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "WARNING" not in done.stderr
+    for page in DOCS:
+        html = (tmp_path / page).relative_to(tmp_path).with_suffix(".html")
+        built = (tmp_path / html.relative_to("docs")).read_text(encoding="utf-8")
+        loaded = re.findall(r"<(?:script|img)[^>]*src=\"([^\"]*)", built)
+        loaded += re.findall(r"<link[^>]*rel=\"stylesheet\"[^>]*href=\"([^\"]*)", built)
+        assert loaded
+        assert [address for address in loaded if "//" in address] == []

@@ -13,14 +13,19 @@ from typing import Any
 
 import numpy as np
 
+# What a hint is looked for among.
+_LONGEST_WORD, _MOST_WORDS = 100, 1000
+
 
 def real_array(name: str, value: Any) -> np.ndarray:
     """Returns ``value`` as a float64 array without NaN."""
     array = _numeric(name, value)
+    with np.errstate(over="ignore"):  # extended precision beyond float64: infinity
+        array = array.astype(np.float64)
     # + 0.0: a noise multiplier of -0.0 passes ">= 0", and its inverse is -infinity.
-    result = array.astype(np.float64) + 0.0
+    result = array + 0.0
     if np.isnan(result).any():
-        raise ValueError(f"{name} must not be NaN, got {_show(value)}")
+        raise ValueError(f"{name} must not be NaN, got {shown(value)}")
     return result
 
 
@@ -31,6 +36,9 @@ def integer_array(name: str, value: Any, *, minimum: int) -> np.ndarray:
     float no longer says which integer it means.
     """
     array = _numeric(name, value)
+    if array.dtype.kind == "f":  # half precision does not reach 2**53
+        with np.errstate(over="ignore"):
+            array = array.astype(np.float64)
     allowed = f"{name} must be a whole number >= {minimum} and at most 2**53"
     if array.dtype.kind == "f" and not np.all(
         np.isfinite(array) & (array == np.floor(array))
@@ -78,18 +86,31 @@ def choice(name: str, value: Any, allowed: Iterable[str]) -> str:
     """Returns ``value`` if it is one of ``allowed``, else names the nearest."""
     options = tuple(allowed)
     if not isinstance(value, str):
-        raise TypeError(f"{name} must be one of {options}, got {value!r}")
+        raise TypeError(f"{name} must be one of {options}, got {shown(value)}")
     if value not in options:
-        raise ValueError(
-            f"{name} must be one of {options}, got {value!r}{nearest(value, options)}"
-        )
+        hint = nearest(value, options)
+        raise ValueError(f"{name} must be one of {options}, got {shown(value)}{hint}")
     return value
 
 
 def nearest(word: str, options: Iterable[str]) -> str:
     """Returns "; did you mean 'x'?" for the option closest to ``word``, or ""."""
-    close = difflib.get_close_matches(word, list(options), n=1)
+    # Of a stranger's file there may be millions, each as long as a book.
+    short = [option for option in options if len(option) <= _LONGEST_WORD]
+    if len(word) > _LONGEST_WORD or len(short) > _MOST_WORDS:
+        return ""
+    close = difflib.get_close_matches(word, short, n=1)
     return f"; did you mean {close[0]!r}?" if close else ""
+
+
+def shown(value: Any) -> str:
+    """Returns a value as messages write it, cut short; whatever a stranger wrote."""
+    try:
+        text = repr(value)
+    # Nested deeper than Python recurses, or an integer of thousands of digits.
+    except (RecursionError, ValueError):
+        return f"a {type(value).__name__} too large to be shown"
+    return text if len(text) <= 60 else text[:57] + "..."
 
 
 def broadcast_shape(**arrays: Any) -> tuple[int, ...]:
@@ -107,16 +128,21 @@ def _numeric(name: str, value: Any) -> np.ndarray:
         raise TypeError(f"{name} must not be a masked array: its mask would be lost")
     try:
         array = np.asarray(value)
-    except ValueError:  # ragged nesting
+    except (ValueError, RecursionError):  # ragged, or nested without end
         raise TypeError(
             f"{name} must be a number or a rectangular array of numbers, "
-            f"got {_show(value)}"
+            f"got {shown(value)}"
         ) from None
     if array.dtype.kind not in "iuf" and array.size == 0 and array.dtype != object:
         array = array.astype(np.float64)
+    if array.dtype == object and _are_numbers(array):
+        raise ValueError(
+            f"{name} must fit into 64 bits where it is a whole number, "
+            f"got {shown(value)}"
+        )
     if array.dtype.kind not in "iuf" or _holds_bool(value):
         raise TypeError(
-            f"{name} must be a number or an array of numbers, got {_show(value)}"
+            f"{name} must be a number or an array of numbers, got {shown(value)}"
         )
     return array
 
@@ -126,6 +152,11 @@ def _holds_bool(value: Any) -> bool:
     if isinstance(value, list | tuple):
         return any(_holds_bool(v) for v in value)
     return isinstance(value, bool | np.bool_)
+
+
+def _are_numbers(array: np.ndarray) -> bool:
+    """True if all items are numbers of Python: some integer is too large for NumPy."""
+    return array.size > 0 and all(type(item) in (int, float) for item in array.flat)
 
 
 def _in_range(
@@ -145,11 +176,6 @@ def _first_bad(value: Any, bad: np.ndarray) -> str:
     """Shows the offending element, with its index when there are several."""
     array = np.asarray(value)
     if array.ndim == 0:
-        return _show(value)
+        return shown(value)
     index = np.unravel_index(int(np.argmax(bad)), bad.shape)
     return f"{array[index]} at index {tuple(int(i) for i in index)}"
-
-
-def _show(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else text[:57] + "..."

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from jaxdp_episodic import _validation
 from jaxdp_episodic.accounting import request_file
 from jaxdp_episodic.accounting.answers import check_method
 from jaxdp_episodic.accounting.request import (
@@ -22,6 +23,7 @@ from jaxdp_episodic.accounting.request import (
 )
 from jaxdp_episodic.accounting.resolution import dominating_pair
 from jaxdp_episodic.accounting.step import ComposedSteps
+from jaxdp_episodic.sampling import serialization
 from jaxdp_episodic.sampling.population import Population
 
 POPULATION = "population"
@@ -101,6 +103,9 @@ def answer_requests(
         label = row.get(_ID) if isinstance(row, Mapping) else None
         answers.append(None)
         try:
+            if not isinstance(label, str | int | float | None):
+                label, wrong = None, _validation.shown(label)
+                raise TypeError(f"id must be a text or a number, got {wrong}")
             _sort_in(groups, index, row, method, base or Path())
         except _ROW_ERRORS as error:
             answers[index] = _failure(label, error)
@@ -118,7 +123,7 @@ def _sort_in(
     if isinstance(row, Exception):
         raise ValueError(str(row)) from row
     if not isinstance(row, Mapping):
-        raise TypeError(f"a row must be a table of keys, got {_show(row)}")
+        raise TypeError(f"a row must be a table of keys, got {_validation.shown(row)}")
     leaves: list[tuple[KeyPath, Any]] = []
     for key, value in row.items():
         if key != _ID:
@@ -159,6 +164,7 @@ def _flatten(path: KeyPath, value: Any, leaves: list[tuple[KeyPath, Any]]) -> No
         _flatten(path, value.item(), leaves)
     elif isinstance(value, Mapping):
         if not value or (path[-1] == POPULATION):
+            serialization.refuse_hostile(POPULATION, value)
             leaves.append((path, value))
             return
         for key, item in value.items():
@@ -176,7 +182,7 @@ def _flatten(path: KeyPath, value: Any, leaves: list[tuple[KeyPath, Any]]) -> No
     else:
         raise TypeError(
             f"{_named(path)} must be a number or a string (a row is one setting), got "
-            f"{_show(value)}"
+            f"{_validation.shown(value)}"
         )
 
 
@@ -295,7 +301,7 @@ def _key(leaf: Any) -> Any:
 def _plain(value: Any) -> Any:
     if isinstance(value, np.ndarray):
         return value.tolist()
-    raise TypeError(f"population holds {_show(value)}")
+    raise TypeError(f"population holds {_validation.shown(value)}")
 
 
 def _failure(label: Any, error: BaseException) -> Answer:
@@ -305,8 +311,3 @@ def _failure(label: Any, error: BaseException) -> Answer:
 
 def _named(path: Sequence[str | int]) -> str:
     return ".".join(map(str, path))
-
-
-def _show(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else text[:57] + "..."

@@ -7,28 +7,28 @@ answers replace an older file only when all of them are there.
 from __future__ import annotations
 
 import csv
-import importlib
 import json
 import math
 import os
+import secrets
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from jaxdp_episodic.accounting.batch import Answer, answer_requests
-
-SUFFIXES = (".jsonl", ".csv", ".parquet")
-_ROWS_AT_ONCE = 20_000
-_LONGEST_LINE = 2**24
-# Never numbers, whatever they look like.
-_TEXTS = frozenset(
-    "type name id method calibrate level clip_unit privacy_unit neighboring_relation "
-    "small_units file row_level".split()
+from jaxdp_episodic.accounting.batch_rows import (
+    Numbered,
+    check_suffix,
+    pyarrow_modules,
+    reader_of,
 )
+
+_ROWS_AT_ONCE = 20_000
+# Of text; what Python makes of it takes up to twenty times as much.
+_BYTES_AT_ONCE = 2**25
 _COLUMNS = ("row", *Answer._fields)
 
-Row = Mapping[str, Any] | Exception
 Writer = Callable[[list[dict[str, Any]]], None]
 
 
@@ -78,23 +78,27 @@ def answer_file(
         two of one name, ``out`` that is ``source``, an unknown ``method``.
       ImportError: Parquet without pyarrow.
     """
-    rows = _reader(source)
+    rows = reader_of(source)
     if out.exists() and source.exists() and out.samefile(source):
         raise ValueError(f"out must be another file than the requests, got {out}")
     number, failed, first = 0, 0, None
     with writing(out) as write:
         for block in _blocks(rows(source), _ROWS_AT_ONCE):
             answers = answer_requests(
-                [row for _, row in block], method=method, base=source.parent
+                [row for _, row, _ in block], method=method, base=source.parent
             )
             write(
                 [
                     {"row": place, **answer._asdict()}
-                    for (place, _), answer in zip(block, answers, strict=True)
+                    for (place, _, _), answer in zip(block, answers, strict=True)
                 ]
             )
             number += len(block)
-            bad = [(p, a) for (p, _), a in zip(block, answers, strict=True) if a.error]
+            bad = [
+                (place, answer)
+                for (place, _, _), answer in zip(block, answers, strict=True)
+                if answer.error
+            ]
             failed += len(bad)
             if bad and first is None:
                 first = f"row {bad[0][0]}: {bad[0][1].error}"
@@ -120,14 +124,15 @@ def writing(path: Path, columns: Mapping[str, str] | None = None) -> Iterator[Wr
       ValueError: another suffix.
       ImportError: Parquet without pyarrow.
     """
-    _check_suffix(path)
+    check_suffix(path)
     if columns is None:
         types = ("int64", "string", "string", "float64", "string", "string")
         columns = dict(zip(_COLUMNS, types, strict=True))
     opened = {".jsonl": _jsonl_writer, ".csv": _csv_writer, ".parquet": _arrow_writer}
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    # Nobody can guess the name, and what is there already is not opened.
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(6)}.tmp")
     try:
-        with temporary.open("wb") as file:
+        with temporary.open("xb") as file:
             write, close = opened[path.suffix](file, columns)
             yield write
             close()
@@ -170,7 +175,7 @@ def _csv_writer(file: Any, columns: Mapping[str, str]) -> tuple[Writer, Any]:
 
 
 def _arrow_writer(file: Any, columns: Mapping[str, str]) -> tuple[Writer, Any]:
-    arrow, parquet = _pyarrow()
+    arrow, parquet = pyarrow_modules()
     types = {"int64": arrow.int64, "string": arrow.string, "float64": arrow.float64}
     schema = arrow.schema([(name, types[kind]()) for name, kind in columns.items()])
     table = parquet.ParquetWriter(file, schema)
@@ -197,198 +202,14 @@ def _text(value: Any) -> str:
     return str(value).encode("utf-8", "backslashreplace").decode()
 
 
-def _reader(path: Path) -> Callable[[Path], Iterator[tuple[int, Row]]]:
-    _check_suffix(path)
-    readers = {".jsonl": _json_rows, ".csv": _csv_rows, ".parquet": _arrow_rows}
-    return readers[path.suffix]
-
-
-def _check_suffix(path: Path) -> None:
-    if path.suffix not in SUFFIXES:
-        raise ValueError(f"{path.name}: the name must end in {', '.join(SUFFIXES)}")
-
-
-def _blocks(
-    rows: Iterator[tuple[int, Row]], size: int
-) -> Iterable[list[tuple[int, Row]]]:
-    block: list[tuple[int, Row]] = []
+def _blocks(rows: Iterator[Numbered], size: int) -> Iterable[list[Numbered]]:
+    block: list[Numbered] = []
+    weight = 0
     for row in rows:
         block.append(row)
-        if len(block) == size:
+        weight += row[2]
+        if len(block) == size or weight > _BYTES_AT_ONCE:
             yield block
-            block = []
+            block, weight = [], 0
     if block:
         yield block
-
-
-def _json_rows(path: Path) -> Iterator[tuple[int, Row]]:
-    """The lines' numbers and tables; empty lines are skipped."""
-    with path.open("rb") as file:
-        number = 0
-        while line := file.readline(_LONGEST_LINE + 1):
-            number += 1
-            if len(line) > _LONGEST_LINE:
-                while line and not line.endswith(b"\n"):
-                    line = file.readline(_LONGEST_LINE)
-                yield number, ValueError(f"line {number}: longer than 16 MiB")
-            elif not line.isspace():
-                yield number, _json_row(number, line)
-
-
-def _json_row(number: int, line: bytes) -> Row:
-    try:
-        text = line.decode("utf-8-sig" if number == 1 else "utf-8")
-        row = json.loads(text, object_pairs_hook=_without_repeats)
-    except UnicodeDecodeError as error:
-        return ValueError(
-            f"line {number}: not UTF-8 text: {error.reason} at byte {error.start}"
-        )
-    except json.JSONDecodeError as error:
-        return ValueError(
-            f"line {number}: not valid JSON: {error.msg} at column {error.colno}"
-        )
-    except RecursionError:
-        return ValueError(f"line {number}: nested too deeply")
-    except ValueError as error:  # a repeated key, an integer of thousands of digits
-        return ValueError(f"line {number}: not valid JSON: {error}")
-    if not isinstance(row, dict):
-        return TypeError(f"line {number}: must be an object, got {str(row)[:60]!r}")
-    return row
-
-
-def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    table = dict(pairs)
-    if len(table) < len(pairs):
-        names = [name for name, _ in pairs]
-        twice = next(name for name in names if names.count(name) > 1)
-        raise ValueError(f"the key {twice!r} is there twice")
-    return table
-
-
-def _csv_rows(path: Path) -> Iterator[tuple[int, Row]]:
-    """Row numbers from 1, the line of names apart, and tables."""
-    # What is not UTF-8 becomes lone surrogates, which are found in their own row.
-    with path.open(newline="", encoding="utf-8-sig", errors="surrogateescape") as file:
-        lines = csv.reader(file, strict=True)
-        header = next(lines, [])
-        _check_header(path, header)
-        paths = [_parts(name) for name in header]
-        number = 0
-        while True:
-            try:
-                cells = next(lines)
-            except StopIteration:
-                return
-            except csv.Error as error:
-                number += 1
-                yield number, ValueError(f"line {lines.line_num}: {error}")
-                continue
-            if cells:
-                number += 1
-                yield number, _csv_row(header, paths, cells, lines.line_num)
-
-
-def _csv_row(
-    header: list[str], paths: list[list[str]], cells: list[str], line: int
-) -> Row:
-    if len(cells) != len(header):
-        return ValueError(
-            f"line {line}: {len(cells)} fields under {len(header)} column names"
-        )
-    row: dict[str, Any] = {}
-    try:
-        for parts, cell in zip(paths, cells, strict=True):
-            if cell:
-                _put(row, parts, _cell(parts[-1], cell))
-    except (ValueError, RecursionError) as error:
-        return ValueError(f"line {line}: {error}")
-    return _listed(row)
-
-
-def _arrow_rows(path: Path) -> Iterator[tuple[int, Row]]:
-    """Row numbers from 1, and tables."""
-    arrow, parquet = _pyarrow()
-    try:
-        file = parquet.ParquetFile(path)
-    except arrow.ArrowInvalid as error:
-        raise ValueError(f"{path.name}: not a Parquet file: {error}") from None
-    with file:
-        header = file.schema_arrow.names
-        _check_header(path, header)
-        paths = [_parts(name) for name in header]
-        number = 0
-        for batch in file.iter_batches(batch_size=_ROWS_AT_ONCE):
-            columns = [column.to_pylist() for column in batch.columns]
-            for cells in zip(*columns, strict=True):
-                number += 1
-                row: dict[str, Any] = {}
-                try:
-                    for parts, cell in zip(paths, cells, strict=True):
-                        if cell is not None:
-                            _put(row, parts, cell)
-                except ValueError as error:
-                    yield number, error
-                else:
-                    yield number, _listed(row)
-
-
-def _check_header(path: Path, header: list[str]) -> None:
-    twice = [name for name in header if header.count(name) > 1]
-    if not header or twice:
-        what = f"two columns {twice[0]!r}" if twice else "no columns"
-        raise ValueError(f"{path.name}: {what}")
-
-
-def _parts(name: str) -> list[str]:
-    return name.split(".")
-
-
-def _put(row: dict[str, Any], parts: list[str], cell: Any) -> None:
-    """Puts a cell where its dotted name says."""
-    table = row
-    for part in parts[:-1]:
-        table = table.setdefault(part, {})
-        if not isinstance(table, dict):
-            raise ValueError(f"column {'.'.join(parts)!r} lies below another value")
-    if parts[-1] in table:
-        raise ValueError(f"column {'.'.join(parts)!r} is both a value and a table")
-    table[parts[-1]] = cell
-
-
-def _listed(table: Any) -> Any:
-    """Tables whose keys are 0, 1, ... as lists."""
-    if not isinstance(table, dict):
-        return table
-    if "0" in table and all(key.isdecimal() for key in table):
-        # Places left out are null, and refused where a level is expected.
-        last = max(map(int, table))
-        if last < 2 * len(table):
-            return [_listed(table.get(str(place))) for place in range(last + 1)]
-    return {key: _listed(value) for key, value in table.items()}
-
-
-def _cell(name: str, cell: str) -> Any:
-    """A cell of CSV: number, truth value, JSON or text."""
-    if not cell.isprintable():
-        raise ValueError("a cell holds characters that cannot be printed")
-    if name in _TEXTS:
-        return cell
-    if cell[0] in "[{":
-        return json.loads(cell, object_pairs_hook=_without_repeats)
-    if cell in ("true", "false"):
-        return cell == "true"
-    for kind in (int, float):
-        with suppress(ValueError):
-            return kind(cell)
-    return cell
-
-
-def _pyarrow() -> tuple[Any, Any]:
-    try:
-        return importlib.import_module("pyarrow"), importlib.import_module(
-            "pyarrow.parquet"
-        )
-    except ImportError:
-        raise ImportError(
-            "Parquet needs pyarrow: pip install 'jaxdp-episodic[sweep]'"
-        ) from None

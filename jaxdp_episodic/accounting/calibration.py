@@ -259,7 +259,8 @@ class _Targets:
         rate = pair.rate * pair.inner_rate * pair.num_episodes * pair.sensitivity
         rate = np.broadcast_to(rate.max(axis=-1), self.shape).reshape(-1)
         spread = np.sqrt(2 * self.num_steps * -np.log(self.delta))
-        return np.clip(0.5 + rate * spread / self.epsilon, 0.1, 1e9)
+        with np.errstate(over="ignore"):  # of a target near 0: the largest guess
+            return np.clip(0.5 + rate * spread / self.epsilon, 0.1, 1e9)
 
     def shaped(self, values: np.ndarray) -> Any:
         """The flat answers in the targets' shape; a NumPy scalar if 0-d."""

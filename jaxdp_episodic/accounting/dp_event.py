@@ -29,6 +29,8 @@ _COVERED = (
 )
 _ROUNDING_MARGIN = 1e-13
 
+Parts = list[tuple[Any, int]]
+
 
 def from_dp_event(
     event: Any, *, neighboring_relation: str = "add_remove"
@@ -74,20 +76,86 @@ def from_dp_event(
 
 
 def _uncomposed(event: Any) -> Iterator[tuple[Any, int]]:
-    """The events that a composition consists of, and how often each happens."""
-    # A stack of our own: compositions can be nested deeper than Python recurses.
-    waiting = [(event, 1)]
-    while waiting:
-        part, count = waiting.pop()
-        kind = _kind(part)
-        if kind == "SelfComposedDpEvent":
-            _check_is_one_number("count", part.count)
-            repeats = _validation.integer_array("count", part.count, minimum=0)
-            waiting.append((part.event, count * int(repeats)))
-        elif kind == "ComposedDpEvent":
-            waiting.extend((inner, count) for inner in reversed(part.events))
-        elif kind != "NoOpDpEvent":
+    """The events that a composition consists of, and how often each happens.
+
+    A composition may hold one event many times, at every depth: taken apart one by one
+    thirty doublings would be a billion events. So each event object is looked at once,
+    its parents first, with a stack of our own, as Python recurses less deeply.
+    """
+    ordered, parts = _children_first(event)
+    counts = {id(part): 0 for part in ordered}
+    counts[id(event)] = 1
+    for part in reversed(ordered):
+        for inner, repeats in parts[id(part)]:
+            counts[id(inner)] += counts[id(part)] * repeats
+    for part in _as_they_appear(event, parts):
+        if not _is_composed(part):
+            count = counts[id(part)]
+            _validation.integer_array("count", count, minimum=0)
             yield part, count
+
+
+def _children_first(event: Any) -> tuple[list[Any], dict[int, Parts]]:
+    """All event objects, each after those that it holds, and what each holds."""
+    ordered: list[Any] = []
+    parts: dict[int, Parts] = {}
+    is_done: dict[int, bool] = {}
+    waiting = [(event, False)]
+    while waiting:
+        part, were_children = waiting.pop()
+        if were_children:
+            is_done[id(part)] = True
+            ordered.append(part)
+        elif id(part) not in is_done:
+            is_done[id(part)] = False
+            waiting.append((part, True))
+            parts[id(part)] = _parts(part)
+            for inner, _ in parts[id(part)]:
+                if is_done.get(id(inner)) is False:
+                    raise ValueError("event must not be a composition of itself")
+                waiting.append((inner, False))
+    return ordered, parts
+
+
+def _as_they_appear(event: Any, parts: dict[int, Parts]) -> Iterator[Any]:
+    """All event objects in the order in which they first happen."""
+    seen: set[int] = set()
+    waiting = [event]
+    while waiting:
+        part = waiting.pop()
+        if id(part) not in seen:
+            seen.add(id(part))
+            yield part
+            waiting.extend(inner for inner, _ in reversed(parts[id(part)]))
+
+
+def _is_composed(event: Any) -> bool:
+    return _kind(event) in ("SelfComposedDpEvent", "ComposedDpEvent", "NoOpDpEvent")
+
+
+def _parts(event: Any) -> Parts:
+    """What a composition holds directly, and how often; of other events nothing."""
+    kind = _kind(event)
+    if kind == "SelfComposedDpEvent":
+        count = _field(event, "count")
+        _check_is_one_number("count", count)
+        repeats = _validation.integer_array("count", count, minimum=0)
+        return [(_field(event, "event"), int(repeats))]
+    if kind == "ComposedDpEvent":
+        events = _field(event, "events")
+        if not isinstance(events, list | tuple):
+            shown = _validation.shown(events)
+            raise TypeError(f"events must be a list of events, got {shown}")
+        return [(inner, 1) for inner in events]
+    return []
+
+
+def _field(event: Any, name: str) -> Any:
+    """A field of an event; a class may have an event's name without being one."""
+    try:
+        return getattr(event, name)
+    except AttributeError:
+        raise TypeError(f"{_kind(event)} must have a field {name!r}") from None
 
 
 def _step(event: Any, neighboring_relation: str) -> GaussianStep:
@@ -98,10 +166,10 @@ def _step(event: Any, neighboring_relation: str) -> GaussianStep:
     if kind == "NonPrivateDpEvent":
         return _step_of(_drawn(1.0), 0.0, neighboring_relation)
     if kind == "PoissonSampledDpEvent":
-        scheme = _drawn(event.sampling_probability)
+        scheme = _drawn(_field(event, "sampling_probability"))
     elif kind == "SampledWithoutReplacementDpEvent":
         scheme = _drawn_without_replacement(
-            event.sample_size, event.source_dataset_size
+            _field(event, "sample_size"), _field(event, "source_dataset_size")
         )
     else:
         raise NotImplementedError(f"{kind} cannot be imported; covered: {_COVERED}")
@@ -113,10 +181,10 @@ def _joint_noise(sampled: Any, kind: str) -> float:
 
     Their average, weighted by precision, is sufficient for the sum: precisions add up.
     """
-    if _kind(sampled.event) == "GaussianDpEvent":
-        return _noise(sampled.event)
+    if _kind(_field(sampled, "event")) == "GaussianDpEvent":
+        return _noise(_field(sampled, "event"))
     releases = []
-    for part, count in _uncomposed(sampled.event):
+    for part, count in _uncomposed(_field(sampled, "event")):
         if _kind(part) != "GaussianDpEvent":
             raise NotImplementedError(
                 f"{kind} of a {_kind(part)} cannot be imported; covered: {_COVERED}"
@@ -133,8 +201,10 @@ def _joint_noise(sampled: Any, kind: str) -> float:
 
 
 def _noise(event: Any) -> float:
-    _check_is_one_number("noise_multiplier", event.noise_multiplier)
-    noise = _validation.nonnegative_array("noise_multiplier", event.noise_multiplier)
+    _check_is_one_number("noise_multiplier", _field(event, "noise_multiplier"))
+    noise = _validation.nonnegative_array(
+        "noise_multiplier", _field(event, "noise_multiplier")
+    )
     return float(noise)
 
 
@@ -165,13 +235,17 @@ def _step_of(scheme: Scheme, noise: float, neighboring_relation: str) -> Gaussia
 
 def _check_is_one_number(name: str, value: Any) -> None:
     if np.ndim(value):
-        raise ValueError(f"{name} must be one number in an event, got {value!r}")
+        raise ValueError(
+            f"{name} must be one number in an event, got {_validation.shown(value)}"
+        )
 
 
 def _kind(event: Any) -> str:
     """The name of an event's class; refuses what is no event."""
     name = getattr(event, "class_name", type(event).__name__)
-    kind = name.decode() if isinstance(name, bytes) else str(name)
+    kind = name.decode("utf-8", "replace") if isinstance(name, bytes) else str(name)
     if not kind.endswith("DpEvent"):
-        raise TypeError(f"event must be a DpEvent of dp_accounting, got {event!r}")
+        raise TypeError(
+            f"event must be a DpEvent of dp_accounting, got {_validation.shown(event)}"
+        )
     return kind

@@ -8,9 +8,6 @@ from __future__ import annotations
 
 import csv
 import dataclasses
-import tomllib
-import zipfile
-import zlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeVar
@@ -20,8 +17,14 @@ import numpy as np
 from jaxdp_episodic import _validation
 from jaxdp_episodic.accounting.request import CalibrationRequest, EpsilonRequest
 from jaxdp_episodic.accounting.step import ComposedSteps
+from jaxdp_episodic.data.archive import check_plain_file, read_arrays
+from jaxdp_episodic.data.table import check_text_size
+from jaxdp_episodic.data.toml_file import read_toml
+from jaxdp_episodic.sampling import serialization
 from jaxdp_episodic.sampling.population import Population
 
+# Of a table of records; of npz uncompressed.
+_MAX_BYTES = 2**30
 _POPULATION_KEYS = ("sizes", "file", "levels", "row_level")
 
 AnyRequest = TypeVar("AnyRequest", EpsilonRequest, CalibrationRequest)
@@ -38,9 +41,10 @@ def read_request(
 
     * ``sizes``: nested sizes as in `Population.from_sizes`, and ``levels``, the
       levels' names, which may be left out;
-    * or ``file``: a table of records, relative to the request file, with one column
-      of ids a level: ``.csv`` with a line of column names, or ``.npz`` with one array
-      a column. ``levels`` names the columns, top first, as in `Population.from_ids`;
+    * or ``file``: a table of records, in the request file's folder or below it, with
+      one column of ids a level: ``.csv`` with a line of column names, or ``.npz`` with
+      one array a column. ``levels`` names the columns, top first, as in
+      `Population.from_ids`;
       ``row_level`` names a last level of which every record is one unit.
 
     Args:
@@ -55,7 +59,7 @@ def read_request(
       NotImplementedError: a well-formed description of something not covered.
     """
     path = Path(path)
-    mapping = _read_toml(path)
+    mapping = read_toml(path)
     mapping |= {name: value for name, value in overrides.items() if value is not None}
     tree = None
     if "population" in mapping:
@@ -68,31 +72,18 @@ def read_request(
     return request if tree is None else _with_labels(request, tree)
 
 
-def _read_toml(path: Path) -> dict[str, Any]:
-    """The file's content; whatever is wrong with it is a ValueError or OSError."""
-    data = path.read_bytes()
-    try:
-        return tomllib.loads(data.decode("utf-8-sig"))
-    except UnicodeDecodeError as error:
-        raise ValueError(
-            f"not UTF-8 text: {error.reason} at byte {error.start}"
-        ) from None
-    except ValueError as error:  # also an integer of thousands of digits
-        raise ValueError(f"not valid TOML: {error}") from None
-    except RecursionError:
-        raise ValueError("not valid TOML: nested too deeply") from None
-
-
 def read_population(table: Any, folder: Path) -> Population:
     """The tree that a ``[population]`` table describes."""
     where = "population"
+    serialization.refuse_hostile(where, table)
     if not isinstance(table, Mapping):
-        raise TypeError(f"{where} must be a table of keys, got {table!r}")
+        shown = _validation.shown(table)
+        raise TypeError(f"{where} must be a table of keys, got {shown}")
     for key in table:
         if key not in _POPULATION_KEYS:
             hint = _validation.nearest(key, _POPULATION_KEYS)
             hint = hint or f"; the keys are {_POPULATION_KEYS}"
-            raise ValueError(f"{where}: unknown key {key!r}{hint}")
+            raise ValueError(f"{where}: unknown key {_validation.shown(key)}{hint}")
     if ("sizes" in table) == ("file" in table):
         given = "both" if "sizes" in table else "neither"
         raise ValueError(f"{where}: give exactly one of sizes and file, got {given}")
@@ -113,10 +104,11 @@ def _population_from_records(
     """The tree of the records in ``table["file"]``."""
     name = table["file"]
     if not isinstance(name, str):
-        raise TypeError(f"population.file must be a file name, got {name!r}")
+        shown = _validation.shown(name)
+        raise TypeError(f"population.file must be a file name, got {shown}")
     if not levels:
         raise ValueError("population: missing key 'levels', the columns, top first")
-    ids: dict[str, Any] = dict(_columns(folder / name, levels))
+    ids: dict[str, Any] = dict(_columns(_inside(folder, name), levels))
     if "row_level" in table:
         (row_level,) = _names("population.row_level", [table["row_level"]])
         if row_level in ids:
@@ -126,6 +118,17 @@ def _population_from_records(
         return Population.from_ids(**ids)
     except (TypeError, ValueError) as error:
         raise type(error)(f"population.file {name!r}: {error}") from None
+
+
+def _inside(folder: Path, name: str) -> Path:
+    """The file of that name below the folder; a stranger may not name others."""
+    path = folder / name
+    if "\0" in name or not path.resolve().is_relative_to(folder.resolve()):
+        raise ValueError(
+            "population.file must lie in the request's folder or below it, "
+            f"got {name!r}"
+        )
+    return path
 
 
 def _columns(path: Path, names: list[str]) -> dict[str, np.ndarray]:
@@ -139,6 +142,9 @@ def _columns(path: Path, names: list[str]) -> dict[str, np.ndarray]:
 
 
 def _csv_columns(path: Path, names: list[str]) -> dict[str, np.ndarray]:
+    check_plain_file(path)
+    if path.stat().st_size > _MAX_BYTES:
+        raise ValueError(f"{path.name}: must have at most {_MAX_BYTES} bytes")
     try:
         with path.open(newline="", encoding="utf-8-sig") as file:
             rows = csv.reader(file, strict=True)
@@ -155,6 +161,8 @@ def _csv_columns(path: Path, names: list[str]) -> dict[str, np.ndarray]:
                     )
                 for column, place in zip(columns, places, strict=True):
                     column.append(row[place])
+        for name, column in zip(names, columns, strict=True):
+            check_text_size(name, column)
     except UnicodeDecodeError:
         raise ValueError(f"{path.name}: not UTF-8 text") from None
     except (ValueError, csv.Error) as error:
@@ -164,28 +172,23 @@ def _csv_columns(path: Path, names: list[str]) -> dict[str, np.ndarray]:
 
 def _npz_columns(path: Path, names: list[str]) -> dict[str, np.ndarray]:
     try:
-        archive = np.load(path, allow_pickle=False)
-        if not isinstance(archive, np.lib.npyio.NpzFile):
-            raise ValueError("not an archive of arrays")
-        with archive:
-            for name in names:
-                _place(name, archive.files)
-            return {name: archive[name] for name in names}
-    except (ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+        return read_arrays(path, max_bytes=_MAX_BYTES, names=names)
+    except ValueError as error:
         raise ValueError(f"{path.name}: {error}") from None
 
 
 def _place(name: str, columns: list[str]) -> int:
     """The column's place, or an error with the nearest name."""
     if name not in columns:
-        hint = _validation.nearest(name, columns) or f"; the columns are {columns}"
+        there = f"; the columns are {_validation.shown(columns)}"
+        hint = _validation.nearest(name, columns) or there
         raise ValueError(f"no column {name!r}{hint}")
     return columns.index(name)
 
 
 def _names(where: str, value: Any) -> list[str]:
     if not isinstance(value, list) or not all(isinstance(v, str) for v in value):
-        raise TypeError(f"{where} must be names, got {value!r}")
+        raise TypeError(f"{where} must be names, got {_validation.shown(value)}")
     return value
 
 

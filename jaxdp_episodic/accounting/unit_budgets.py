@@ -15,6 +15,7 @@ from jaxdp_episodic.sampling.designs import GroupedClasses
 from jaxdp_episodic.sampling.population import Population
 
 _ROWS_AT_ONCE = 20_000
+_MOST_UNITS = 10**8
 
 
 class UnitBudgets(NamedTuple):
@@ -52,8 +53,17 @@ def unit_budgets(
 
     Raises:
       TypeError: an argument of the wrong type.
-      ValueError: a value out of range, or a step without a `Population`.
+      ValueError: a value out of range, or a step without a `Population`, or
+        with one of more than 10^8 protected units.
     """
+    steps = step.steps if isinstance(step, ComposedSteps) else (step,)
+    # A stranger's file may name 2**53 units in one number.
+    number = max(one.num_protected_units or 0 for one in steps)
+    if number > _MOST_UNITS:
+        raise ValueError(
+            f"population must have at most {_MOST_UNITS:,} protected units to list "
+            f"them, has {number:,}"
+        )
     report = privacy_report(
         step, delta=delta, num_steps=num_steps, method=method, per_unit=True
     )

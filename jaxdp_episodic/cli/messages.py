@@ -11,7 +11,8 @@ import jax
 import tyro
 
 PROGRAM = "jaxdp-episodic"
-USER_ERROR, INTERRUPTED = 2, 130
+USER_ERROR, INTERRUPTED, TERMINATED = 2, 130, 143
+_LONGEST = 2000
 USER_ERRORS = (
     OSError,
     TypeError,
@@ -26,7 +27,9 @@ TomlFile = Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="FILE.tom
 
 
 def complain(message: str) -> None:
-    """Prints an error on standard error, in one line."""
+    """Prints an error on standard error, in one line that fits a screen."""
+    if len(message) > _LONGEST:
+        message = message[: _LONGEST - 3] + "..."  # a stranger's file may be quoted
     print(f"{PROGRAM}: error: {printable(message)}", file=sys.stderr)
 
 

@@ -18,6 +18,9 @@ MAX_BYTES = 4 * 2**30  # of the float32 features
 MAX_PIXELS = 2**26  # of one image, before it is resized
 
 _SUFFIXES = (".bmp", ".gif", ".jpeg", ".jpg", ".png", ".webp")
+# What may be behind them: left to itself Pillow goes by the content, and runs other
+# programs for some of it (PostScript).
+_FORMATS = ("BMP", "GIF", "JPEG", "PNG", "WEBP")
 _MODES = ("1", "L", "LA", "P", "PA", "RGB", "RGBA", "CMYK", "YCbCr")  # 8 bits at most
 _FOLDER_OF_SPLIT = {"train": "train", "validation": "val", "test": "test"}
 
@@ -175,6 +178,10 @@ def _entries(path: Path) -> list[os.DirEntry[str]]:
         is_junction = getattr(entry, "is_junction", lambda: False)  # Python 3.12
         if entry.is_symlink() or is_junction():
             raise ValueError(f"{entry.path} must not be a link")
+        try:
+            entry.name.encode()
+        except UnicodeEncodeError:
+            raise ValueError(f"{entry.path!r} must have a name in UTF-8") from None
     return sorted(entries, key=lambda entry: entry.name)
 
 
@@ -187,16 +194,13 @@ def _pixels(
         if side.ndim:
             raise ValueError(f"size must be one whole number, got {size!r}")
         size = int(side)
+        channels = 1 if grey else 3
+        _check_bytes(len(paths), 4 * size * size * channels, max_bytes)
     images: Any = None
     for row, path in enumerate(paths):
         image = _pixels_of(path, size, grey)
         if images is None:
-            needed = 4 * image.size * len(paths)
-            if needed > max_bytes:
-                raise ValueError(
-                    f"the features must take at most max_bytes={max_bytes} bytes, "
-                    f"{len(paths)} images take {needed}"
-                )
+            _check_bytes(len(paths), 4 * image.size, max_bytes)
             images = np.empty((len(paths), *image.shape), np.float32)
         elif image.shape != images.shape[1:]:
             raise ValueError(
@@ -208,6 +212,14 @@ def _pixels(
     return 1 - images if invert else images
 
 
+def _check_bytes(number: int, bytes_each: int, max_bytes: int) -> None:
+    if number * bytes_each > max_bytes:
+        raise ValueError(
+            f"the features must take at most max_bytes={max_bytes} bytes, "
+            f"{number} images take {number * bytes_each}"
+        )
+
+
 def _pixels_of(path: Path, size: int | None, grey: bool) -> np.ndarray:
     """(H, W, channels) uint8 of one file."""
     pillow = require("PIL.Image", purpose="reading images")
@@ -215,7 +227,7 @@ def _pixels_of(path: Path, size: int | None, grey: bool) -> np.ndarray:
         with warnings.catch_warnings():
             # Of large images Pillow warns; ours is the smaller limit, and an error.
             warnings.simplefilter("ignore")
-            with pillow.open(path) as image:
+            with pillow.open(path, formats=_FORMATS) as image:
                 width, height = image.size
                 if width * height > MAX_PIXELS:
                     raise ValueError(f"{width} x {height} pixels, over {MAX_PIXELS}")

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 import os
-import zipfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from jaxdp_episodic.data.archive import read_arrays
 from jaxdp_episodic.data.table import ExampleTable
 
 MAX_BYTES = 4 * 2**30  # of the arrays, uncompressed
@@ -52,7 +52,7 @@ def load_npz(
       ValueError: a file that is no npz, holds pickles or too much, or arrays that do
         not fit together.
     """
-    arrays = _read(Path(path), max_bytes)
+    arrays = read_arrays(Path(path), max_bytes=max_bytes)
     given = [name for name in ("images", "features") if name in arrays]
     if len(given) != 1:
         raise ValueError(
@@ -142,51 +142,3 @@ def _spread(
     raise ValueError(
         f"{name} in {path} must have one entry for each of {grid}, got {array.shape}"
     )
-
-
-def _read(path: Path, max_bytes: int) -> dict[str, np.ndarray]:
-    """The arrays of an npz file, after its headers have been found harmless."""
-    try:
-        with zipfile.ZipFile(path) as archive:
-            _check_members(archive, path, max_bytes)
-        with np.load(path, allow_pickle=False) as stored:
-            return {name: stored[name] for name in stored.files}
-    except (zipfile.BadZipFile, EOFError, NotImplementedError) as error:
-        raise ValueError(f"{path} must be an npz file: {error}") from error
-
-
-def _check_members(archive: zipfile.ZipFile, path: Path, max_bytes: int) -> None:
-    """Refuses what would take too much memory, or is no plain array."""
-    names = archive.namelist()
-    if len(set(names)) < len(names):
-        raise ValueError(f"{path} must not hold two arrays of the same name")
-    total = 0
-    for member in archive.infolist():
-        name = f"{member.filename} in {path}"
-        with archive.open(member) as stream:
-            claimed = _claimed_bytes(stream, name)
-        # NumPy makes room for what the header claims before it reads.
-        if claimed > member.file_size:
-            raise ValueError(f"{name} is cut off: {claimed} bytes of data claimed")
-        total += member.file_size
-        if total > max_bytes:
-            raise ValueError(
-                f"{path} must hold at most max_bytes={max_bytes} bytes uncompressed"
-            )
-
-
-def _claimed_bytes(stream: Any, name: str) -> int:
-    """Size of the data that the header of an npy stream announces."""
-    try:
-        version = np.lib.format.read_magic(stream)
-        if version == (1, 0):
-            shape, _, dtype = np.lib.format.read_array_header_1_0(stream)
-        elif version == (2, 0):
-            shape, _, dtype = np.lib.format.read_array_header_2_0(stream)
-        else:
-            raise ValueError(f"version {version} of the format")
-    except ValueError as error:
-        raise ValueError(f"{name} must be an array of NumPy: {error}") from error
-    if dtype.hasobject:
-        raise ValueError(f"{name} must not hold Python objects: pickles are refused")
-    return math.prod(shape) * dtype.itemsize

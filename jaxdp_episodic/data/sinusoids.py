@@ -7,6 +7,8 @@ import numpy as np
 from jaxdp_episodic import _validation
 from jaxdp_episodic.data.table import ExampleTable
 
+_MOST_POINTS = 10**7
+
 
 def make_sinusoids(num_tasks: int, *, points: int, seed: int) -> ExampleTable:
     """Returns tasks ``y = amplitude sin(x - phase)``; levels "task" and "point".
@@ -18,10 +20,19 @@ def make_sinusoids(num_tasks: int, *, points: int, seed: int) -> ExampleTable:
       points: points of each task, >= 1.
       seed: whole number >= 0.
 
+    Raises:
+      TypeError: no numbers.
+      ValueError: a number out of range, or more than 10^7 points in all.
+
     Reference: Finn, Abbeel, Levine (2017), arXiv:1703.03400, section 5.1.
     """
     for name, value in (("num_tasks", num_tasks), ("points", points)):
         _validation.integer_array(name, value, minimum=1)
+    if num_tasks * points > _MOST_POINTS:
+        raise ValueError(
+            f"num_tasks * points must be at most {_MOST_POINTS}, got {num_tasks} and "
+            f"{points}"
+        )
     random = np.random.default_rng(seed)
     amplitude = random.uniform(0.1, 5.0, (num_tasks, 1))
     phase = random.uniform(0.0, np.pi, (num_tasks, 1))

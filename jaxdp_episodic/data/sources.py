@@ -262,7 +262,18 @@ def _texts(source: Any, *names: str) -> None:
         value = getattr(source, name)
         left_out = value is None and name != "path"
         if not (left_out or (isinstance(value, str) and value)):
-            raise TypeError(f"{name} must be a non-empty string, got {value!r}")
+            shown = _validation.shown(value)
+            raise TypeError(f"{name} must be a non-empty string, got {shown}")
+        if value is not None and not _is_a_name(value):
+            raise ValueError(f"{name} must be text without NUL, got {value!r}")
+
+
+def _is_a_name(text: str) -> bool:
+    """True for what a file may be called."""
+    try:
+        return b"\0" not in text.encode()
+    except UnicodeEncodeError:  # half of a pair of surrogates, which JSON can hold
+        return False
 
 
 def _whole(source: Any, *names: str) -> None:
@@ -282,5 +293,7 @@ def _names(source: Any, name: str, kinds: tuple[type, ...] = (str,)) -> None:
         isinstance(one, kinds) and not isinstance(one, bool) for one in value
     )
     if not fits or not value:
-        raise TypeError(f"{name} must be a list of names, got {value!r}")
+        raise TypeError(
+            f"{name} must be a list of names, got {_validation.shown(value)}"
+        )
     object.__setattr__(source, name, tuple(value))

@@ -12,6 +12,8 @@ import numpy as np
 
 from jaxdp_episodic.sampling.population import Population
 
+MAX_ID_BYTES = 4 * 2**30  # of the ids of one level
+
 
 @dataclass(frozen=True, eq=False)
 class ExampleTable:
@@ -198,7 +200,12 @@ def id_array(name: str, ids: Any) -> np.ndarray:
       ValueError: a string that ends in a NUL, which NumPy would drop; or strings beside
         numbers, which NumPy would turn into strings.
     """
-    array = np.asarray(ids)
+    if isinstance(ids, list | tuple):
+        check_text_size(name, ids)
+    try:
+        array = np.asarray(ids)
+    except (ValueError, OverflowError) as error:  # ragged
+        raise TypeError(f"{name} must be integer or string ids: {error}") from None
     if array is not ids and array.dtype.kind == "U":
         for place, one in enumerate(ids):
             if not isinstance(one, str) or one.endswith("\0"):
@@ -207,6 +214,22 @@ def id_array(name: str, ids: Any) -> np.ndarray:
                     f"{one!r} in record {place + 1}"
                 )
     return array
+
+
+def check_text_size(name: str, ids: Sequence[Any]) -> None:
+    """Refuses ids of which one is so long that an array of all takes too much memory.
+
+    NumPy gives every id the length of the longest.
+
+    Raises:
+      ValueError: more than 4 GiB.
+    """
+    longest = max((len(one) for one in ids if isinstance(one, str)), default=0)
+    if 4 * longest * len(ids) > MAX_ID_BYTES:
+        raise ValueError(
+            f"{name} must be ids that take at most {MAX_ID_BYTES} bytes, got "
+            f"{len(ids)}, the longest of {longest} characters"
+        )
 
 
 def _tree_order(tree: Population, columns: Mapping[str, np.ndarray]) -> np.ndarray:
@@ -249,7 +272,10 @@ def _with_empty_units(tree: Population, public: Sequence[Any]) -> Population:
 
 def _numbers(name: str, value: Any) -> np.ndarray:
     """A fresh array of finite numbers."""
-    array = np.array(value)
+    try:
+        array = np.array(value)
+    except (ValueError, OverflowError) as error:  # ragged
+        raise TypeError(f"{name} must be an array of numbers: {error}") from None
     if array.dtype.kind == "b":
         array = array.astype(np.float32)
     if array.dtype.kind not in "iuf" or array.ndim == 0:
@@ -262,7 +288,8 @@ def _numbers(name: str, value: Any) -> np.ndarray:
             f"{name} must have at least one number and one row, got shape {array.shape}"
         )
     if array.dtype.kind == "f":
-        array = array.astype(np.float32)
+        with np.errstate(over="ignore"):  # infinity, which is refused
+            array = array.astype(np.float32)
         bad = ~np.isfinite(array).reshape(len(array), -1).all(axis=1)
         if bad.any():
             raise ValueError(f"{name} must be finite, row {int(np.argmax(bad))} is not")

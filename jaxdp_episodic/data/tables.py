@@ -11,10 +11,13 @@ from typing import Any
 import numpy as np
 
 from jaxdp_episodic import _validation
+from jaxdp_episodic.data.archive import check_plain_file
 from jaxdp_episodic.data.optional import require
+from jaxdp_episodic.data.parquet_file import parquet_batches
 from jaxdp_episodic.data.table import ExampleTable, id_array
 
 MAX_BYTES = 4 * 2**30  # of a CSV file, or of Parquet columns uncompressed
+_ROWS = 2**16  # of Parquet at a time
 
 
 def load_table(
@@ -84,6 +87,7 @@ def load_table(
 
 def _csv_columns(file: Path, wanted: Sequence[str], max_bytes: int) -> dict[str, list]:
     """The wanted columns of a CSV file, as text."""
+    check_plain_file(file)
     if file.stat().st_size > max_bytes:
         raise ValueError(f"{file} must have at most max_bytes={max_bytes} bytes")
     columns: dict[str, list] = {name: [] for name in wanted}
@@ -114,23 +118,23 @@ def _parquet_columns(
     """The wanted columns of a Parquet file."""
     parquet = require("pyarrow.parquet", purpose="reading Parquet")
     arrow = require("pyarrow", purpose="reading Parquet")
+    columns: dict[str, list] = {name: [] for name in wanted}
+    parts = parquet_batches(
+        arrow, parquet, file, wanted, rows=_ROWS, max_bytes=max_bytes
+    )
     try:
-        with parquet.ParquetFile(file) as stored:
-            meta = stored.metadata
-            _check_columns(file, wanted, stored.schema_arrow.names)
-            groups = range(meta.num_row_groups)
-            total = sum(meta.row_group(i).total_byte_size for i in groups)
-            if max(total, 8 * meta.num_rows * len(wanted)) > max_bytes:
-                raise ValueError(f"more than max_bytes={max_bytes} bytes")
-            table = stored.read(columns=list(wanted))
-    except arrow.ArrowException as error:
-        raise ValueError(f"{file} must be a Parquet file: {error}") from error
-    return {name: table.column(name).to_pylist() for name in wanted}
+        for names, cells in parts:
+            for name, column in zip(names, cells, strict=True):
+                columns[name] += column
+    except ValueError as error:
+        raise ValueError(f"{file}: {error}") from error
+    return columns
 
 
 def _check_columns(file: Path, wanted: Sequence[str], names: Sequence[str]) -> None:
     if len(set(names)) < len(names):
-        raise ValueError(f"{file} must name each column once, has {list(names)}")
+        shown = _validation.shown(list(names))
+        raise ValueError(f"{file} must name each column once, has {shown}")
     for name in wanted:
         if name not in names:
             close = _validation.nearest(name, names)
@@ -143,14 +147,14 @@ def _numbers(cells: Sequence[Any], name: str, file: Path, first: int) -> np.ndar
     for row, cell in enumerate(cells):
         try:
             values[row] = float(cell)
-        except (TypeError, ValueError):
+        except (TypeError, ValueError, OverflowError):
             values[row] = np.nan
     bad = ~(np.abs(values) <= np.finfo(np.float32).max)
     if bad.any():
         row = int(np.argmax(bad))
         raise ValueError(
-            f"{name!r} must be finite numbers, got {cells[row]!r} in record "
-            f"{row + 1} (row {row + first}) of {file}"
+            f"{name!r} must be finite numbers, got {_validation.shown(cells[row])} in "
+            f"record {row + 1} (row {row + first}) of {file}"
         )
     return values
 
@@ -162,4 +166,7 @@ def _ids(cells: Sequence[Any], name: str, file: Path, first: int) -> np.ndarray:
                 f"{name!r} must be an id, got nothing in record {row + 1} "
                 f"(row {row + first}) of {file}"
             )
-    return id_array(name, cells)
+    try:
+        return id_array(name, cells)
+    except (TypeError, ValueError) as error:
+        raise type(error)(f"{error} (of {file})") from None

@@ -188,7 +188,14 @@ class Population(Spec):
 def _checked_names(names: Any, *, num_levels: int) -> tuple[str, ...]:
     """Returns level names as a tuple; refuses repeats, reserved and too many names."""
     if isinstance(names, str) or not isinstance(names, list | tuple):
-        raise TypeError(f"level_names must be a tuple of strings, got {names!r}")
+        raise TypeError(
+            f"level_names must be a tuple of strings, got {_validation.shown(names)}"
+        )
+    if len(names) > num_levels:
+        raise ValueError(
+            f"level_names must be at most {num_levels}, the number of levels, "
+            f"got {len(names)}"
+        )
     for name in names:
         if not isinstance(name, str):
             raise TypeError(f"level_names must be strings, got {name!r}")
@@ -197,11 +204,6 @@ def _checked_names(names: Any, *, num_levels: int) -> tuple[str, ...]:
                 "level_names must be non-empty, different and other than "
                 f"{RESERVED_LEVEL_NAME!r}, got {name!r}"
             )
-    if len(names) > num_levels:
-        raise ValueError(
-            f"level_names must be at most {num_levels}, the number of levels, "
-            f"got {len(names)}"
-        )
     return tuple(names)
 
 

@@ -13,6 +13,7 @@ from jaxdp_episodic.sampling.spec import Spec, frozen_number
 
 # The clip unit "step" means the whole step, so no level may be called that.
 RESERVED_LEVEL_NAME = "step"
+MAX_LEVELS = 32  # as of a `Population`
 
 
 @dataclass(frozen=True, eq=False)
@@ -157,6 +158,11 @@ class MultistageSampling(Spec):
         object.__setattr__(self, "levels", levels)
         if not levels:
             raise ValueError("MultistageSampling needs at least one level, got none")
+        if len(levels) > MAX_LEVELS:
+            raise ValueError(
+                f"MultistageSampling takes at most {MAX_LEVELS} levels, "
+                f"got {len(levels)}"
+            )
         for position, level in enumerate(levels):
             check_scheme(f"level {position + 1}", level)
         for name in self.level_names:

@@ -49,7 +49,7 @@ def spec_from_dict(
     """
     classes = (allowed,) if isinstance(allowed, type) else tuple(allowed)
     where = where or " or ".join(cls.__name__ for cls in classes)
-    _refuse_hostile(where, mapping)
+    refuse_hostile(where, mapping)
     return _decode(classes, mapping, where, nested=False)
 
 
@@ -84,7 +84,9 @@ def _decode(
 ) -> Any:
     """Builds the spec named by ``mapping["type"]`` from its fields."""
     if not isinstance(mapping, Mapping):
-        raise TypeError(f"{where} must be a table of keys, got {_show(mapping)}")
+        raise TypeError(
+            f"{where} must be a table of keys, got {_validation.shown(mapping)}"
+        )
     _check_version(mapping, where, required=not nested)
     cls: Any = _named_class(classes, mapping, where)
     fields = {k: v for k, v in mapping.items() if k not in ("version", "type")}
@@ -121,9 +123,8 @@ def _check_version(mapping: Mapping[Any, Any], where: str, *, required: bool) ->
         return
     version = mapping["version"]
     if type(version) is not int or version != SCHEMA_VERSION:
-        raise ValueError(
-            f"{where}: version must be {SCHEMA_VERSION}, got {_show(version)}"
-        )
+        shown = _validation.shown(version)
+        raise ValueError(f"{where}: version must be {SCHEMA_VERSION}, got {shown}")
 
 
 def _named_class(
@@ -147,7 +148,7 @@ def _check_keys(cls: type, fields: Mapping[Any, Any], where: str) -> None:
             )
         if key not in known:
             hint = _validation.nearest(key, known) or f"; the keys are {known}"
-            raise ValueError(f"{where}: unknown key {_show(key)}{hint}")
+            raise ValueError(f"{where}: unknown key {_validation.shown(key)}{hint}")
     for field in dataclasses.fields(cls):
         required = (
             field.default is dataclasses.MISSING
@@ -157,10 +158,17 @@ def _check_keys(cls: type, fields: Mapping[Any, Any], where: str) -> None:
             raise ValueError(f"{where}: missing key {field.name!r}")
 
 
-def _refuse_hostile(where: str, root: Any) -> None:
+def refuse_hostile(where: str, root: Any) -> None:
     """Refuses nesting and integers that would break Python's own repr or NumPy.
 
     Iterative on purpose: the input may be nested deeper than the call stack.
+
+    Args:
+      where: how errors call the place of ``root``.
+      root: lists and mappings, as read from a file.
+
+    Raises:
+      ValueError: nesting deeper than 32 levels, an integer of more than 64 bits.
     """
     stack = [(root, 0)]
     while stack:
@@ -179,8 +187,3 @@ def _items(value: Any) -> Iterable[Any]:
     if isinstance(value, Mapping):
         return value.values()
     return value if isinstance(value, list | tuple) else (value,)
-
-
-def _show(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else text[:57] + "..."

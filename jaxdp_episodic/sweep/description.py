@@ -283,9 +283,27 @@ def read_sweep(path: str | Path) -> Sweep:
 
 
 def described_grid(description: Mapping[str, Any]) -> Grid:
-    """Returns the grid of a `Sweep.description`."""
-    axes = ({"version": 1, **axis} for axis in description["axes"])
-    return Grid(tuple(Axis.from_dict(axis) for axis in axes))
+    """Returns the grid of a `Sweep.description`, which may come from a stranger's file.
+
+    Raises:
+      TypeError: something of the wrong type.
+      ValueError: no description, or one that is out of range.
+    """
+    axes = description.get("axes")
+    if not isinstance(axes, list):
+        raise TypeError(f"axes must be a list, got {_validation.shown(axes)}")
+    tables = ({"version": 1, **a} if isinstance(a, Mapping) else a for a in axes)
+    grid = Grid(tuple(Axis.from_dict(table) for table in tables))
+    _validation.choice(QUANTITY, description.get(QUANTITY), QUANTITIES)
+    _validation.choice(METHOD, description.get(METHOD), METHODS)
+    for name in _TARGETS:
+        value = description.get(name)
+        if value is not None and _validation.real_array(name, value).ndim:
+            raise ValueError(f"{name} must be a number, got {_validation.shown(value)}")
+    for name, allowed in ((QUANTITY, QUANTITIES), (METHOD, METHODS)):
+        for word in grid.points(name).tolist() if name in grid.names else ():
+            _validation.choice(f"axis {name!r}", word, allowed)
+    return grid
 
 
 def description_hash(description: Mapping[str, Any]) -> str:

@@ -25,6 +25,7 @@ MOST_SETTINGS = 2**53
 # The values of an axis are the only part of a grid that is in memory.
 _LONGEST_AXIS = 10_000_000
 _MOST_AXES = 12
+_LONGEST_WORD = 100
 _WHOLE_NUMBER_FIELDS = (
     "size",
     "population",
@@ -63,7 +64,9 @@ class Axis(Spec):
         for name in ("field", "zip"):
             value = getattr(self, name)
             if not isinstance(value, str) and not (name == "zip" and value is None):
-                raise TypeError(f"{name} must be a string, got {value!r}")
+                raise TypeError(
+                    f"{name} must be a string, got {_validation.shown(value)}"
+                )
         given = [name for name in AXIS_WAYS if getattr(self, name) is not None]
         if len(given) != 1:
             raise ValueError(f"give exactly one of {AXIS_WAYS}, got {given or 'none'}")
@@ -90,24 +93,42 @@ class Axis(Spec):
         """Returns the values, (K,): float64, int64 for whole numbers, or strings."""
         if self.values is not None:
             points = np.asarray(self.values)
+            if self.is_words:
+                return points
             whole = self.is_whole and np.all(points == np.rint(points))
-            return points if self.is_words else points.astype(int if whole else float)
+            if whole:
+                self._check_whole(points)
+            return points.astype(int if whole else float)
         spaced = np.linspace if self.linspace is not None else np.geomspace
         first, last, number = self.linspace or self.geomspace
-        points = spaced(first, last, number)
+        with np.errstate(all="ignore"):  # ends so far apart are refused below
+            points = spaced(first, last, number)
+        if not np.isfinite(points).all():
+            raise ValueError(f"axis {self.field!r} has ends too far apart")
         if not self.is_whole:
             return points
+        self._check_whole(points)
         rounded = np.rint(points).astype(np.int64)
         # In the order of the axis, which may fall.
         return rounded[np.sort(np.unique(rounded, return_index=True)[1])]
 
+    def _check_whole(self, points: np.ndarray) -> None:
+        """Refuses numbers that would not survive as integers."""
+        if np.any(np.abs(points.astype(float)) > MOST_SETTINGS):
+            raise ValueError(f"axis {self.field!r} must hold numbers up to 2**53")
+
     def _checked_values(self) -> tuple[Any, ...]:
         values = self.values
         if not isinstance(values, list | tuple | np.ndarray) or not len(values):
-            raise TypeError(f"values must be a list with at least one, got {values!r}")
+            shown = _validation.shown(values)
+            raise TypeError(f"values must be a list with at least one, got {shown}")
         if self.is_words:
             if not all(isinstance(word, str) for word in values):
-                raise TypeError(f"values must be words, got {values!r}")
+                raise TypeError(
+                    f"values must be words, got {_validation.shown(values)}"
+                )
+            if max(map(len, values)) > _LONGEST_WORD:
+                raise ValueError(f"values must have at most {_LONGEST_WORD} letters")
             return tuple(values)
         array = _validation.real_array("values", values)
         if array.ndim != 1:
@@ -215,7 +236,9 @@ class Grid:
 def _checked_ends(name: str, ends: Any) -> tuple[float, float, int]:
     """First, last and number of an axis."""
     if not isinstance(ends, list | tuple) or len(ends) != 3:
-        raise ValueError(f"{name} must be [first, last, how_many], got {ends!r}")
+        raise ValueError(
+            f"{name} must be [first, last, how_many], got {_validation.shown(ends)}"
+        )
     first, last = (_validation.real_array(name, end) for end in ends[:2])
     number = _validation.integer_array(f"{name}: how_many", ends[2], minimum=1)
     for end in (first, last, number):

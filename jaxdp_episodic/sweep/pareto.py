@@ -61,7 +61,8 @@ def draw_pareto(
     every = max(1, table.grid.size // _MOST_DOTS)
     front, dots = np.empty((0, 2)), []
     start = 0
-    for block in read_columns(table.path, [*table.grid.names, table.value]):
+    names, size = [*table.grid.names, table.value], table.grid.size
+    for block in read_columns(table.path, names, num_rows=size):
         good = np.all([np.isin(block[f], v) for f, v in kept.items()], axis=0)
         good = np.flatnonzero(np.broadcast_to(good, block[x].shape))
         points = np.stack([block[x][good], block[y][good]], axis=1).astype(float)

@@ -48,7 +48,7 @@ class SweepTable:
         wanted, back = np.unique(index, return_inverse=True)
         answers = np.empty(wanted.size)
         start = 0
-        for block in read_columns(self.path, [self.value]):
+        for block in read_columns(self.path, [self.value], num_rows=self.grid.size):
             column = block[self.value]
             low, high = np.searchsorted(wanted, (start, start + column.size))
             answers[low:high] = column[wanted[low:high] - start]
@@ -80,7 +80,7 @@ class SweepTable:
             dimension = self.grid.dimension_of(field)
             if dimension in moving:
                 raise ValueError(f"--fix: {field!r} is drawn, so it is not fixed")
-            place = _place(field, self.grid.points(field), text)
+            place = place_of("--fix", field, self.grid.points(field), text)
             if places.setdefault(dimension, place) != place:
                 raise ValueError(f"--fix: {field!r} moves with a field fixed elsewhere")
         for dimension, fields in enumerate(self.grid.dimensions):
@@ -143,18 +143,34 @@ def spread_out(size: int, most: int) -> np.ndarray:
     return np.unique(np.rint(np.linspace(0, size - 1, min(size, most))).astype(int))
 
 
-def _place(field: str, points: np.ndarray, text: str) -> int:
-    """Where an axis has the value written as ``text``."""
+def place_of(option: str, field: str, points: np.ndarray, text: str) -> int:
+    """Returns where some values have the one written as ``text``.
+
+    Args:
+      option: that gives it, for errors.
+      field: whose values they are, likewise.
+      points: (K,) numbers or words.
+      text: a word, or a number as precise as a person reads it from a table.
+
+    Raises:
+      ValueError: they do not have it; numbers that are close are named.
+    """
     if points.dtype.kind == "U":
-        _validation.choice(f"--fix {field}", text, points.tolist())
+        _validation.choice(f"{option} {field}", text, points.tolist())
         return points.tolist().index(text)
-    try:
-        value = float(text.replace("_", ""))
-    except ValueError:
-        raise ValueError(f"--fix: {field!r} must be a number, got {text!r}") from None
+    value = number_of(option, field, text)
     near = np.argsort(np.abs(points - value), kind="stable")
-    # As precise as a person has read it from a table or a legend.
     if abs(points[near[0]] - value) <= 5e-3 * abs(value):
         return int(near[0])
     closest = " and ".join(number(v) for v in sorted(points[near[:2]].tolist()))
-    raise ValueError(f"--fix: {field!r} has no value {text}; the closest: {closest}")
+    raise ValueError(f"{option}: {field!r} has no value {text}; the closest: {closest}")
+
+
+def number_of(option: str, field: str, text: str) -> float:
+    """Returns the number written as ``text``, or says whose value is none."""
+    try:
+        return float(text.replace("_", ""))
+    except ValueError:
+        raise ValueError(
+            f"{option}: {field!r} must be a number, got {text!r}"
+        ) from None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,6 +14,7 @@ from flax import nnx
 
 from jaxdp_episodic import _validation
 from jaxdp_episodic.data.sources import SOURCES, DataSource
+from jaxdp_episodic.data.toml_file import read_toml
 from jaxdp_episodic.sampling.spec import Spec
 from jaxdp_episodic.training import models
 from jaxdp_episodic.training.learners import ANIL, MAML, ProtoNet
@@ -24,6 +24,10 @@ from jaxdp_episodic.training.step_config import StepConfig
 _LOSSES = ("cross_entropy", "squared_error")
 _OPTIMIZERS = ("adam", "adamw", "sgd")
 _SCHEDULES = ("constant", "cosine")
+# What a stranger's config may make of a network, and of an episode's inner loop.
+_MOST_LAYERS, _WIDEST = 64, 2**14
+_MOST_INNER_STEPS, _MOST_EPISODES = 10_000, 10**7
+_LARGEST_SEED = 2**31 - 1
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -54,7 +58,8 @@ class LearnerConfig(Spec):
     def __post_init__(self) -> None:
         _validation.choice("kind", self.kind, ("protonet", "maml", "anil"))
         _validation.choice("loss", self.loss, _LOSSES)
-        _whole(self, "shots", "inner_steps")
+        _whole(self, "shots")
+        _whole(self, "inner_steps", maximum=_MOST_INNER_STEPS)
         _positive(self, "inner_learning_rate")
         _flags(self, "first_order", "checkpoint")
         if not isinstance(self.head, str):
@@ -102,12 +107,20 @@ class ModelConfig(Spec):
     def __post_init__(self) -> None:
         kinds = ("conv_embedding", "conv_classifier", "mlp")
         _validation.choice("kind", self.kind, kinds)
-        channels = _validation.integer_array("channels", list(self.channels), minimum=1)
-        if channels.ndim != 1 or not channels.size:
-            raise ValueError(f"channels must be a list of numbers, got {self.channels}")
+        channels = _validation.integer_array("channels", self.channels, minimum=1)
+        if channels.ndim != 1 or not 1 <= channels.size <= _MOST_LAYERS:
+            raise ValueError(
+                f"channels must be a list of 1 to {_MOST_LAYERS} numbers, got "
+                f"{_validation.shown(self.channels)}"
+            )
         object.__setattr__(self, "channels", tuple(channels.tolist()))
         _whole(self, "embedding")
-        _whole(self, "seed", minimum=0)
+        if max(*self.channels, self.embedding) > _WIDEST:
+            raise ValueError(
+                f"channels and embedding must be at most {_WIDEST}, got "
+                f"{self.channels} and {self.embedding}"
+            )
+        _whole(self, "seed", minimum=0, maximum=_LARGEST_SEED)
 
     def build(self, input_shape: tuple[int, ...], num_outputs: int) -> Any:
         """Returns the NNX module for inputs of this shape (without a batch axis)."""
@@ -189,13 +202,14 @@ class EvaluationConfig(Spec):
     every: int | None = None
 
     def __post_init__(self) -> None:
-        if isinstance(self.splits, str) or not all(
+        if not isinstance(self.splits, list | tuple) or not all(
             isinstance(name, str) for name in self.splits
         ):
-            raise TypeError(f"splits must be a list of names, got {self.splits!r}")
+            shown = _validation.shown(self.splits)
+            raise TypeError(f"splits must be a list of names, got {shown}")
         object.__setattr__(self, "splits", tuple(self.splits))
         _whole(self, "queries")
-        _whole(self, "num_episodes", minimum=2)
+        _whole(self, "num_episodes", minimum=2, maximum=_MOST_EPISODES)
         if self.every is not None:
             _whole(self, "every")
 
@@ -308,14 +322,7 @@ def read_config(path: Path) -> TrainingConfig:
       ValueError: not UTF-8, not TOML, an unknown or missing key, a value out of range.
       NotImplementedError: a combination that no theorem covers.
     """
-    try:
-        mapping = tomllib.loads(path.read_bytes().decode("utf-8-sig"))
-    except UnicodeDecodeError as error:
-        raise ValueError(f"not UTF-8 text: {error.reason}") from None
-    except RecursionError:
-        raise ValueError("not valid TOML: nested too deeply") from None
-    except ValueError as error:
-        raise ValueError(f"not valid TOML: {error}") from None
+    mapping = read_toml(path)
     return TrainingConfig.from_dict(
         {"type": TrainingConfig.__name__, **mapping}, where="config"
     )
@@ -335,12 +342,16 @@ def num_parameters(params: Any) -> int:
     return sum(leaf.size for leaf in jax.tree.leaves(params))
 
 
-def _whole(spec: Any, *names: str, minimum: int = 1) -> None:
+def _whole(
+    spec: Any, *names: str, minimum: int = 1, maximum: int | None = None
+) -> None:
     for name in names:
         value = getattr(spec, name)
         array = _validation.integer_array(name, value, minimum=minimum)
         if array.ndim:
-            raise ValueError(f"{name} must be a number, got {value!r}")
+            raise ValueError(f"{name} must be a number, got {_validation.shown(value)}")
+        if maximum is not None and array > maximum:
+            raise ValueError(f"{name} must be at most {maximum:,}, got {value!r}")
         object.__setattr__(spec, name, int(array))
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import itertools
 import math
-import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +18,7 @@ from jaxdp_episodic.accounting.trial_counts import (
     PoissonTrials,
     Trials,
 )
+from jaxdp_episodic.data.toml_file import read_toml
 from jaxdp_episodic.sampling.serialization import spec_from_dict
 from jaxdp_episodic.sampling.spec import Spec
 from jaxdp_episodic.training.config import TrainingConfig
@@ -37,7 +37,9 @@ class Choice(Spec):
 
     def __post_init__(self) -> None:
         if not isinstance(self.values, list | tuple) or not self.values:
-            raise ValueError(f"values must be a list of values, got {self.values!r}")
+            raise ValueError(
+                f"values must be a list of values, got {_validation.shown(self.values)}"
+            )
         object.__setattr__(self, "values", tuple(self.values))
 
     def draw(self, generator: np.random.Generator) -> Any:
@@ -56,6 +58,7 @@ class Integers(Spec):
         for name in ("low", "high"):
             if type(getattr(self, name)) is not int:
                 raise TypeError(f"{name} must be a whole number, got {self!r}")
+            _validation.integer_array(name, getattr(self, name), minimum=-(2**53))
         if self.low > self.high:
             raise ValueError(f"low must be at most high, got {self.low}, {self.high}")
 
@@ -249,14 +252,7 @@ def read_search(path: Path) -> Search:
       ValueError: not TOML, an unknown or missing key, a value out of range.
       NotImplementedError: a search that cannot be charged.
     """
-    try:
-        mapping = tomllib.loads(path.read_bytes().decode("utf-8-sig"))
-    except UnicodeDecodeError as error:
-        raise ValueError(f"not UTF-8 text: {error.reason}") from None
-    except RecursionError:
-        raise ValueError("not valid TOML: nested too deeply") from None
-    except ValueError as error:
-        raise ValueError(f"not valid TOML: {error}") from None
+    mapping = read_toml(path)
     tables = {}
     for name in ("hyperparameters", "run"):
         tables[name] = mapping.pop(name, None)
@@ -278,7 +274,7 @@ def _table(name: str, law: Any) -> dict[str, Any]:
     if not isinstance(law, dict) or "type" not in law:
         raise TypeError(
             f"hyperparameters.{name} must be a table with a type (names with dots need "
-            f"quotes in TOML), got {law!r}"
+            f"quotes in TOML), got {_validation.shown(law)}"
         )
     return law
 

@@ -129,7 +129,7 @@ def test_rows_are_worked_off_in_parts(tmp_path, monkeypatch):
         ("r.jsonl", "r.jsonl", b"{}", "another file"),
         ("r.csv", "a.csv", b"", "no columns"),
         ("r.csv", "a.csv", b"a,a\n", "two columns 'a'"),
-        ("r.parquet", "a.csv", b"no", "not a Parquet file"),
+        ("r.parquet", "a.csv", b"no", "must be a Parquet file"),
     ],
 )
 def test_refused_files_leave_the_answers_alone(tmp_path, source, out, content, message):

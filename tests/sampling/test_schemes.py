@@ -42,7 +42,7 @@ def test_a_probability_out_of_range_is_a_value_error(bad):
     [
         (True, TypeError),
         ("8", TypeError),
-        (10**30, TypeError),
+        (10**30, ValueError),
         (0, ValueError),
         (-3, ValueError),
         (2.5, ValueError),

@@ -47,7 +47,7 @@ def test_nested_sizes(nested, counts):
         (None, TypeError, "sizes must be"),
         ({"a": 1}, TypeError, "sizes must be"),
         (np.array([[True, False]]), TypeError, "sizes must be"),
-        ([10**30], TypeError, "sizes must be"),
+        ([10**30], ValueError, "sizes must fit into 64 bits"),
     ],
 )
 def test_bad_nested_sizes(nested, error, message):

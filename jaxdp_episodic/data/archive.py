@@ -1,0 +1,241 @@
+"""Archives of NumPy arrays (npz) from strangers: no pickle, no surprise in memory.
+
+Everything an archive claims is checked before anything of that size is read: the
+listing, the members' sizes, and the header of each array, which is taken apart here
+instead of being evaluated. Nothing is ever unpacked to the disk.
+"""
+
+from __future__ import annotations
+
+import io
+import math
+import os
+import re
+import stat
+import struct
+import zipfile
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+# Of the listing at the end of an archive; each of its entries costs ten times as much.
+_MOST_LISTING = 2**20
+_MOST_ARRAYS = 4096
+_LONGEST_HEADER = 2**14
+_METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
+_MAGIC = b"\x93NUMPY"
+_ENTRY = r"\s*'(descr|fortran_order|shape)'\s*:\s*('[^']*'|True|False|\([0-9,\s]*\))\s*"
+_HEADER = re.compile(rf"\{{{_ENTRY},{_ENTRY},{_ENTRY},?\s*\}}\s*", re.ASCII)
+# Numbers, truth values, bytes and text; "O" is a pickle, "V" a structure.
+_KIND = re.compile(r"'[<>|=]?(?:[?]|[biufcSU][0-9]{1,9})'", re.ASCII)
+_UNSAFE = re.compile(r"[/\\]|.*[/\\]\.\.([/\\]|$)|\.\.([/\\]|$)|[A-Za-z]:", re.DOTALL)
+# What zipfile raises for one broken archive or another.
+BROKEN_ARCHIVE = (
+    zipfile.BadZipFile,
+    zlib.error,
+    struct.error,
+    EOFError,
+    NotImplementedError,
+    RuntimeError,  # encrypted
+    ValueError,
+    OverflowError,
+    IndexError,
+    KeyError,
+)
+
+
+def read_arrays(
+    path: Path, *, max_bytes: int, names: list[str] | None = None
+) -> dict[str, np.ndarray]:
+    """Returns the arrays of an npz file.
+
+    Args:
+      path: the file.
+      max_bytes: most bytes that all arrays of the file may take, read or not.
+      names: only these, which must be there; None: all.
+
+    Returns:
+      Arrays of truth values, numbers or text, by name.
+
+    Raises:
+      OSError: a file that cannot be read.
+      ValueError: no npz file, one that holds pickles, structures or too much, whose
+        headers lie, or without one of the names; the message has the path.
+    """
+    try:
+        with opened_archive(path) as archive:
+            members = _checked_members(archive, max_bytes)
+            wanted = list(members) if names is None else names
+            for name in wanted:
+                if name not in members:
+                    there = ", ".join(map(repr, list(members)[:20]))
+                    raise ValueError(f"no array {name!r}; the arrays are {there}")
+            return {name: _array(archive, members[name]) for name in wanted}
+    except OSError as error:
+        if error.filename is not None:
+            raise
+        # Of a place in the file that there is not.
+        raise ValueError(f"{path} must be an npz file: {error}") from error
+    except BROKEN_ARCHIVE as error:
+        why = str(error) or "it is cut off"  # as EOFError says nothing
+        raise ValueError(f"{path} must be an npz file: {why}") from error
+
+
+@contextmanager
+def opened_archive(path: Path) -> Iterator[zipfile.ZipFile]:
+    """Opens a zip archive whose listing is of a sane size.
+
+    Raises:
+      OSError: a file that cannot be read.
+      ValueError: no plain file, or too long a listing.
+      zipfile.BadZipFile and others: no archive; the caller names the file.
+    """
+    check_plain_file(path)
+    with _Listed(io.FileIO(path)) as file:
+        archive = zipfile.ZipFile(file)
+        file.is_listed = True
+        with archive:
+            if len(archive.infolist()) > _MOST_ARRAYS:
+                raise ValueError(f"more than {_MOST_ARRAYS} arrays")
+            yield archive
+
+
+def check_plain_file(path: Path) -> None:
+    """Refuses devices, pipes and folders, which may have no end.
+
+    Raises:
+      OSError: no such file.
+      ValueError: no plain file.
+    """
+    if not stat.S_ISREG(os.stat(path).st_mode):
+        raise ValueError(f"{path} must be a plain file")
+
+
+def array_header(
+    stream: Any, member: zipfile.ZipInfo
+) -> tuple[tuple[int, ...], np.dtype, bool]:
+    """Returns shape, type and order of the array in a member, and stands at its data.
+
+    Raises:
+      ValueError: no array, pickled objects, a structure, or a size that is not the
+        member's.
+    """
+    name = member.filename
+    if member.compress_type not in _METHODS:
+        raise ValueError(f"{name} is packed by a method that NumPy does not use")
+    start = stream.read(8)
+    sizes = {(1, 0): "<H", (2, 0): "<I", (3, 0): "<I"}
+    if len(start) < 8 or start[:6] != _MAGIC or (start[6], start[7]) not in sizes:
+        raise ValueError(f"{name} must be an array of NumPy")
+    form = sizes[start[6], start[7]]
+    (length,) = struct.unpack(form, stream.read(struct.calcsize(form)))
+    if length > _LONGEST_HEADER:
+        raise ValueError(f"{name} has a header of {length} bytes")
+    shape, kind, is_fortran = _parsed(stream.read(length).decode("latin-1"), name)
+    claimed = math.prod(shape) * kind.itemsize
+    there = member.file_size - 8 - struct.calcsize(form) - length
+    if claimed != there:
+        how = "is cut off" if claimed > there else "holds more than it says"
+        raise ValueError(f"{name} {how}: {claimed} bytes of data claimed")
+    return shape, kind, is_fortran
+
+
+class _Listed(io.BufferedReader):
+    """A file that does not give out more than a sane listing before it is known."""
+
+    is_listed = False
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        if self.is_listed:
+            return super().read(size)
+        most = _MOST_LISTING + 1
+        if size is not None and size >= 0:
+            most = min(size, most)
+        data = super().read(most)
+        if len(data) > _MOST_LISTING:
+            raise ValueError(f"a listing of more than {_MOST_LISTING} bytes")
+        return data
+
+
+def _checked_members(
+    archive: zipfile.ZipFile, max_bytes: int
+) -> dict[str, zipfile.ZipInfo]:
+    """The members by the arrays' names, found harmless one and all."""
+    members: dict[str, zipfile.ZipInfo] = {}
+    total = 0
+    for member in archive.infolist():
+        if _UNSAFE.match(member.filename) or not member.filename.isprintable():
+            raise ValueError(f"{member.filename!r} must not name a place elsewhere")
+        name = member.filename.removesuffix(".npy")
+        if name in members:
+            raise ValueError(f"two arrays of the same name {name!r}")
+        members[name] = member
+        total += max(member.file_size, 0)
+        if total > max_bytes:
+            raise ValueError(f"at most max_bytes={max_bytes} bytes uncompressed")
+    for member in members.values():
+        with archive.open(member) as stream:
+            array_header(stream, member)
+    return members
+
+
+def _parsed(header: str, name: str) -> tuple[tuple[int, ...], np.dtype, bool]:
+    """Shape, type and order that a header states; it is not evaluated."""
+    found = _HEADER.fullmatch(header)
+    cells = found.groups() if found else ()
+    parts = dict(zip(cells[::2], cells[1::2], strict=True))
+    order = parts.get("fortran_order")
+    shape_text = parts.get("shape", "")
+    if order not in ("True", "False") or not shape_text.startswith("("):
+        raise ValueError(f"{name} must be a plain array of NumPy, not a structure")
+    kind_text = parts["descr"]
+    if "O" in kind_text:
+        raise ValueError(f"{name} must not hold Python objects: pickles are refused")
+    if not _KIND.fullmatch(kind_text):
+        raise ValueError(f"{name} must hold numbers or text, has the type {kind_text}")
+    try:
+        kind = np.dtype(kind_text.strip("'"))
+    except TypeError as error:
+        raise ValueError(f"{name}: {error}") from None
+    numbers = [part.strip() for part in shape_text[1:-1].split(",")]
+    if numbers and not numbers[-1]:
+        numbers.pop()
+    if not all(len(n) <= 16 and n.isdigit() for n in numbers) or len(numbers) > 32:
+        raise ValueError(f"{name} has the impossible shape {shape_text}")
+    shape = tuple(map(int, numbers))
+    # Items of no size, and axes beside one of length 0, could be of any number.
+    if not kind.itemsize or math.prod(max(n, 1) for n in shape) > 2**48:
+        raise ValueError(f"{name} has the impossible shape {shape_text} of {kind}")
+    return shape, kind, order == "True"
+
+
+def _array(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> np.ndarray:
+    """The array in a member whose header has been checked."""
+    with archive.open(member) as stream:
+        shape, kind, is_fortran = array_header(stream, member)
+        claimed = math.prod(shape) * kind.itemsize
+        # Room is made for what comes, not for what is claimed.
+        content = bytearray()
+        while part := stream.read(min(2**20, claimed + 1 - len(content))):
+            content += part
+            if len(content) > claimed:
+                raise ValueError(f"{member.filename} holds more than it says")
+    if len(content) < claimed:
+        raise ValueError(f"{member.filename} is cut off")
+    data = np.frombuffer(content, np.uint8)
+    _check_items(data, kind, member.filename)
+    return data.view(kind).reshape(shape, order="F" if is_fortran else "C")
+
+
+def _check_items(data: np.ndarray, kind: np.dtype, name: str) -> None:
+    """Refuses bytes that are no value of their type, which NumPy would not notice."""
+    if kind.kind == "b" and data.size and data.max() > 1:
+        raise ValueError(f"{name} holds truth values other than 0 and 1")
+    if kind.kind == "U":
+        points = data.view(np.dtype(np.uint32).newbyteorder(kind.byteorder))
+        if np.any((points > 0x10FFFF) | ((points >= 0xD800) & (points < 0xE000))):
+            raise ValueError(f"{name} holds text that is not Unicode")

@@ -1,0 +1,75 @@
+"""TOML files from strangers: bounded in size and depth before they are parsed."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from pathlib import Path
+from typing import Any
+
+MAX_BYTES = 2**24
+# Of brackets, and of the parts of a dotted key: far more than any schema here has.
+# The standard library's parser recurses for the former, is quadratic in the latter.
+_MAX_DEPTH = 64
+# Strings and comments whole, so that what they hold is not counted. A string that is
+# not closed reaches as far as it can: the parser refuses it at its beginning.
+_TOKEN = re.compile(
+    r'"""(?:\\.|[^\\])*?(?:"""|\Z)'
+    r"|'''.*?(?:'''|\Z)"
+    r'|"(?:\\.|[^"\\\n])*+"?'
+    r"|'[^'\n]*+'?"
+    r"|\#[^\n]*+"
+    r"|[\[\]{}.=,\n]",
+    re.DOTALL,
+)
+
+
+def read_toml(path: Path, *, max_bytes: int = MAX_BYTES) -> dict[str, Any]:
+    """Returns the content of a TOML file.
+
+    Args:
+      path: the file.
+      max_bytes: most bytes that it may have.
+
+    Raises:
+      OSError: a file that cannot be read.
+      ValueError: too large, not UTF-8, not TOML, or nested too deeply.
+    """
+    with path.open("rb") as file:
+        data = file.read(max_bytes + 1)
+    if len(data) > max_bytes:
+        raise ValueError(f"must have at most {max_bytes} bytes")
+    try:
+        text = data.decode("utf-8-sig").replace("\r\n", "\n")
+    except UnicodeDecodeError as error:
+        raise ValueError(
+            f"not UTF-8 text: {error.reason} at byte {error.start}"
+        ) from None
+    _check_depth(text)
+    try:
+        return tomllib.loads(text)
+    except ValueError as error:  # also an integer of thousands of digits
+        raise ValueError(f"not valid TOML: {error}") from None
+    except RecursionError:  # of a caller who is deep down already
+        raise ValueError("not valid TOML: nested too deeply") from None
+
+
+def _check_depth(text: str) -> None:
+    """Refuses what is nested deeply, in time linear in the text."""
+    brackets = parts = 0
+    for token in _TOKEN.finditer(text):
+        match token[0]:
+            case "[" | "{":
+                brackets += 1
+                parts = 0
+            case "]" | "}":
+                brackets -= 1
+            case ".":
+                parts += 1
+            case "=" | "," | "\n":
+                parts = 0
+        if brackets > _MAX_DEPTH or parts > _MAX_DEPTH:
+            line = text.count("\n", 0, token.start()) + 1
+            raise ValueError(
+                f"not valid TOML: nested deeper than {_MAX_DEPTH} levels in line {line}"
+            )

@@ -1,0 +1,1 @@
+"""What strangers may send: strategies of broken input, and who has to survive it."""

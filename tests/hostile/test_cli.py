@@ -1,0 +1,182 @@
+"""Every command, every hostile file: exit code 2, one line, nothing else."""
+
+import json
+
+import numpy as np
+import pytest
+
+from fuzzing import seeds
+from jaxdp_episodic.cli.program import run
+
+DEEP = b"a = " + b"[" * 10**6
+VALID = {
+    "epsilon": seeds.REQUEST,
+    "calibrate": seeds.CALIBRATION,
+    "curve": seeds.REQUEST,
+    "sweep": seeds.SWEEP,
+    "plan": seeds.PLAN,
+    "train": seeds.TRAINING,
+    "tune": seeds.SEARCH,
+}
+OUT = {
+    "curve": ["--out", "{}/x.png"],
+    "sweep": ["--out", "{}/out"],
+    "plan": ["--out", "{}/out"],
+    "train": ["--out", "{}/out"],
+    "tune": ["--out", "{}/out"],
+}
+FILES = {
+    "empty": b"",
+    "nul": b"\0" * 100,
+    "not UTF-8": b"\xff\xfe\0",
+    "arrays": DEEP,
+    "tables": b"a = " + b"{a=" * 10**6,
+    "keys": b"a." * 10**6 + b"a = 1",
+    "digits": b"version = " + b"9" * 5000,
+    "hex": b"version = 0x" + b"f" * 5000,
+    "one line": b"x" * 2**20,
+    "twice": b"version = 1\nversion = 1\n",
+    "key of escapes": b'"\\u001b[2J\\n\\u202e" = 1\n',
+}
+
+
+def refused(arguments, capsys):
+    """Runs a command that must refuse its input."""
+    code = run([str(argument) for argument in arguments])
+    printed = capsys.readouterr()
+    assert code == 2
+    assert printed.out == ""
+    assert printed.err.count("\n") == 1 and printed.err.endswith("\n")
+    assert printed.err.startswith("jaxdp-episodic: error: ")
+    assert "Traceback" not in printed.err
+    assert len(printed.err) < 2100
+    assert printed.err[:-1].isprintable()
+    return printed.err
+
+
+@pytest.mark.parametrize("name", FILES)
+@pytest.mark.parametrize("command", VALID)
+def test_broken_toml(tmp_path, capsys, command, name):
+    path = tmp_path / "x.toml"
+    path.write_bytes(FILES[name])
+    options = [text.format(tmp_path) for text in OUT.get(command, [])]
+    refused([command, path, *options], capsys)
+    assert [file.name for file in tmp_path.iterdir()] == ["x.toml"]
+
+
+NUMBERS = (
+    "-1",
+    "nan",
+    "[true]",
+    "'x'",
+    "{}",
+    "true",
+    "1979-05-27",
+    "9" * 20,
+    "[[1], [[2]]]",
+)
+
+
+@pytest.mark.parametrize("value", NUMBERS)
+@pytest.mark.parametrize(
+    ("command", "field"),
+    [
+        ("epsilon", b"num_steps = 100"),
+        ("epsilon", b"delta = 1e-5"),
+        ("epsilon", b"noise_multiplier = 1.5"),
+        ("epsilon", b"sampling_probability = 0.1"),
+        ("epsilon", b"size = 5"),
+        ("epsilon", b"sizes = [12, 30, 7]"),
+        ("calibrate", b"epsilon = 2.0"),
+        ("sweep", b"geomspace = [0.5, 8.0, 5]"),
+        ("sweep", b"num_steps = 1_000"),
+        ("plan", b"episodes_per_step = 2"),
+        ("plan", b"examples = [4]"),
+        ("plan", b"alignment = 0.3"),
+        ("train", b"num_steps = 300"),
+        ("train", b"channels = [8, 8]"),
+        ("train", b"num_episodes = 10"),
+        ("tune", b"expected_runs = 4.0"),
+        ("tune", b"low = 1e-3"),
+    ],
+)
+def test_wrong_values(tmp_path, capsys, command, field, value):
+    assert field in VALID[command]
+    path = tmp_path / "x.toml"
+    key = field.split(b" = ")[0]
+    path.write_bytes(VALID[command].replace(field, key + b" = " + value.encode(), 1))
+    options = [text.format(tmp_path) for text in OUT.get(command, [])]
+    refused([command, path, *options], capsys)
+
+
+def test_hostile_data_of_a_run(tmp_path, capsys):
+    np.savez(tmp_path / "x.npz", features=np.array([{}], dtype=object))
+    (tmp_path / "y.csv").write_bytes(b"school,pupil\n\xff,1\n")
+    (tmp_path / "folder").mkdir()
+    for data in (
+        b'type = "Npz"\npath = "x.npz"',
+        b'type = "Npz"\npath = "missing.npz"',
+        b'type = "Npz"\npath = "\\u0000"',
+        b'type = "Table"\npath = "y.csv"\ngroups = ["school"]\nfeatures = ["pupil"]',
+        b'type = "ClassFolders"\npath = "folder"',
+        b'type = "Sinusoids"\nnum_tasks = 100_000_000_000\npoints = 10',
+    ):
+        path = tmp_path / "x.toml"
+        path.write_bytes(seeds.TRAINING.replace(b'type = "Glyphs"\nsize = 14', data))
+        refused(["train", path, "--out", tmp_path / "out"], capsys)
+    assert not (tmp_path / "out").exists()
+
+
+def test_batches(tmp_path, capsys):
+    pytest.importorskip("pyarrow")
+    for name, content in {
+        "x.csv": b"",
+        "y.csv": b"a,a\n1,2\n",
+        "z.csv": b"a." * 9999 + b"a\n1\n",
+        "x.parquet": b"PAR1 nonsense PAR1",
+        "x.txt": b"{}",
+    }.items():
+        (tmp_path / name).write_bytes(content)
+        out = tmp_path / "out.jsonl"
+        refused(["epsilon", "--batch", tmp_path / name, "--out", out], capsys)
+        assert not out.exists()
+
+
+def test_rows_of_a_batch_are_refused_one_by_one(tmp_path, capsys):
+    row = json.dumps(seeds.ROW)
+    lines = [
+        "[" * 10**6,
+        '{"id": ' + "[" * 900 + "]" * 900 + "}",
+        row.replace("[12, 30, 7]", "[" * 900 + "1" + "]" * 900),
+        row.replace("[12, 30, 7]", "[" + "9" * 400 + "]"),
+        row.replace("100", "9" * 5000),
+        row.replace("100", "NaN"),
+        row.replace('"delta"', '"num_steps": 3, "delta"'),
+        '{"population": {"file": "/etc/passwd", "levels": ["a"]}}',
+        "\0",
+        '"\\ud800"',
+    ]
+    source, out = tmp_path / "x.jsonl", tmp_path / "out.jsonl"
+    source.write_text("\n".join([*lines, row]) + "\n")
+    assert run(["epsilon", "--batch", str(source), "--out", str(out)]) == 0
+    answers = [json.loads(line) for line in out.read_text().splitlines()]
+    assert [a["error"] is None for a in answers] == [False] * len(lines) + [True]
+    for answer in answers[:-1]:
+        assert answer["value"] is None
+        assert len(answer["error"]) < 500
+    capsys.readouterr()
+
+
+def test_units_that_cannot_be_listed(tmp_path, capsys):
+    path, out = tmp_path / "x.toml", tmp_path / "out.jsonl"
+    path.write_bytes(seeds.REQUEST.replace(b"[12, 30, 7]", b"[10_000_000_000, 3]"))
+    error = refused(["epsilon", path, "--per-unit", "--out", out], capsys)
+    assert "at most 100,000,000 protected units" in error
+
+
+def test_a_folder_that_is_no_sweep(tmp_path, capsys):
+    pytest.importorskip("matplotlib")
+    refused(["plot", tmp_path], capsys)
+    for content in (b"", b"\xff", b"[" * 10**6, b"{}", b'{"version": 1}', b"1e999"):
+        (tmp_path / "manifest.json").write_bytes(content)
+        refused(["plot", tmp_path], capsys)

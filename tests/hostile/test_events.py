@@ -1,0 +1,79 @@
+"""Events of dp_accounting that are small to write and large to take apart."""
+
+from typing import Any, NamedTuple
+
+import pytest
+
+from jaxdp_episodic.accounting.dp_event import from_dp_event
+
+
+class Gaussian(NamedTuple):
+    noise_multiplier: Any = 1.0
+    class_name: str = "GaussianDpEvent"
+
+
+class Composed(NamedTuple):
+    events: Any
+    class_name: str = "ComposedDpEvent"
+
+
+class Repeated(NamedTuple):
+    event: Any
+    count: Any
+    class_name: str = "SelfComposedDpEvent"
+
+
+class Sampled(NamedTuple):
+    event: Any
+    sampling_probability: Any = 0.1
+    class_name: str = "PoissonSampledDpEvent"
+
+
+def doubled(event: Any, times: int) -> Any:
+    for _ in range(times):
+        event = Composed([event, event])
+    return event
+
+
+def test_a_billion_laughs_are_counted_one_by_one_only_once():
+    assert from_dp_event(doubled(Gaussian(), 40)).counts == (2**40,)
+    both = Composed([Gaussian(2.0), doubled(Gaussian(3.0), 30), Gaussian(2.0)])
+    run = from_dp_event(both)
+    assert run.counts == (2, 2**30)
+    assert [step.noise_multiplier for step in run.steps] == [2.0, 3.0]
+    inside = from_dp_event(Sampled(doubled(Gaussian(3.0), 20)))
+    assert inside.steps[0].noise_multiplier == pytest.approx(3 / 2**10, rel=1e-9)
+
+
+def test_counts_that_no_run_has_are_refused():
+    with pytest.raises(ValueError, match="count must"):
+        from_dp_event(doubled(Gaussian(), 2000))
+    with pytest.raises(ValueError, match="count must"):
+        from_dp_event(Sampled(doubled(Gaussian(), 2000)))
+    for count in (-1, 0.5, 10**400, float("nan"), float("inf")):
+        with pytest.raises(ValueError, match="count must"):
+            from_dp_event(Repeated(Gaussian(), count))
+
+
+def test_an_event_within_itself_is_refused():
+    events: list[Any] = []
+    loop = Composed(events)
+    events += [Gaussian(), Composed([loop])]
+    with pytest.raises(ValueError, match="composition of itself"):
+        from_dp_event(loop)
+    with pytest.raises(ValueError, match="composition of itself"):
+        from_dp_event(Sampled(loop))
+
+
+def test_what_only_looks_like_an_event_is_refused():
+    class Odd(NamedTuple):
+        class_name: Any
+
+    for name in ("GaussianDpEvent", "ComposedDpEvent"):
+        with pytest.raises(TypeError, match="must have a field"):
+            from_dp_event(Odd(name))
+    for name in (b"\xff", 7, "", None):
+        with pytest.raises(TypeError, match="must be a DpEvent"):
+            from_dp_event(Odd(name))
+    with pytest.raises(TypeError, match="events must be a list"):
+        from_dp_event(Composed(7))

@@ -1,0 +1,280 @@
+"""Files of data from strangers: nothing runs, nothing leads elsewhere."""
+
+import struct
+import zipfile
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from jaxdp_episodic.accounting.request_file import read_population
+from jaxdp_episodic.data.adapters import from_huggingface, from_tfds
+from jaxdp_episodic.data.folders import load_class_folders
+from jaxdp_episodic.data.npz import load_npz
+from jaxdp_episodic.data.tables import load_table
+from jaxdp_episodic.data.toml_file import read_toml
+
+pa = pytest.importorskip("pyarrow")
+pq = pytest.importorskip("pyarrow.parquet")
+
+
+class Runs:
+    """Leaves a file behind when it is unpickled."""
+
+    def __init__(self, path):
+        self.path = str(path)
+
+    def __reduce__(self):
+        return open, (self.path, "w")
+
+
+def test_pickles_do_not_run(tmp_path):
+    ran = tmp_path / "ran"
+    for name in ("features", "labels", "unused"):
+        arrays = {"features": np.zeros((1, 2)), "labels": np.zeros(1, int)}
+        arrays[name] = np.array([Runs(ran)], dtype=object)
+        path = tmp_path / "x.npz"
+        np.savez(path, allow_pickle=True, **arrays)
+        with pytest.raises(
+            ValueError, match=f"{name}.npy must not hold Python objects"
+        ):
+            load_npz(path)
+        with pytest.raises(ValueError, match="pickles are refused"):
+            read_population({"file": "x.npz", "levels": ["labels"]}, tmp_path)
+    np.save(tmp_path / "x.npz", np.array([Runs(ran)], dtype=object))
+    (tmp_path / "x.npz.npy").rename(tmp_path / "x.npz")
+    with pytest.raises(ValueError, match="x.npz must be an npz file"):
+        load_npz(tmp_path / "x.npz")
+    assert not ran.exists()
+
+
+HEADER = "{'descr': '<f8', 'fortran_order': False, 'shape': (2, 1), }"
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        HEADER.replace("'<f8'", "[('a', '<f8')]"),
+        HEADER.replace("'<f8'", "'<f8,O'"),
+        HEADER.replace("'<f8'", "'<M8[ns]'"),
+        HEADER.replace("'<f8'", "'|V8'"),
+        HEADER.replace("'<f8'", "__import__('os')"),
+        HEADER.replace("(2, 1)", "(2, -1)"),
+        HEADER.replace("(2, 1)", "(2.0, 1)"),
+        HEADER.replace("(2, 1)", "(__import__('os').system('touch ran'), 1)"),
+        HEADER.replace("(2, 1)", "-" * 5000 + "1"),
+        HEADER.replace("(2, 1)", "(" * 5000),
+        HEADER.replace("'shape': (2, 1)", "'descr': '<f8'"),
+        HEADER.replace("False", "None"),
+        HEADER + "#",
+        "",
+    ],
+)
+def test_headers_are_not_evaluated(tmp_path, monkeypatch, header):
+    monkeypatch.chdir(tmp_path)
+    path = tmp_path / "x.npz"
+    data = b"\x93NUMPY\x01\0" + struct.pack("<H", len(header)) + header.encode()
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("features.npy", data + bytes(16))
+    with pytest.raises(ValueError, match="x.npz must be an npz file: features.npy"):
+        load_npz(path)
+    assert [file.name for file in tmp_path.iterdir()] == ["x.npz"]
+
+
+def test_honest_arrays_of_other_orders_and_versions_are_read(tmp_path):
+    images = np.arange(24.0).reshape(2, 3, 4)
+    path = tmp_path / "x.npz"
+    for version in ((1, 0), (2, 0), (3, 0)):
+        with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+            with archive.open("features.npy", "w") as file:
+                big_endian = np.asfortranarray(images.astype(">f4"))
+                np.lib.format.write_array(file, big_endian, version)
+        np.testing.assert_array_equal(
+            load_npz(path).features, images.reshape(6, 4).astype(np.float32)
+        )
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "../x",
+        "/etc/x",
+        "a/../../x",
+        "..",
+        "C:x",
+        "..\\x",
+        "\\\\host\\x",
+        "a\nb",
+        "\x7f",
+    ],
+)
+def test_names_in_archives_lead_nowhere(tmp_path, name):
+    path = tmp_path / "in" / "x.npz"
+    path.parent.mkdir()
+    np.savez(path, features=np.zeros((2, 1)), labels=np.arange(2))
+    with zipfile.ZipFile(path, "a") as archive:
+        archive.writestr(f"{name}.npy", b"")
+    with pytest.raises(ValueError, match="must be an npz file"):
+        load_npz(path)
+    assert [file.name for file in tmp_path.rglob("*")] == ["in", "x.npz"]
+
+
+def test_bytes_that_are_no_values_are_refused(tmp_path):
+    path = tmp_path / "x.npz"
+    np.savez(path, features=np.zeros((2, 1), bool), labels=np.array(["a", "b"]))
+    content = path.read_bytes()
+    flag = np.lib.format.magic(1, 0)
+    assert content.count(flag) == 2
+
+    def changed(name, data):
+        with zipfile.ZipFile(path) as archive:
+            members = {n: archive.read(n) for n in archive.namelist()}
+        members[name] = members[name][: -len(data)] + data
+        with zipfile.ZipFile(path, "w") as archive:
+            for member, inside in members.items():
+                archive.writestr(member, inside)
+
+    changed("features.npy", b"\x02\x01")
+    with pytest.raises(ValueError, match="truth values other than 0 and 1"):
+        load_npz(path)
+    changed("features.npy", b"\0\x01")
+    for letter in (0x110000, 0xD800, 0xFFFFFFFF):
+        changed("labels.npy", struct.pack("<II", letter, 0x61))
+        with pytest.raises(ValueError, match="text that is not Unicode"):
+            load_npz(path)
+
+
+def test_other_programs_are_not_asked_to_read_images(tmp_path, monkeypatch):
+    """Pillow hands PostScript to Ghostscript, whatever the file is called."""
+    (tmp_path / "data" / "a").mkdir(parents=True)
+    program = tmp_path / "gs"
+    program.write_text(f"#!/bin/sh\ntouch {tmp_path}/ran\n")
+    program.chmod(0o700)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    picture = tmp_path / "data" / "a" / "x.png"
+    Image.new("RGB", (4, 4)).save(picture, "EPS")
+    with pytest.raises(ValueError, match="must be a readable image"):
+        load_class_folders(tmp_path / "data")
+    for kind in ("PPM", "TIFF", "ICO"):
+        Image.new("RGB", (4, 4)).save(picture, kind)
+        with pytest.raises(ValueError, match="must be a readable image"):
+            load_class_folders(tmp_path / "data")
+    for kind in ("PNG", "JPEG", "GIF", "BMP", "WEBP"):
+        Image.new("RGB", (4, 4)).save(picture, kind)
+        assert load_class_folders(tmp_path / "data").num_examples == 1
+    assert not (tmp_path / "ran").exists()
+
+
+def test_class_names_that_are_no_text_are_refused(tmp_path):
+    folder = tmp_path / "data" / "a\udcff"
+    try:
+        folder.mkdir(parents=True)
+    except OSError:
+        pytest.skip("this file system keeps no such names")
+    with pytest.raises(ValueError, match="must have a name in UTF-8"):
+        load_class_folders(tmp_path / "data")
+
+
+@pytest.mark.parametrize("name", ["../secret.csv", "{}/secret.csv", "link.csv"])
+def test_a_request_reads_nothing_outside_its_folder(tmp_path, name):
+    secret = tmp_path / "secret.csv"
+    secret.write_text("password\nhunter2\n")
+    inside = tmp_path / "requests"
+    inside.mkdir()
+    (inside / "link.csv").symlink_to(secret)
+    table = {"file": name.format(tmp_path), "levels": ["school"]}
+    with pytest.raises(ValueError, match="must lie in the request's folder") as found:
+        read_population(table, inside)
+    assert "hunter2" not in str(found.value)
+    assert "password" not in str(found.value)
+    (inside / "own.csv").write_text("school\na\n")
+    own = read_population({"file": "own.csv", "levels": ["school"]}, inside)
+    assert own.num_units(1) == 1
+
+
+@pytest.mark.parametrize(
+    "column",
+    [
+        pa.array([[1], [2]]),
+        pa.array([b"a", b"b"]),
+        pa.array([{"a": 1}, {"a": 2}]),
+        pa.array([1, 2], pa.timestamp("ns")),
+        pa.array([1, 2], pa.duration("s")),
+        pa.array([b"aa", b"bb"], pa.binary(2)),
+    ],
+)
+@pytest.mark.parametrize("place", ["g", "x"])
+def test_parquet_of_odd_types(tmp_path, column, place):
+    columns = {"g": pa.array(["a", "b"]), "x": pa.array([1.0, 2.0]), place: column}
+    pq.write_table(pa.table(columns), tmp_path / "x.parquet")
+    with pytest.raises(ValueError, match=f"x.parquet: column '{place}' must hold numb"):
+        load_table(tmp_path / "x.parquet", groups=["g"], features=["x"])
+
+
+def test_parquet_of_usual_types(tmp_path):
+    groups = [
+        pa.array(["a", "b", "a"]),
+        pa.array(["a", "b", "a"], pa.large_string()),
+        pa.array(["a", "b", "a"]).dictionary_encode(),
+        pa.array([1, 2, 1], pa.uint64()),
+    ]
+    for group in groups:
+        numbers = pa.array([1, 2, 3], pa.int8())
+        pq.write_table(pa.table({"g": group, "x": numbers}), tmp_path / "x.parquet")
+        table = load_table(tmp_path / "x.parquet", groups=["g"], features=["x"])
+        assert table.features[:, 0].tolist() == [1, 3, 2]
+
+
+def test_adapters_refuse_what_is_no_number():
+    good = {"image": [1.0, 2.0], "label": 1}
+    assert from_tfds([good]).num_examples == 1
+    for bad in ([1j], ["a"], [None], [[1], [1, 2]], {"a": 1}, 10**400):
+        with pytest.raises(TypeError, match="'image' must be numbers"):
+            from_tfds([{**good, "image": bad}])
+    with pytest.raises(ValueError, match="finite"):
+        from_tfds([{**good, "image": [1e300, 0.0]}])
+    with pytest.raises(ValueError, match="class ids must be UTF-8"):
+        from_tfds([{**good, "label": b"\xff"}])
+    with pytest.raises(ValueError, match="max_bytes=100"):
+        endless = iter(lambda: good, None)
+        from_tfds(endless, max_bytes=100)
+    with pytest.raises(ValueError, match="max_bytes=100"):
+        from_huggingface([good] * 100, features="image", label="label", max_bytes=100)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"a = 1\0", "not valid TOML"),
+        (b"a = '\xff'", "not UTF-8 text"),
+        (b"a = 1\na = 2", "not valid TOML"),
+        (b"a = " + b"9" * 5000, "not valid TOML"),
+        (b"[a" + b".a" * 65 + b"]", "nested deeper than 64 levels in line 1"),
+        (b"\na = [" + b"[" * 65, "nested deeper than 64 levels in line 2"),
+    ],
+)
+def test_toml_that_is_refused(tmp_path, content, message):
+    path = tmp_path / "x.toml"
+    path.write_bytes(content)
+    with pytest.raises(ValueError, match=message):
+        read_toml(path)
+
+
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        (b"", {}),
+        (b"\xef\xbb\xbfa = 1\r\n", {"a": 1}),
+        (b"a = '" + b"[" * 999 + b"'", {"a": "[" * 999}),
+        (b"a = '''\n" + b"[.\n" * 99 + b"'''", {"a": "[.\n" * 99}),
+        (b'a = """' + b'\\"[{' * 99 + b'"""', {"a": '"[{' * 99}),
+        (b'a = "' + b'\\"[' * 99 + b'" # ' + b"[" * 99, {"a": '"[' * 99}),
+        (b"# " + b"a." * 99 + b"\na = 1", {"a": 1}),
+        (b"a = [" + b"[1.5, 2.5],\n" * 99 + b"]", {"a": [[1.5, 2.5]] * 99}),
+        (b"[a" + b".a" * 3 + b"]", {"a": {"a": {"a": {"a": {}}}}}),
+    ],
+)
+def test_toml_that_only_looks_nested_is_read(tmp_path, content, expected):
+    path = tmp_path / "x.toml"
+    path.write_bytes(content)
+    assert read_toml(path) == expected

@@ -1,0 +1,115 @@
+"""Folders of sweeps from strangers: edited, truncated, with links."""
+
+import json
+
+import numpy as np
+import pytest
+
+from fuzzing import seeds
+from jaxdp_episodic.sweep.description import read_sweep
+from jaxdp_episodic.sweep.folder import (
+    MANIFEST,
+    SHARDS,
+    SweepFolder,
+    read_manifest,
+    saved_chunks,
+)
+from jaxdp_episodic.sweep.grid import Axis
+from jaxdp_episodic.sweep.table import read_columns, write_table
+
+
+@pytest.fixture
+def sweep(tmp_path):
+    (tmp_path / "s.toml").write_bytes(seeds.SWEEP)
+    return read_sweep(tmp_path / "s.toml")
+
+
+@pytest.fixture
+def folder(tmp_path, sweep):
+    opened = SweepFolder.opened(tmp_path / "out", sweep)
+    assert opened.num_chunks == 1
+    opened.save(0, np.arange(float(opened.size)))
+    return opened
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("num_settings", 10**15),
+        ("num_settings", "20"),
+        ("chunk_size", 0),
+        ("chunk_size", 2**60),
+        ("hash", "0" * 64),
+        ("version", True),
+        ("version", 2),
+        ("kind", "run"),
+        ("sweep", []),
+        ("sweep", {}),
+        ("versions", None),
+    ],
+)
+def test_an_edited_manifest_is_refused(folder, key, value):
+    file = folder.path / MANIFEST
+    file.write_text(json.dumps(json.loads(file.read_text()) | {key: value}))
+    with pytest.raises(ValueError, match="is not the manifest of a sweep"):
+        read_manifest(folder.path)
+    assert saved_chunks(folder.path) is None
+
+
+def test_a_shard_that_is_not_whole_is_not_used(folder):
+    file = folder.shard(0)
+    whole = file.read_bytes()
+    for content in (b"", whole[:-1], whole + b"\0", whole[:-1] + b"\1", bytes(999)):
+        file.write_bytes(content)
+        assert folder.load(0) is None
+        with pytest.raises(ValueError, match="is missing or damaged"):
+            write_table(folder)
+    file.write_bytes(whole)
+    assert folder.load(0) is not None
+
+
+def test_files_that_are_not_ours_are_not_removed(tmp_path, sweep, folder):
+    (folder.path / SHARDS / "thesis").write_text("years of work")
+    folder.remove_shards()
+    assert [f.name for f in (folder.path / SHARDS).iterdir()] == ["thesis"]
+    elsewhere = tmp_path / "home"
+    elsewhere.mkdir()
+    (elsewhere / "00000000").write_text("somebody's")
+    other = SweepFolder.opened(tmp_path / "other", sweep)
+    (other.path / SHARDS).rmdir()
+    (other.path / SHARDS).symlink_to(elsewhere)
+    with pytest.raises(ValueError, match="must not be a link"):
+        other.remove_shards()
+    with pytest.raises(ValueError, match="must not be a link"):
+        SweepFolder.opened(tmp_path / "other", sweep)
+    assert (elsewhere / "00000000").exists()
+
+
+def test_a_table_of_other_columns_or_rows_is_refused(tmp_path):
+    path = tmp_path / "table.npz"
+    np.savez(path, x=np.arange(3.0), y=np.array(["a", "b", "c"]), z=np.arange(4))
+    (block,) = read_columns(path, ["x"], num_rows=3)
+    assert block["x"].tolist() == [0, 1, 2]
+    for names, rows in ((["x"], 4), (["x"], 2), (["y"], 3), (["x", "z"], 3)):
+        with pytest.raises(ValueError, match=r"table.npz is damaged"):
+            list(read_columns(path, names, num_rows=rows))
+    with pytest.raises(ValueError, match=r"table.npz is damaged.*no item"):
+        list(read_columns(path, ["missing"]))
+
+
+@pytest.mark.parametrize(
+    ("axis", "message"),
+    [
+        ({"field": "size", "values": [1e300]}, "up to 2\\*\\*53"),
+        ({"field": "size", "geomspace": [1, 1e300, 5]}, "up to 2\\*\\*53"),
+        (
+            {"field": "noise_multiplier", "linspace": [-1e308, 1e308, 5]},
+            "too far apart",
+        ),
+        ({"field": "method", "values": ["a" * 10**6]}, "at most 100 letters"),
+        ({"field": "size", "values": [10**400]}, "64 bits"),
+    ],
+)
+def test_axes_that_numbers_cannot_hold(axis, message):
+    with pytest.raises(ValueError, match=message):
+        Axis(**axis).points()

@@ -10,10 +10,10 @@ gradient is clipped and one example is protected.
 from __future__ import annotations
 
 import argparse
-import json
 from pathlib import Path
 
 import numpy as np
+from drawing import new_figure, save, write_table
 
 import jaxdp_episodic as jde
 
@@ -87,14 +87,7 @@ def noise_for(target: float, epsilon: np.ndarray) -> float:
 
 def draw(found: dict[str, np.ndarray], path: Path) -> None:
     """Writes the picture."""
-    # Here, so that the table needs no matplotlib.
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot as plt
-
-    plt.rcParams.update({"font.size": 10.5, "axes.titlesize": 11})
-    figure, axes = plt.subplots(figsize=(8, 4.8), layout="constrained")
+    figure, (axes,) = new_figure(size=(8, 4.8))
     for name, (label, color, line, marker) in CURVES.items():
         axes.plot(
             NOISES,
@@ -118,12 +111,8 @@ def draw(found: dict[str, np.ndarray], path: Path) -> None:
     axes.set_xticks([], minor=True)
     axes.xaxis.set_major_formatter("{x:g}")
     axes.yaxis.set_major_formatter("{x:g}")
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.grid(which="major", color="0.9", linewidth=0.8)
     axes.legend(frameon=False, loc="upper right")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=150)
-    plt.close(figure)
+    save(figure, path)
 
 
 def main() -> None:
@@ -149,7 +138,7 @@ def main() -> None:
         "noise multipliers": NOISES.tolist(),
         "epsilon": {k: [float(f"{e:.7g}") for e in v] for k, v in found.items()},
     }
-    (folder / "designs.json").write_text(json.dumps(table, indent=1) + "\n")
+    write_table(table, folder / "designs.json")
     print(f"Noise for epsilon {TARGETS[0]:g} and {TARGETS[1]:g}, {arguments.method}:")
     for name, epsilon in found.items():
         cells = "".join(f"{noise_for(t, epsilon):9.3f}" for t in TARGETS)

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+from drawing import new_figure, save
 
 import jaxdp_episodic as jde
 
@@ -146,25 +147,10 @@ def show_table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> None:
 
 def draw(costs: list[Cost], path: Path) -> None:
     """Writes the picture: epsilon along the run, and noise for a target epsilon."""
-    # Here, so that the tables need no matplotlib.
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot as plt
-
-    plt.rcParams.update({"font.size": 10.5, "axes.titlesize": 11})
-    figure, (left, right) = plt.subplots(
-        1, 2, figsize=(10.5, 4.6), width_ratios=(1.25, 1), layout="constrained"
-    )
+    figure, (left, right) = new_figure(2, size=(10.5, 4.6), width_ratios=(1.25, 1))
     _draw_run(left, costs)
     _draw_noise(right, costs)
-    for axes in (left, right):
-        axes.spines[["top", "right"]].set_visible(False)
-        axes.grid(which="major", color="0.9", linewidth=0.8)
-        axes.set_axisbelow(True)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=160)
-    plt.close(figure)
+    save(figure, path, dpi=160)
 
 
 def _draw_run(axes, costs: list[Cost]) -> None:

@@ -11,10 +11,10 @@ the number of steps, the bound for the last iterate stops.
 from __future__ import annotations
 
 import argparse
-import json
 from pathlib import Path
 
 import numpy as np
+from drawing import new_figure, save, write_table
 
 from jaxdp_episodic.amplification.bounded_iteration import (
     bounded_iteration_rdp,
@@ -97,16 +97,7 @@ def many_passes() -> dict[str, np.ndarray]:
 
 def draw(first: dict[str, dict], second: dict[str, np.ndarray], path: Path) -> None:
     """Writes the picture: by position, best noise, many passes."""
-    # Here, so that the table needs no matplotlib.
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot as plt
-
-    plt.rcParams.update({"font.size": 10, "axes.titlesize": 10.5})
-    figure, (left, middle, right) = plt.subplots(
-        1, 3, figsize=(12.5, 4.3), layout="constrained"
-    )
+    figure, (left, middle, right) = new_figure(3, size=(12.5, 4.3), font_size=10)
     looks = (("#0072B2", "-"), ("#D55E00", "--"))
     for (name, values), (color, line) in zip(first.items(), looks, strict=True):
         style = {"color": color, "linestyle": line, "label": name}
@@ -179,13 +170,7 @@ def draw(first: dict[str, dict], second: dict[str, np.ndarray], path: Path) -> N
         ylim=(1e-3, 3e3),
     )
     right.legend(frameon=False, loc="upper left", fontsize=9)
-    for axes in (left, middle, right):
-        axes.spines[["top", "right"]].set_visible(False)
-        axes.grid(which="major", color="0.9", linewidth=0.8)
-        axes.set_axisbelow(True)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=150)
-    plt.close(figure)
+    save(figure, path)
 
 
 def one_pass_noise_label(first: dict[str, dict]) -> str:
@@ -223,7 +208,7 @@ def main() -> None:
             "epsilon": {k: [float(f"{e:.6g}") for e in v] for k, v in second.items()},
         },
     }
-    (folder / "iteration.json").write_text(json.dumps(table, indent=1) + "\n")
+    write_table(table, folder / "iteration.json")
     print(f"One pass, {BATCHES} batches of {BATCH}: epsilon of the first, the last")
     for name, values in first.items():
         print(f"  {name:20}{values['epsilon'][0]:9.4f}{values['epsilon'][-1]:9.4f}")

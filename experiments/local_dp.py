@@ -9,10 +9,10 @@ trials, up to 10^7 users) and by formula (lines).
 from __future__ import annotations
 
 import argparse
-import json
 from pathlib import Path
 
 import numpy as np
+from drawing import new_figure, save, write_table
 
 from jaxdp_episodic.amplification.local_dp import (
     central_sum_error,
@@ -54,16 +54,7 @@ def draw(
     path: Path,
 ) -> None:
     """Writes the picture: errors, and the local epsilon that shuffling allows."""
-    # Here, so that the table needs no matplotlib.
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot as plt
-
-    plt.rcParams.update({"font.size": 10.5, "axes.titlesize": 11})
-    figure, (left, right) = plt.subplots(
-        1, 2, figsize=(10.5, 4.4), width_ratios=(1.25, 1), layout="constrained"
-    )
+    figure, (left, right) = new_figure(2, size=(10.5, 4.4), width_ratios=(1.25, 1))
     for name, (color, line, marker) in LOOKS.items():
         style = {"color": color, "linestyle": line, "marker": marker}
         left.plot(USERS, formula[name], color=color, linestyle=line)
@@ -105,12 +96,7 @@ def draw(
         xlabel="users n",
         ylabel="local epsilon (nats)",
     )
-    for axes in (left, right):
-        axes.spines[["top", "right"]].set_visible(False)
-        axes.grid(which="major", color="0.9", linewidth=0.8)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=150)
-    plt.close(figure)
+    save(figure, path)
 
 
 def main() -> None:
@@ -143,7 +129,7 @@ def main() -> None:
         "error": {k: np.round(v, 4).tolist() for k, v in formula.items()},
         "simulated error": {k: np.round(v, 4).tolist() for k, v in measured.items()},
     }
-    (folder / "local_dp.json").write_text(json.dumps(table, indent=1) + "\n")
+    write_table(table, folder / "local_dp.json")
     print(f"{'users':>12}" + "".join(f"{k + ' (simulated)':>24}" for k in LOOKS))
     for i, n in enumerate(USERS):
         cells = (f"{formula[k][i]:12.2f} ({measured[k][i]:9.2f})" for k in LOOKS)

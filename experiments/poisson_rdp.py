@@ -13,10 +13,10 @@ how the RDP of one step grows.
 from __future__ import annotations
 
 import argparse
-import json
 from pathlib import Path
 
 import numpy as np
+from drawing import new_figure, save, write_table
 
 import jaxdp_episodic as jde
 from jaxdp_episodic.amplification.approximate_dp import delta_poisson_subsampled
@@ -114,16 +114,7 @@ def growth() -> list[dict]:
 
 def draw(found: dict[float, dict[str, np.ndarray]], path: Path) -> None:
     """Writes the picture: one panel a noise."""
-    # Here, so that the table needs no matplotlib.
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot as plt
-
-    plt.rcParams.update({"font.size": 10.5, "axes.titlesize": 11})
-    figure, panels = plt.subplots(
-        1, 2, figsize=(10.5, 4.6), sharey=True, layout="constrained"
-    )
+    figure, panels = new_figure(2, size=(10.5, 4.6), sharey=True)
     for axes, (noise, values) in zip(panels, found.items(), strict=True):
         for name, (color, line, marker) in LOOKS.items():
             axes.plot(
@@ -145,13 +136,9 @@ def draw(found: dict[float, dict[str, np.ndarray]], path: Path) -> None:
             ylim=(3e-4, 300),
             xlabel="steps",
         )
-        axes.spines[["top", "right"]].set_visible(False)
-        axes.grid(which="major", color="0.9", linewidth=0.8)
     panels[0].set_ylabel(f"epsilon (nats) at delta = {DELTA:g}")
     panels[0].legend(loc="upper left", frameon=False, fontsize=9.5)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=150)
-    plt.close(figure)
+    save(figure, path)
 
 
 def main() -> None:
@@ -172,7 +159,7 @@ def main() -> None:
         },
         "rdp over alpha rate^2 rdp(2)": growth(),
     }
-    (folder / "poisson_rdp.json").write_text(json.dumps(table, indent=1) + "\n")
+    write_table(table, folder / "poisson_rdp.json")
     for noise, values in found.items():
         print(f"\nnoise {noise:g}")
         for name, curve in values.items():

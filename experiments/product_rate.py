@@ -14,10 +14,10 @@ two mixtures themselves.
 from __future__ import annotations
 
 import argparse
-import json
 from pathlib import Path
 
 import numpy as np
+from drawing import new_figure, save, write_table
 
 import jaxdp_episodic as jde
 from jaxdp_episodic.amplification.approximate_dp import delta_poisson_subsampled
@@ -127,16 +127,7 @@ def refusal() -> str:
 
 def draw(rows: list[dict], found: dict[str, np.ndarray], path: Path) -> None:
     """Writes the picture: rates of the example, deltas of the counterexample."""
-    # Here, so that the tables need no matplotlib.
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot as plt
-
-    plt.rcParams.update({"font.size": 10.5, "axes.titlesize": 11})
-    figure, (left, right) = plt.subplots(
-        1, 2, figsize=(10.5, 4.4), width_ratios=(1, 1.35), layout="constrained"
-    )
+    figure, (left, right) = new_figure(2, size=(10.5, 4.4), width_ratios=(1, 1.35))
     place = np.arange(len(rows))
     for shift, key, color, hatch in (
         (-0.2, "rate as printed", "white", "///"),
@@ -187,13 +178,7 @@ def draw(rows: list[dict], found: dict[str, np.ndarray], path: Path) -> None:
         ylabel="delta of one step",
     )
     right.legend(frameon=False, loc="lower left")
-    for axes in (left, right):
-        axes.spines[["top", "right"]].set_visible(False)
-        axes.grid(axis="y", color="0.9", linewidth=0.8)
-        axes.set_axisbelow(True)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=150)
-    plt.close(figure)
+    save(figure, path, grid="y")
 
 
 def main() -> None:
@@ -211,7 +196,7 @@ def main() -> None:
         "delta": {k: [float(f"{d:.6g}") for d in v] for k, v in found.items()},
         "refusal": refusal(),
     }
-    (folder / "product_rate.json").write_text(json.dumps(table, indent=1) + "\n")
+    write_table(table, folder / "product_rate.json")
     for row in rows:
         print(
             f"  {row['unit']}  {row['examples']} examples   "

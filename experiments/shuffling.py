@@ -9,10 +9,10 @@ randomized response, and a lower bound that no bound for all randomizers can bea
 from __future__ import annotations
 
 import argparse
-import json
 from pathlib import Path
 
 import numpy as np
+from drawing import new_figure, save, write_table
 
 from jaxdp_episodic.amplification.shuffling import (
     shuffled_epsilon,
@@ -44,16 +44,7 @@ def bounds() -> dict[str, np.ndarray]:
 
 def draw(found: dict[str, np.ndarray], path: Path) -> None:
     """Writes the picture: one panel a local epsilon."""
-    # Here, so that the table needs no matplotlib.
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot as plt
-
-    plt.rcParams.update({"font.size": 10.5, "axes.titlesize": 11})
-    figure, panels = plt.subplots(
-        1, 2, figsize=(10.5, 4.6), sharey=True, layout="constrained"
-    )
+    figure, panels = new_figure(2, size=(10.5, 4.6), sharey=True)
     for axes, i in zip(panels, (1, 3), strict=True):
         for name, (color, line, marker) in LOOKS.items():
             axes.plot(
@@ -83,14 +74,10 @@ def draw(found: dict[str, np.ndarray], path: Path) -> None:
             ylim=(5e-5, 8),
             xlabel="users n",
         )
-        axes.spines[["top", "right"]].set_visible(False)
-        axes.grid(which="major", color="0.9", linewidth=0.8)
     delta = DELTAS[SHOWN_DELTA]
     panels[0].set_ylabel(f"epsilon (nats) after shuffling, delta = {delta:g}")
     panels[0].legend(loc="lower left", frameon=False)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=150)
-    plt.close(figure)
+    save(figure, path)
 
 
 def main() -> None:
@@ -112,7 +99,7 @@ def main() -> None:
             for k, v in found.items()
         },
     }
-    (folder / "shuffling.json").write_text(json.dumps(table) + "\n")
+    write_table(table, folder / "shuffling.json", indent=None)
     print(
         f"delta = {DELTAS[SHOWN_DELTA]:g}; n = " + ", ".join("1e3 1e5 1e7 1e9".split())
     )

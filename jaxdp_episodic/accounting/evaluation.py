@@ -64,7 +64,7 @@ def evaluate(
     kinds, groups, silent, unprotected = step_groups(pairs, counts, shape)
     safe_target = np.broadcast_to(np.asarray(target, np.float64), shape)
     arrays = (_flat(safe_target, shape), groups)
-    on_cpu = jax.default_backend() == "cpu"
+    on_cpu = _platform() == "cpu"
     sizes = _CPU_CHUNKS if on_cpu else _ACCELERATOR_CHUNKS
 
     def kernel(part: Any) -> tuple[np.ndarray, np.ndarray]:
@@ -166,13 +166,33 @@ def in_chunks(
         return tuple(result[: stop - start] for result in kernel(part))
 
     starts = range(0, size, chunk)
-    workers = min(len(starts), num_cores()) if jax.default_backend() == "cpu" else 1
+    workers = min(len(starts), num_cores()) if _platform() == "cpu" else 1
     if workers <= 1:
         parts = [work(start) for start in starts]
     else:
+        # A thread of its own would work on the first device, whatever the caller's is.
+        device = _default_device()
+
+        def on_device(start: int) -> tuple[np.ndarray, ...]:
+            with jax.default_device(device):
+                return work(start)
+
         with ThreadPoolExecutor(workers) as pool:
-            parts = list(pool.map(work, starts))
+            parts = list(pool.map(on_device, starts))
     return tuple(np.concatenate(column) for column in zip(*parts, strict=True))
+
+
+def _default_device() -> Any:
+    """What `jax.default_device` was set to in this thread; None: the first device."""
+    return jax.config.jax_default_device  # pyright: ignore[reportAttributeAccessIssue]: made at run time
+
+
+def _platform() -> str:
+    """The platform of the device that this thread computes on."""
+    device = _default_device()
+    if device is None:
+        return jax.default_backend()
+    return device if isinstance(device, str) else device.platform
 
 
 def _chunk_size(size: int, sizes: tuple[int, ...]) -> int:

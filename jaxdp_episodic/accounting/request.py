@@ -11,7 +11,12 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from jaxdp_episodic import _validation
-from jaxdp_episodic.accounting.answers import check_method, delta, epsilon
+from jaxdp_episodic.accounting.answers import (
+    EpsilonInfo,
+    check_method,
+    delta,
+    epsilon,
+)
 from jaxdp_episodic.accounting.calibration import (
     calibrate_noise_multiplier,
     calibrate_num_steps,
@@ -95,13 +100,7 @@ class EpsilonRequest(Spec):
         As exact as the method; see `jaxdp_episodic.epsilon` and `jaxdp_episodic.delta`.
         A warning says how many exact answers are certified upper bounds instead.
         """
-        run: dict[str, Any] = {"num_steps": self.num_steps, "method": self.method}
-        if self.epsilon is None:
-            value, info = epsilon(self.step, delta=self.delta, return_info=True, **run)
-        else:
-            value, info = delta(
-                self.step, epsilon=self.epsilon, return_info=True, **run
-            )
+        value, info = self.answer_with_info()
         bounds = int(np.sum(info.is_certified_bound))
         if self.method == "exact" and bounds:
             warnings.warn(
@@ -110,6 +109,13 @@ class EpsilonRequest(Spec):
                 stacklevel=2,
             )
         return value
+
+    def answer_with_info(self) -> tuple[np.ndarray | np.float64, EpsilonInfo]:
+        """Returns the epsilon or delta asked for, and how well it is known."""
+        run: dict[str, Any] = {"num_steps": self.num_steps, "method": self.method}
+        if self.epsilon is None:
+            return epsilon(self.step, delta=self.delta, return_info=True, **run)
+        return delta(self.step, epsilon=self.epsilon, return_info=True, **run)
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)

@@ -38,6 +38,10 @@ class Plot:
     """One coloured line, or one panel, for each of some values of this axis."""
     fix: Annotated[tuple[str, ...], tyro.conf.arg(metavar="FIELD=VALUE")] = ()
     """Where the other axes are held; default: the middle value of each."""
+    levels: Annotated[tuple[float, ...], tyro.conf.arg(metavar="NUMBER")] = ()
+    """Of the iso-lines; default: round numbers."""
+    mark: Annotated[tuple[str, ...], tyro.conf.arg(metavar="FIELD=VALUE")] = ()
+    """A star on a map: its place along x and y, and its panel if there are several."""
     out: Annotated[Path | None, tyro.conf.arg(metavar="FILE")] = None
     """The pictures, FILE.png and FILE.svg; default: DIR/KIND."""
 
@@ -51,7 +55,9 @@ class Plot:
                 y=self.y,
                 value=self.value,
                 by=self.by,
-                fix=dict(map(_fixed, self.fix)),
+                fix=dict(_assigned("--fix", text) for text in self.fix),
+                levels=self.levels,
+                mark=dict(_assigned("--mark", text) for text in self.mark),
                 out=self.out,
             )
         except USER_ERRORS as error:
@@ -61,9 +67,9 @@ class Plot:
         return 0
 
 
-def _fixed(text: str) -> tuple[str, str]:
+def _assigned(option: str, text: str) -> tuple[str, str]:
     """Field and value of "FIELD=VALUE"."""
     field, equals, value = text.partition("=")
     if not equals:
-        raise ValueError(f"--fix must be FIELD=VALUE, got {text!r}")
+        raise ValueError(f"{option} must be FIELD=VALUE, got {text!r}")
     return field, value

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import textwrap
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,6 +28,14 @@ _STYLES = (
 )
 _MARKERS_A_LINE = 8
 _GREY = "#e4e4e4"
+_STAR = {
+    "marker": "*",
+    "ms": 16,
+    "color": "white",
+    "mec": "black",
+    "ls": "",
+    "zorder": 5,
+}
 
 
 @dataclass(frozen=True)
@@ -122,6 +131,8 @@ def maps(
     labels: Labels,
     *,
     iso_lines: bool,
+    levels: Sequence[float] | None = None,
+    marks: Sequence[tuple[int, float, float]] = (),
 ) -> Any:
     """Returns a figure of one or more maps with a common scale.
 
@@ -132,6 +143,9 @@ def maps(
       answers: (panels, m, n).
       labels: the words.
       iso_lines: bands between labelled iso-lines, in place of a continuous map.
+      levels: of the iso-lines, ascending; None: round numbers. Those that no answer
+        reaches are left out.
+      marks: panel, x and y of stars.
 
     Raises:
       ValueError: no answer is finite and positive.
@@ -147,7 +161,8 @@ def maps(
     colors = importlib.import_module("matplotlib.colors")
     logarithmic = high > 5 * low
     norm = (colors.LogNorm if logarithmic else colors.Normalize)(low, high * 1.0000001)
-    levels = round_levels(low, high)
+    levels = round_levels(low, high) if levels is None else levels
+    levels = [level for level in levels if low < level < high]
     drawn = None
     for axes, panel, name in zip(all_axes, answers, labels.names, strict=True):
         axes.set_facecolor(_GREY)
@@ -168,6 +183,8 @@ def maps(
         axes.set_xlabel(labels.x)
         if panels > 1:
             axes.set_title(name, fontsize=10)
+    for panel, across, up in marks:
+        all_axes[panel].plot(across, up, **_STAR)
     all_axes[0].set_ylabel(labels.y)
     bar = figure.colorbar(drawn, ax=all_axes, label=labels.value, pad=0.02)
     if levels:
@@ -220,7 +237,8 @@ def scale_axis(axes: Any, which: str, points: np.ndarray, *, crowd: int = 1) -> 
 def _plain_ticks(axis: Any, low: float, high: float, crowd: int = 1) -> None:
     """Plain numbers on a logarithmic axis, at 1, 2, 5 unless it is long."""
     ticker = importlib.import_module("matplotlib.ticker")
-    decades = np.log10(high / low) * crowd
+    # Panels are narrower than a picture of one, but not as much as they are many.
+    decades = np.log10(high / low) * (1 + 0.5 * (crowd - 1))
     choices = {0.9: (1, 1.5, 2, 3, 4, 5, 7), 2.5: (1, 2, 5), 4.0: (1, 3)}
     steps = next((s for most, s in choices.items() if decades < most), (1,))
     axis.set_major_locator(ticker.LogLocator(subs=steps, numticks=20))

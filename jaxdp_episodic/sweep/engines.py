@@ -32,7 +32,7 @@ class ChunkResult(NamedTuple):
 
     Attributes:
       number: of the chunk.
-      answers: (n,) as of `evaluate_chunk`, or None.
+      answers: (n, k) as of `evaluate_chunk`, or None.
       warnings: of the library.
       error: why there are no answers, or None.
     """

@@ -18,17 +18,22 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxdp_episodic.sweep.chunks import chunk_range, num_chunks
-from jaxdp_episodic.sweep.description import Sweep, description_hash
+from jaxdp_episodic import _validation
+from jaxdp_episodic.sampling.serialization import refuse_hostile
+from jaxdp_episodic.sweep.chunks import answer_columns, chunk_range, num_chunks
+from jaxdp_episodic.sweep.description import Sweep, described_grid, description_hash
 from jaxdp_episodic.sweep.files import TEMPORARY, write_atomically
 
 MANIFEST, SHARDS = "manifest.json", "shards"
 TABLES = ("table.parquet", "table.npz")
 _VERSION = 1
 # A shard: this, the sweep's hash and the chunk's number, the SHA-256 of the
-# answers, the answers as little-endian float64.
+# answers, the answers as little-endian float64, row after row.
 _MAGIC = b"jaxdp-episodic sweep shard 1\n"
 _DIGEST = 32
+# Of a manifest: its axes may list ten million values each.
+_MOST_BYTES = 2**30
+_LARGEST_CHUNK = 2**30
 
 
 class SweepFolder:
@@ -43,6 +48,7 @@ class SweepFolder:
       manifest: what it holds, as in the file.
       size: how many settings the sweep has.
       num_chunks: and how many chunks.
+      columns: names of the answers' columns.
     """
 
     def __init__(self, path: Path, manifest: Mapping[str, Any]) -> None:
@@ -50,6 +56,7 @@ class SweepFolder:
         self.size: int = manifest["num_settings"]
         self.chunk_size: int = manifest["chunk_size"]
         self.num_chunks = num_chunks(self.size, self.chunk_size)
+        self.columns = answer_columns(manifest["sweep"])
 
     @classmethod
     def opened(cls, path: Path, sweep: Sweep) -> SweepFolder:
@@ -69,6 +76,8 @@ class SweepFolder:
             text = json.dumps(wanted, indent=1, sort_keys=True) + "\n"
             write_atomically(file, lambda f: f.write(text.encode()))
         (path / SHARDS).mkdir(exist_ok=True)
+        if (path / SHARDS).is_symlink():
+            raise ValueError(f"{path / SHARDS} must not be a link")
         return cls(path, wanted)
 
     @property
@@ -82,7 +91,7 @@ class SweepFolder:
         return self.path / SHARDS / f"{number:08d}"
 
     def save(self, number: int, answers: np.ndarray) -> None:
-        """Saves the answers of one chunk, all or nothing.
+        """Saves the answers (n, k) of one chunk, all or nothing.
 
         Raises:
           OSError: the disk is full, or the folder cannot be written.
@@ -92,21 +101,25 @@ class SweepFolder:
         write_atomically(self.shard(number), lambda f: f.write(header + payload))
 
     def load(self, number: int) -> np.ndarray | None:
-        """Returns the answers of one chunk, or None if they are not there whole."""
-        try:
-            data = self.shard(number).read_bytes()
-        except FileNotFoundError:
-            return None
+        """Returns the answers (n, k) of a chunk, or None if they are not whole."""
         header = self._header(number)
         start, stop = chunk_range(number, self.size, self.chunk_size)
+        width = len(self.columns)
+        whole = len(header) + _DIGEST + 8 * width * (stop - start)
+        try:
+            with self.shard(number).open("rb") as file:
+                # No more than is wanted, nor room for more than is there.
+                data = file.read(min(whole, os.fstat(file.fileno()).st_size) + 1)
+        except FileNotFoundError:
+            return None
         digest = data[len(header) : len(header) + _DIGEST]
         payload = data[len(header) + _DIGEST :]
         good = (
             data.startswith(header)
-            and len(payload) == 8 * (stop - start)
+            and len(payload) == 8 * width * (stop - start)
             and hashlib.sha256(payload).digest() == digest
         )
-        return np.frombuffer(payload, "<f8") if good else None
+        return np.frombuffer(payload, "<f8").reshape(-1, width) if good else None
 
     def missing(self, numbers: range) -> list[int]:
         """Returns which of some chunks are not there whole; the others are checked."""
@@ -118,13 +131,19 @@ class SweepFolder:
         ]
 
     def remove_shards(self) -> None:
-        """Removes the shards, and what killed writers have left, once all is done."""
+        """Removes the shards, and what killed writers have left, once all is done.
+
+        Nothing else: not what a link leads to, and no file that is not ours.
+        """
         shards = self.path / SHARDS
+        if shards.is_symlink():
+            raise ValueError(f"{shards} must not be a link")
         for folder in (shards, self.path):
             for file in folder.iterdir() if folder.is_dir() else ():
-                if folder == shards or _is_left_over(file.name):
+                is_shard = folder == shards and file.name.isdecimal()
+                if is_shard or _is_left_over(file.name):
                     file.unlink(missing_ok=True)
-        if shards.is_dir():
+        if shards.is_dir() and not any(shards.iterdir()):
             shards.rmdir()
 
     def _header(self, number: int) -> bytes:
@@ -140,14 +159,41 @@ def read_manifest(path: Path) -> dict[str, Any]:
     """
     file = path / MANIFEST
     try:
-        manifest = json.loads(file.read_text(encoding="utf-8"))
-        if manifest["version"] != _VERSION or manifest["kind"] != "sweep":
-            raise ValueError(f"version {manifest['version']!r} is not known")
-        for key in ("num_settings", "chunk_size", "hash", "versions", "sweep"):
-            _ = manifest[key]
-    except (ValueError, TypeError, KeyError) as error:
+        with file.open("rb") as stream:
+            data = stream.read(min(_MOST_BYTES, os.fstat(stream.fileno()).st_size) + 1)
+        if len(data) > _MOST_BYTES:
+            raise ValueError(f"more than {_MOST_BYTES} bytes")
+        manifest = json.loads(data.decode())
+        _check_manifest(manifest)
+    except RecursionError:
+        raise ValueError(
+            f"{file} is not the manifest of a sweep: nested too deeply"
+        ) from None
+    except (ValueError, TypeError, NotImplementedError) as error:
         raise ValueError(f"{file} is not the manifest of a sweep: {error}") from None
     return manifest
+
+
+def _check_manifest(manifest: Any) -> None:
+    """Refuses what was not written here, or has been edited since."""
+    if not isinstance(manifest, dict):
+        raise TypeError(f"must be an object, got {_validation.shown(manifest)}")
+    refuse_hostile("manifest", manifest)
+    version, kind = manifest.get("version"), manifest.get("kind")
+    if type(version) is not int or version != _VERSION or kind != "sweep":
+        raise ValueError(f"version {_validation.shown(version)} is not known")
+    for key in ("sweep", "versions"):
+        if not isinstance(manifest.get(key), dict):
+            raise ValueError(f"missing key {key!r}, or no table")
+    identity = {key: manifest.get(key) for key in ("sweep", "chunk_size", "versions")}
+    if manifest.get("hash") != description_hash(identity):
+        raise ValueError("its hash is not that of what it says: it was edited")
+    chunk = manifest["chunk_size"]
+    if type(chunk) is not int or not 1 <= chunk <= _LARGEST_CHUNK:
+        raise ValueError(f"chunk_size must be a whole number, got {chunk!r}")
+    size = described_grid(manifest["sweep"]).size
+    if manifest.get("num_settings") != size:
+        raise ValueError(f"num_settings must be {size}, as of its axes")
 
 
 def saved_chunks(path: Path) -> tuple[int, int] | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,13 @@ from jaxdp_episodic.sweep.files import atomic_path
 from jaxdp_episodic.sweep.grid import QUANTITY, Grid
 from jaxdp_episodic.sweep.labels import answer_label, axis_label, number, short_label
 from jaxdp_episodic.sweep.pareto import draw_pareto
-from jaxdp_episodic.sweep.selection import SweepTable, spread_out, with_quantity
+from jaxdp_episodic.sweep.selection import (
+    SweepTable,
+    number_of,
+    place_of,
+    spread_out,
+    with_quantity,
+)
 
 KINDS = ("contours", "heatmap", "lines", "pareto")
 _SUFFIXES = (".png", ".svg")
@@ -35,6 +41,8 @@ def draw(
     value: str | None = None,
     by: str | None = None,
     fix: Mapping[str, str] | None = None,
+    levels: Sequence[float] | None = None,
+    mark: Mapping[str, str] | None = None,
     out: Path | None = None,
 ) -> tuple[Path, Path]:
     """Draws a picture of a finished sweep, as PNG and as SVG.
@@ -48,6 +56,9 @@ def draw(
       value: the quantity, where several were asked for.
       by: one coloured line, or one panel, for each of some values of this field.
       fix: values of other fields, as text; fields left out are at their middle value.
+      levels: of the iso-lines; None: round numbers.
+      mark: a star in the contours or the heat map: values of the fields across and
+        upwards, as text, and of ``by`` unless it belongs in every panel.
       out: of the pictures, its suffix replaced; None: in the folder, named by kind.
 
     Returns:
@@ -67,11 +78,12 @@ def draw(
     if kind == "pareto":
         if by is not None:
             raise ValueError(f"--by has no meaning with a Pareto front, got {by!r}")
+        _refuse_on_lines(levels, mark)
         figure = draw_pareto(figure_class, table, x, y, fixed)
     else:
         x, y, by = _chosen(table, kind, x, y, by, fixed)
         kind = kind or ("lines" if y is None else "contours")
-        figure = _of_axes(figure_class, table, kind, x, y, by, fixed)
+        figure = _of_axes(figure_class, table, kind, x, y, by, fixed, levels, mark)
     return _saved(figure, (folder / str(kind)) if out is None else out)
 
 
@@ -142,6 +154,8 @@ def _of_axes(
     y: str | None,
     by: str | None,
     fixed: Mapping[str, str],
+    levels: Sequence[float] | None,
+    mark: Mapping[str, str] | None,
 ) -> Any:
     """A figure over one or two axes, and some values of another."""
     grid = table.grid
@@ -169,6 +183,7 @@ def _of_axes(
         title=table.facts(values, drawn),
     )
     if y is None:
+        _refuse_on_lines(levels, mark)
         if by is not None:
             places[grid.dimension_of(by)] = series[:, None]
         answers = np.atleast_2d(table.answers(grid.index(places)))
@@ -178,9 +193,50 @@ def _of_axes(
     if by is not None:
         places[grid.dimension_of(by)] = series[:, None, None]
     answers = table.answers(grid.index(places)).reshape(-1, upward.size, across.size)
+    panels = grid.points(by)[series] if by is not None else np.zeros(1)
     return drawing.maps(
-        figure_class, points, y_points, answers, labels, iso_lines=kind == "contours"
+        figure_class,
+        points,
+        y_points,
+        answers,
+        labels,
+        iso_lines=kind == "contours",
+        levels=_checked_levels(levels),
+        marks=_marks(mark, (x, y), by, panels) if mark else (),
     )
+
+
+def _refuse_on_lines(
+    levels: Sequence[float] | None, mark: Mapping[str, str] | None
+) -> None:
+    for option, given in (("--levels", levels), ("--mark", mark)):
+        if given:
+            raise ValueError(f"{option} is for contours and heat maps, got {given}")
+
+
+def _checked_levels(levels: Sequence[float] | None) -> list[float] | None:
+    """The levels in ascending order, each once."""
+    if not levels:
+        return None
+    return np.unique(_validation.positive_array("--levels", list(levels))).tolist()
+
+
+def _marks(
+    mark: Mapping[str, str], axes: tuple[str, str], by: str | None, panels: np.ndarray
+) -> list[tuple[int, float, float]]:
+    """Panel, x and y of the stars that a mark asks for."""
+    known = axes if by is None else (*axes, by)
+    if set(mark) - set(known) or not set(axes) <= set(mark):
+        raise ValueError(
+            f"--mark must give {' and '.join(map(repr, axes))}"
+            + (f", and may give {by!r}" if by else "")
+            + f", got {list(mark)}"
+        )
+    across, up = (number_of("--mark", field, mark[field]) for field in axes)
+    chosen = range(panels.size)
+    if by is not None and by in mark:
+        chosen = [place_of("--mark", by, panels, mark[by])]
+    return [(panel, across, up) for panel in chosen]
 
 
 def _axis_label(grid: Grid, field: str) -> str:

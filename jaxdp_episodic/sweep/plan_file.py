@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
-import tomllib
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,7 +13,9 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 
 from jaxdp_episodic import _validation
+from jaxdp_episodic.accounting.request_file import read_population
 from jaxdp_episodic.data.sources import SOURCES, DataSource
+from jaxdp_episodic.data.toml_file import read_toml
 from jaxdp_episodic.sampling.population import Population
 from jaxdp_episodic.sampling.serialization import spec_from_dict, spec_to_dict
 from jaxdp_episodic.sampling.spec import Spec
@@ -22,6 +24,7 @@ from jaxdp_episodic.sweep.plan import Plan, PlanRequest
 from jaxdp_episodic.sweep.plan_designs import SCHEMES
 
 TABLE, CONFIG = "plan.csv", "recommended.toml"
+_MOST_SIZES = 100
 _TRAIN, _POPULATION = "train", "population"
 _CHOSEN = ("epsilon", "delta", "num_steps", "step", "data")
 
@@ -44,16 +47,18 @@ class EpisodeShape(Spec):
     population: int | None = None
 
     def __post_init__(self) -> None:
-        if isinstance(self.examples, int):
-            object.__setattr__(self, "examples", (self.examples,))
-        sizes = _validation.integer_array("examples", list(self.examples), minimum=1)
+        sizes = _validation.integer_array("examples", self.examples, minimum=1)
+        if sizes.ndim == 0:
+            sizes = sizes[None]
         shots = _validation.integer_array("shots", self.shots, minimum=1)
         if shots.ndim or sizes.ndim != 1 or not sizes.size:
             raise ValueError("shots must be a number and examples some numbers")
+        if sizes.size > _MOST_SIZES:
+            raise ValueError(f"examples must be at most {_MOST_SIZES} numbers")
         if sizes.min() <= shots:
             raise ValueError(
-                f"examples must exceed shots (a query is needed), got {self.examples} "
-                f"with shots={self.shots}"
+                "examples must exceed shots (a query is needed), got "
+                f"{_validation.shown(self.examples)} with shots={self.shots}"
             )
         object.__setattr__(self, "examples", tuple(sizes.tolist()))
 
@@ -70,10 +75,27 @@ class Compute(Spec):
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Learning(Spec):
-    """Guesses that rank designs; see `effective_steps`."""
+    """What is known of the learning, and guesses where nothing is.
+
+    Attributes:
+      effective_dimension: see `effective_steps`.
+      alignment: see `effective_steps`.
+      learning_rate_steps: length of the run that ``train.optimizer.learning_rate`` was
+        chosen for. A recommended config of another length gets it times
+        ``sqrt(learning_rate_steps / num_steps)``: what noise adds up to grows with the
+        root of the number of steps. None: the learning rate is taken as it is.
+    """
 
     effective_dimension: int = 1_000
     alignment: float = 0.3
+    learning_rate_steps: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.learning_rate_steps is not None:
+            name = "learning_rate_steps"
+            steps = _validation.integer_array(name, getattr(self, name), minimum=1)
+            if steps.ndim:
+                raise ValueError(f"{name} must be one number, got {steps.tolist()}")
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -111,6 +133,11 @@ class PlanFile(Spec):
     schemes: tuple[str, ...] = SCHEMES
     method: str = "rdp"
 
+    def __post_init__(self) -> None:
+        if not isinstance(self.schemes, list | tuple):
+            shown = _validation.shown(self.schemes)
+            raise TypeError(f"schemes must be a list of names, got {shown}")
+
 
 class PlanDescription(NamedTuple):
     """A plan's file, read.
@@ -141,17 +168,11 @@ def read_plan(path: Path) -> PlanDescription:
       TypeError: something of the wrong type.
       ValueError: not TOML, an unknown or missing key, a value out of range.
     """
-    try:
-        mapping = tomllib.loads(path.read_bytes().decode("utf-8-sig"))
-    except UnicodeDecodeError as error:
-        raise ValueError(f"not UTF-8 text: {error.reason}") from None
-    except RecursionError:
-        raise ValueError("not valid TOML: nested too deeply") from None
-    except ValueError as error:
-        raise ValueError(f"not valid TOML: {error}") from None
+    mapping = read_toml(path)
     train = mapping.pop(_TRAIN, None)
     if train is not None and not isinstance(train, dict):
-        raise TypeError(f"train must be a table of keys, got {train!r}")
+        shown = _validation.shown(train)
+        raise TypeError(f"train must be a table of keys, got {shown}")
     for name in _CHOSEN:
         if train is not None and name in train:
             raise ValueError(f"train.{name}: the plan says this, leave it out")
@@ -161,6 +182,10 @@ def read_plan(path: Path) -> PlanDescription:
     if "learning" in mapping:
         mapping["learning"] = _typed(mapping["learning"], Learning)
     file = spec_from_dict(PlanFile, {"type": "PlanFile", **mapping}, where="plan")
+    if file.learning.learning_rate_steps is not None and _learning_rate(train) is None:
+        raise ValueError(
+            "learning.learning_rate_steps needs train.optimizer.learning_rate, a number"
+        )
     if (file.data is None) == (table is None):
         raise ValueError("give exactly one of the tables data and population")
     tree = (
@@ -203,6 +228,11 @@ def training_config(
         },
         "learner": {"shots": file.episode.shots, **learner},
     }
+    meant_for, rate = file.learning.learning_rate_steps, _learning_rate(train)
+    if meant_for is not None and rate is not None:
+        scaled = rate * math.sqrt(meant_for / int(plan.num_steps[place]))
+        rounded = float(f"{scaled:.4g}")
+        config["optimizer"] = {**train["optimizer"], "learning_rate": rounded}
     if design.clip_unit == file.privacy_unit and "normalizer" not in config:
         # The number of protected units is private; the mean that was planned with is
         # the guess that the trainer asks for.
@@ -257,6 +287,15 @@ def _request(file: PlanFile, tree: Population) -> PlanRequest:
     )
 
 
+def _learning_rate(train: Mapping[str, Any] | None) -> float | None:
+    """The learning rate of the table ``train``, if it states one."""
+    optimizer = (train or {}).get("optimizer")
+    rate = optimizer.get("learning_rate") if isinstance(optimizer, Mapping) else None
+    if isinstance(rate, int | float) and not isinstance(rate, bool):
+        return float(rate)
+    return None
+
+
 def _typed(table: Any, kind: type) -> Any:
     """The table with the type that it can only have."""
     return {"type": kind.__name__, **table} if isinstance(table, dict) else table
@@ -264,7 +303,8 @@ def _typed(table: Any, kind: type) -> Any:
 
 def _population(table: Any) -> Population:
     if not isinstance(table, dict) or set(table) - {"sizes", "levels"}:
-        raise ValueError(f"population must have the keys sizes and levels, got {table}")
-    return Population.from_sizes(
-        table.get("sizes"), level_names=tuple(table.get("levels", ()))
-    )
+        raise ValueError(
+            "population must have the keys sizes and levels, got "
+            f"{_validation.shown(table)}"
+        )
+    return read_population(table, Path())

@@ -54,9 +54,8 @@ class SweepProgress:
         if self._console.is_terminal or now - self._last_line < _SECONDS_BETWEEN_LINES:
             return
         self._last_line = now
-        self._console.print(
-            f"{self._done:,} of {self._total:,} settings, {text}", highlight=False
-        )
+        done = f"{self._done:,} of {self._total:,} settings"
+        self._console.print(f"{done}, {text}" if text else done, highlight=False)
 
     def _text(self, now: float) -> str:
         """Rate and time left, as far as they are known."""

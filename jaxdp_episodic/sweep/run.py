@@ -141,9 +141,9 @@ def _evaluate(
                     break
                 continue
             folder.save(result.number, result.answers)
-            evaluated += result.answers.size
+            evaluated += len(result.answers)
             warned |= dict.fromkeys(result.warnings)
-            progress.advance(result.answers.size)
+            progress.advance(len(result.answers))
     if failed:
         raise SweepError(_failure(folder, failed, len(todo)))
     return evaluated, tuple(warned)

@@ -17,22 +17,28 @@ from typing import Any
 import numpy as np
 from numpy.lib import format as npy
 
-from jaxdp_episodic.sweep.chunks import chunk_range
+from jaxdp_episodic.data.archive import (
+    BROKEN_ARCHIVE,
+    array_header,
+    check_plain_file,
+    opened_archive,
+)
+from jaxdp_episodic.sweep.chunks import answer_columns, chunk_range
 from jaxdp_episodic.sweep.description import described_grid
 from jaxdp_episodic.sweep.files import atomic_path
 from jaxdp_episodic.sweep.folder import TABLES, SweepFolder
-from jaxdp_episodic.sweep.grid import QUANTITY, Grid
+from jaxdp_episodic.sweep.grid import WORD_FIELDS, Grid
 
 PARQUET, NPZ = TABLES
-VALUE = "value"
+# Of columns of numbers, and of words: NumPy's, or Arrow's as objects.
+_KINDS_OF = ("iufb", "UO")
 # Settings a block: what is in memory at a time, and a row group of the Parquet file.
 _BLOCK = 1 << 20
 
 
 def value_name(description: dict[str, Any]) -> str:
     """Returns the name of the answers' column: the quantity, if there is just one."""
-    fields = [axis["field"] for axis in description["axes"]]
-    return VALUE if QUANTITY in fields else description[QUANTITY]
+    return answer_columns(description)[0]
 
 
 def write_table(folder: SweepFolder) -> Path:
@@ -49,30 +55,43 @@ def write_table(folder: SweepFolder) -> Path:
     return path
 
 
-def read_columns(path: Path, names: Sequence[str]) -> Iterator[dict[str, np.ndarray]]:
+def read_columns(
+    path: Path, names: Sequence[str], *, num_rows: int | None = None
+) -> Iterator[dict[str, np.ndarray]]:
     """Yields some columns of a table, block after block, in the order of the rows.
 
     Args:
       path: ``table.parquet`` or ``table.npz``.
       names: of the columns.
+      num_rows: how many rows the table must have; None: any number.
 
     Raises:
       OSError: it cannot be read.
-      ValueError: it is damaged, or lacks a column.
+      ValueError: it is damaged, lacks a column, or has more or fewer rows.
       ImportError: pyarrow, of the extra ``[sweep]``, is not installed.
     """
-    if path.suffix == ".npz":
-        yield from _read_npz(path, names)
-        return
-    for batch in _parquet_batches(path, names):
-        columns = zip(names, batch.columns, strict=True)
-        yield {
-            name: np.asarray(c.to_numpy(zero_copy_only=False)) for name, c in columns
-        }
+    rows = 0
+    read = _read_npz if path.suffix == ".npz" else _read_parquet
+    for block in read(path, names):
+        lengths = {column.shape for column in block.values()}
+        kinds = {name: column.dtype for name, column in block.items()}
+        odd = [
+            n
+            for n, kind in kinds.items()
+            if kind.kind not in _KINDS_OF[n in WORD_FIELDS]
+        ]
+        if odd or len(lengths) > 1:
+            raise ValueError(f"{path} is damaged: column {(odd or names)[0]!r}")
+        rows += next(iter(block.values())).size
+        if num_rows is not None and rows > num_rows:
+            break
+        yield block
+    if num_rows not in (None, rows):
+        raise ValueError(f"{path} is damaged: it must have {num_rows:,} rows")
 
 
 def _blocks(folder: SweepFolder) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Indices and answers, some chunks at a time."""
+    """Indices (n,) and answers (n, k), some chunks at a time."""
     at_a_time = max(1, _BLOCK // folder.chunk_size)
     for first in range(0, folder.num_chunks, at_a_time):
         numbers = range(first, min(first + at_a_time, folder.num_chunks))
@@ -82,17 +101,19 @@ def _blocks(folder: SweepFolder) -> Iterator[tuple[np.ndarray, np.ndarray]]:
                 raise ValueError(f"{folder.shard(number)} is missing or damaged")
         start, _ = chunk_range(first, folder.size, folder.chunk_size)
         answers = np.concatenate([part for part in parts if part is not None])
-        yield np.arange(start, start + answers.size), answers
+        yield np.arange(start, start + len(answers)), answers
 
 
 def _columns(folder: SweepFolder) -> Iterator[dict[str, np.ndarray]]:
     """The table's columns, block after block."""
-    description = folder.manifest["sweep"]
-    grid, name = described_grid(description), value_name(description)
+    grid = described_grid(folder.manifest["sweep"])
+    kinds = {"num_steps": np.int64, "is_certified_bound": np.bool_}
     for index, answers in _blocks(folder):
-        if name == "num_steps":
-            answers = answers.astype(np.int64)
-        yield grid.values(index) | {name: answers}
+        computed = zip(folder.columns, answers.T, strict=True)
+        yield grid.values(index) | {
+            name: column.astype(kinds.get(name, np.float64))
+            for name, column in computed
+        }
 
 
 def _write_parquet(path: Path, folder: SweepFolder) -> None:
@@ -112,9 +133,8 @@ def _write_parquet(path: Path, folder: SweepFolder) -> None:
 def _write_npz(path: Path, folder: SweepFolder) -> None:
     """An archive as `numpy.savez` makes it, but written in blocks and without dates."""
     description = folder.manifest["sweep"]
-    name = value_name(description)
     with zipfile.ZipFile(path, "x", zipfile.ZIP_STORED) as archive:
-        for column in (*described_grid(description).names, name):
+        for column in (*described_grid(description).names, *folder.columns):
             # The date of a ZipInfo is 1980 unless it is set.
             entry = zipfile.ZipInfo(f"{column}.npy")
             with archive.open(entry, "w", force_zip64=True) as file:
@@ -133,7 +153,7 @@ def _column(folder: SweepFolder, column: str) -> Iterator[np.ndarray]:
     """One column; the shards are read for the answers only."""
     description = folder.manifest["sweep"]
     grid: Grid = described_grid(description)
-    if column == value_name(description):
+    if column in folder.columns:
         for block in _columns(folder):
             yield block[column]
         return
@@ -144,39 +164,40 @@ def _column(folder: SweepFolder, column: str) -> Iterator[np.ndarray]:
 
 def _read_npz(path: Path, names: Sequence[str]) -> Iterator[dict[str, np.ndarray]]:
     try:
-        with zipfile.ZipFile(path) as archive:
-            files = [archive.open(f"{name}.npy") for name in names]
-            kinds = [_npy_header(file) for file in files]
-            size = kinds[0][0]
-            for start in range(0, size, _BLOCK):
-                rows = min(_BLOCK, size - start)
+        with opened_archive(path) as archive:
+            members = [archive.getinfo(f"{name}.npy") for name in names]
+            files = [archive.open(member) for member in members]
+            kinds, lengths = [], set()
+            for file, member in zip(files, members, strict=True):
+                shape, kind, _ = array_header(file, member)
+                kinds.append(kind)
+                lengths.add(shape)
+            if len(lengths) > 1 or len(shape := lengths.pop()) != 1:
+                raise ValueError("columns must be equally long")
+            for start in range(0, shape[0], _BLOCK):
+                rows = min(_BLOCK, shape[0] - start)
                 yield {
                     name: np.frombuffer(file.read(rows * kind.itemsize), kind)
-                    for name, file, (_, kind) in zip(names, files, kinds, strict=True)
+                    for name, file, kind in zip(names, files, kinds, strict=True)
                 }
-    except (zipfile.BadZipFile, KeyError, EOFError) as error:
+    except BROKEN_ARCHIVE as error:
         raise ValueError(f"{path} is damaged: {error}") from None
 
 
-def _npy_header(file: Any) -> tuple[int, np.dtype]:
-    """Length and type of the array that begins here; objects are refused."""
-    if npy.read_magic(file) != (1, 0):
-        raise ValueError("an array of a version that is not known")
-    shape, _, kind = npy.read_array_header_1_0(file)
-    if len(shape) != 1 or kind.hasobject:
-        raise ValueError(f"an array of shape {shape} and type {kind}")
-    return shape[0], kind
-
-
-def _parquet_batches(path: Path, names: Sequence[str]) -> Iterator[Any]:
+def _read_parquet(path: Path, names: Sequence[str]) -> Iterator[dict[str, np.ndarray]]:
     pyarrow, parquet = _arrow()
+    check_plain_file(path)
     try:
         with parquet.ParquetFile(path) as file:
             lacking = set(names) - set(file.schema_arrow.names)
             if lacking:
                 raise ValueError(f"no column {sorted(lacking)[0]!r}")
-            yield from file.iter_batches(batch_size=_BLOCK, columns=list(names))
-    except (pyarrow.ArrowInvalid, ValueError) as error:
+            for batch in file.iter_batches(batch_size=_BLOCK, columns=list(names)):
+                columns = zip(names, batch.columns, strict=True)
+                yield {
+                    n: np.asarray(c.to_numpy(zero_copy_only=False)) for n, c in columns
+                }
+    except (pyarrow.ArrowException, ValueError, OSError, OverflowError) as error:
         raise ValueError(f"{path} is damaged: {error}") from None
 
 

@@ -230,3 +230,21 @@ def test_a_callers_rank_promotion_does_not_matter():
     with jax.numpy_rank_promotion("raise"):
         got = rdp_epsilon(step, num_steps=10, delta=1e-5)
     np.testing.assert_array_equal(got, expected)
+
+
+def test_threads_compute_on_the_callers_device():
+    """The default device is a setting of a thread; those of the pool take it over."""
+    device, seen = jax.devices()[-1], []
+
+    def kernel(part):
+        seen.append(jnp.zeros(1).devices())
+        seen.append(jax.config.jax_default_device)
+        return (part,)
+
+    for wanted in (device, None):
+        seen.clear()
+        with jax.default_device(wanted):
+            (found,) = evaluation.in_chunks(kernel, np.arange(9.0), (2,))
+        np.testing.assert_array_equal(found, np.arange(9.0))
+        assert len(seen) == 2 * 5
+        assert seen[1::2] == [wanted] * 5

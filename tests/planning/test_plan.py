@@ -226,9 +226,35 @@ def test_written_config_is_what_was_planned(tmp_path, capsys, monkeypatch, pool_
         TrainingConfig.from_dict({"type": "TrainingConfig", **tomllib.loads(text)})
 
 
+def test_the_learning_rate_is_for_a_run_of_a_certain_length(tmp_path, pool_plan):
+    """Four times the steps, half the learning rate; nothing else changes."""
+    _, plan = pool_plan
+    steps = int(plan.num_steps[plan.recommended])
+    optimizer = '[train.optimizer]\nkind = "adam"\nlearning_rate = 8e-3\n'
+    path = tmp_path / "plan.toml"
+    path.write_text(FILE + optimizer)
+    as_it_is = training_config(plan, read_plan(path))
+    assert as_it_is["optimizer"]["learning_rate"] == 8e-3
+    learning = f"[learning]\nlearning_rate_steps = {4 * steps}\n"
+    path.write_text(FILE + optimizer + learning)
+    scaled = training_config(plan, read_plan(path))
+    assert scaled["optimizer"] == {"kind": "adam", "learning_rate": 16e-3}
+    assert {**scaled, "optimizer": None} == {**as_it_is, "optimizer": None}
+
+
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
+        (
+            "[compute]",
+            "[learning]\nlearning_rate_steps = 9\n[compute]",
+            "needs train.optimizer.learning_rate",
+        ),
+        (
+            "[compute]",
+            "[learning]\nlearning_rate_steps = 0\n[compute]",
+            "learning_rate_steps must be a whole number >= 1",
+        ),
         ("[compute]", "[compte]", "compte"),
         ("ways = 4", "way = 4", "did you mean 'ways'"),
         ("shots = 1", "shots = 3", "examples must exceed shots"),

@@ -1,33 +1,18 @@
-"""Sweeps that are small, and quick to evaluate."""
+"""Sweeps read from files, and what an undisturbed one leaves."""
+
+import os
 
 import pytest
 
 from jaxdp_episodic.sweep.description import read_sweep
-
-SWEEP = """
-version = 1
-delta = 1e-5
-num_steps = 300
-method = "rdp"
-memory_mib = 1
-[step]
-type = "GaussianStep"
-[step.sampling]
-type = "Poisson"
-name = "example"
-[[axes]]
-field = "noise_multiplier"
-geomspace = [0.8, 6.0, 40]
-[[axes]]
-field = "example.sampling_probability"
-values = [0.001, 0.01, 0.02, 0.03, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.7, 0.9, 1.0]
-"""
+from jaxdp_episodic.sweep.run import run_sweep
+from sweep_runs import SMALL, SWEEP, contents
 
 
 @pytest.fixture
 def sweep_text():
     """A sweep of 520 settings in 2 chunks."""
-    return SWEEP
+    return SMALL
 
 
 @pytest.fixture
@@ -40,3 +25,26 @@ def read(tmp_path):
         return read_sweep(path)
 
     return from_text
+
+
+@pytest.fixture(scope="session")
+def undisturbed(tmp_path_factory):
+    """A sweep of 6 chunks, and what is in its folder after a run without trouble."""
+    folder = tmp_path_factory.mktemp("undisturbed")
+    file = folder / "sweep.toml"
+    file.write_text(SWEEP, encoding="utf-8")
+    sweep = read_sweep(file)
+    run_sweep(sweep, folder / "out")
+    return sweep, contents(folder / "out")
+
+
+@pytest.fixture(scope="module")
+def shared_cache(tmp_path_factory):
+    """Compiled kernels are shared by the processes that a module's tests start."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name in [n for n in os.environ if n.startswith(("JAX_", "XLA_"))]:
+            patch.delenv(name)
+        folder = str(tmp_path_factory.mktemp("compiled"))
+        patch.setenv("JAX_COMPILATION_CACHE_DIR", folder)
+        patch.setenv("JAX_PLATFORMS", "cpu")
+        yield

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 import jaxdp_episodic as jde
+from jaxdp_episodic import EpsilonInfo
 from jaxdp_episodic.accounting.request import CalibrationRequest, EpsilonRequest
 from jaxdp_episodic.sweep.chunks import evaluate_chunk
 from jaxdp_episodic.sweep.description import description_hash
@@ -109,22 +110,24 @@ RATE_AXIS = '[[axes]]\nfield = "example.sampling_probability"\nvalues = [0.01]\n
 
 def test_quantity_and_method_as_axes(read, monkeypatch):
     """Every setting is answered by its own quantity and method."""
-    for kind, name in ((EpsilonRequest, "quantity"), (CalibrationRequest, "calibrate")):
-        monkeypatch.setattr(kind, "answer", pretended(name))
+    monkeypatch.setattr(EpsilonRequest, "answer_with_info", pretended("quantity"))
+    monkeypatch.setattr(CalibrationRequest, "answer", pretended("calibrate"))
     text = SCHOOLS.replace("delta = 1e-5", "delta = 1e-5\nepsilon = 2.0")
     words = '[[axes]]\nfield = "{}"\nvalues = {}\n'
     text += words.format("quantity", '["epsilon", "noise_multiplier"]') + RATE
     sweep = read(text + words.format("method", '["rdp", "exact"]'))
     answers, _ = evaluate_chunk(sweep, 0)
     rates = [0.1, 10.1, 0.2, 10.2]
-    assert answers.tolist() == rates + [100 + rate for rate in rates]
+    assert answers[:, 0].tolist() == rates + [100 + rate for rate in rates]
 
 
 def pretended(name):
     def answer(request):
         rate = request.step.sampling.levels[0].sampling_probability
         noise = getattr(request, name) == "noise_multiplier"
-        return rate + 10 * (request.method == "exact") + 100 * noise
+        value = rate + 10 * (request.method == "exact") + 100 * noise
+        info = EpsilonInfo(np.zeros_like(value), np.zeros(value.shape, bool))
+        return value if noise else (value, info)
 
     return answer
 

@@ -44,7 +44,9 @@ def pretended(sweep, folder, answers):
     for number in range(opened.num_chunks):
         start = number * opened.chunk_size
         index = np.arange(start, min(start + opened.chunk_size, opened.size))
-        opened.save(number, answers(**named(sweep.grid.values(index))))
+        value = answers(**named(sweep.grid.values(index)))
+        rest = [np.zeros_like(value)] * (len(opened.columns) - 1)
+        opened.save(number, np.stack([value, *rest], axis=-1))
     collect(sweep, folder)
     return folder
 
@@ -110,6 +112,32 @@ def test_lines_by_an_axis_and_held_values(folder):
     assert "number of steps = 1,000, delta = 1e-05, method = rdp" in words(svg)
 
 
+def test_levels_and_marks(folder, monkeypatch):
+    """The lines that were asked for, and stars in the panels that were asked for."""
+    drawn, maps = [], pictures.drawing.maps
+
+    def noted(*arguments, **options):
+        drawn.append(maps(*arguments, **options))
+        return drawn[-1]
+
+    monkeypatch.setattr(pictures.drawing, "maps", noted)
+    options = {"kind": "contours", "x": NOISE, "y": RATE, "by": "num_steps"}
+    mark = {NOISE: "2.5", RATE: "0.04"}
+    _, svg = pictures.draw(folder, **options, levels=(2.5, 0.25, 0.25, 1e6), mark=mark)
+    assert {"0.25", "2.5"} <= set(words(svg)) and "1,000,000" not in words(svg)
+    assert stars(drawn[-1]) == [[(2.5, 0.04)]] * 3
+    pictures.draw(folder, **options, mark={**mark, "num_steps": "100"})
+    assert stars(drawn[-1]) == [[], [(2.5, 0.04)], []]
+
+
+def stars(figure):
+    """Where the stars are, by panel; the last axes are those of the colours."""
+    return [
+        [(line.get_xdata().item(), line.get_ydata().item()) for line in axes.lines]
+        for axes in figure.axes[:-1]
+    ]
+
+
 def test_what_is_drawn_is_what_the_table_has(folder):
     table = SweepTable(folder)
     places, held = table.held([RATE], {NOISE: "0.8"})
@@ -158,6 +186,22 @@ def test_zipped_axes_and_words(read, tmp_path):
         ({"fix": {"num_steps": "many"}}, "must be a number"),
         ({"fix": {"num_step": "10"}}, "did you mean 'num_steps'"),
         ({"x": NOISE, "fix": {NOISE: "6"}}, "different axes"),
+        ({"kind": "contours", "levels": [-1.0]}, "--levels must be > 0"),
+        ({"kind": "lines", "levels": [1.0]}, "--levels is for contours"),
+        ({"kind": "pareto", "mark": {NOISE: "1"}}, "--mark is for contours"),
+        ({"kind": "heatmap", "mark": {NOISE: "1"}}, "--mark must give"),
+        (
+            {"x": NOISE, "y": RATE, "mark": {NOISE: "1", RATE: "0.1", "delta": "1"}},
+            "may give 'num_steps'",
+        ),
+        (
+            {"x": NOISE, "y": RATE, "mark": {NOISE: "much", RATE: "0.1"}},
+            "--mark: 'noise_multiplier' must be a number",
+        ),
+        (
+            {"x": NOISE, "y": RATE, "mark": {NOISE: "1", RATE: ".1", "num_steps": "9"}},
+            "--mark: 'num_steps' has no value 9",
+        ),
         ({"value": "delta"}, "asked for 'epsilon', got 'delta'"),
         ({"value": "epsilo"}, "did you mean 'epsilon'"),
     ],

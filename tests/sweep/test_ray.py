@@ -7,7 +7,6 @@ where it is not installed.
 import importlib.util
 import os
 import signal
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -17,6 +16,7 @@ import pytest
 from jaxdp_episodic.sweep import engines
 from jaxdp_episodic.sweep.engines import RayEngine
 from jaxdp_episodic.sweep.run import run_sweep
+from sweep_runs import start
 
 ROOT = Path(__file__).resolve().parents[2]
 needs_ray = pytest.mark.skipif(
@@ -45,16 +45,6 @@ def test_without_ray_the_error_says_how_to_get_it(monkeypatch, read, sweep_text)
     monkeypatch.setattr(engines.importlib, "import_module", missing)
     with pytest.raises(ImportError, match=r"jaxdp-episodic\[ray\]"):
         next(RayEngine()(read(sweep_text), [0]))
-
-
-def start(file, out):
-    return subprocess.Popen(
-        [sys.executable, "-c", PROGRAM, str(file), str(out)],
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
 
 
 def descendants(process):
@@ -86,7 +76,7 @@ def test_a_lost_worker_costs_nothing(tmp_path, read, sweep_text):
     text = sweep_text.replace("6.0, 40]", "6.0, 2000]")  # 51 chunks
     expected = run_sweep(read(text), tmp_path / "expected").table
     assert expected is not None
-    process = start(tmp_path / "sweep.toml", tmp_path / "out")
+    process = start(PROGRAM, tmp_path / "sweep.toml", tmp_path / "out")
     shards, killed = tmp_path / "out" / "shards", None
     end = time.monotonic() + 300
     while process.poll() is None and time.monotonic() < end:

@@ -1,0 +1,273 @@
+"""Speed and memory of sweeps: everything from the command to the table.
+
+    .venv/bin/python experiments/benchmarks/sweep.py [--quick] [--out FOLDER]
+
+Each sweep is the command ``jaxdp-episodic sweep`` in a process of its own, with nothing
+compiled before, its picture included; wall time, CPU time and peak memory are the
+operating system's of that process. Settings are those of grouped classes (the design of
+``configs/sweep_episodes.toml``): numbers of steps, noise multipliers and rates.
+
+* a million settings by Rényi-DP, and as many in one call of the bare kernel
+  (`jaxdp_episodic.accounting.evaluation.evaluate` on arrays made before), whose
+  throughput the sweep's is compared with;
+* a hundred thousand by the exact method;
+* of a hundred million by Rényi-DP one part (``--shard 1/100``), streamed. The time of
+  all is *extrapolated* from it: what one part took beyond starting, compiling and
+  planning, times the parts. The final table of all of them is not made.
+
+Nothing here fails for being slow: the numbers are for a reader. Times mean something on
+an idle machine only.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any, NamedTuple
+
+_TEXT = """
+version = 1
+delta = 1e-5
+method = "{method}"
+
+[step]
+type = "GaussianStep"
+
+[step.sampling]
+type = "GroupedClasses"
+num_classes = 1_623
+ways = 5
+episodes = {{ type = "Poisson", name = "episode" }}
+
+[step.sampling.examples]
+type = "WithoutReplacement"
+name = "example"
+size = 4
+population = 20
+
+[[axes]]
+field = "num_steps"
+geomspace = [100, 10_000, {steps}]
+
+[[axes]]
+field = "noise_multiplier"
+geomspace = [0.7, 6.0, {noises}]
+
+[[axes]]
+field = "episode.sampling_probability"
+geomspace = [0.01, 1.0, {rates}]
+"""
+
+
+class Grid(NamedTuple):
+    """How many values each axis has."""
+
+    steps: int
+    noises: int
+    rates: int
+
+    @property
+    def size(self) -> int:
+        """Settings in all."""
+        return self.steps * self.noises * self.rates
+
+
+class Sizes(NamedTuple):
+    """How much is measured."""
+
+    rdp: Grid = Grid(4, 500, 500)
+    exact: Grid = Grid(10, 100, 100)
+    streamed: Grid = Grid(100, 1_000, 1_000)
+    parts: int = 100
+
+
+QUICK = Sizes(Grid(2, 50, 50), Grid(2, 6, 6), Grid(10, 100, 100), 7)
+
+
+class Cost(NamedTuple):
+    """What a process took, and what it printed."""
+
+    wall_seconds: float
+    cpu_seconds: float
+    peak_mib: float
+    output: str
+
+
+def main() -> None:
+    """Measures, prints, and writes ``results.json``."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--quick", action="store_true", help="small, to see it works")
+    parser.add_argument("--out", type=Path, default=Path("results/benchmark-sweep"))
+    parser.add_argument("--kernel", type=Path, help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.kernel:
+        print(json.dumps(bare_kernel(arguments.kernel)))
+        return
+    sizes = QUICK if arguments.quick else Sizes()
+    load = os.getloadavg()
+    with tempfile.TemporaryDirectory() as folder:
+        results: dict[str, Any] = measured(sizes, Path(folder))
+    # Only now: the parent of the processes measured must be small, as a new process
+    # begins with its parent's peak of memory.
+    from presentation import describe_machine
+
+    results = {
+        "machine": describe_machine(),
+        "load before": load,
+        "load after": os.getloadavg(),
+        **results,
+    }
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    text = json.dumps(results, indent=1, default=str) + "\n"
+    (arguments.out / "results.json").write_text(text, encoding="utf-8")
+    print("\n".join(report(results)))
+    print(f"written: {arguments.out / 'results.json'}")
+
+
+def measured(sizes: Sizes, folder: Path) -> dict[str, Any]:
+    """All measurements, each in a process of its own."""
+    start = sweep(folder / "start", "rdp", Grid(1, 2, 2))
+    rdp = sweep(folder / "rdp", "rdp", sizes.rdp)
+    kernel = json.loads(run(__file__, "--kernel", folder / "rdp.toml").output)
+    exact = sweep(folder / "exact", "exact", sizes.exact)
+    shard = ("--shard", f"1/{sizes.parts}")
+    streamed = sweep(folder / "streamed", "rdp", sizes.streamed, *shard)
+    part = evaluated(streamed)[0]
+    beyond = max(streamed.wall_seconds - start.wall_seconds, 0.0)
+    rate = evaluated(rdp)[0] / max(rdp.wall_seconds - start.wall_seconds, 1e-9)
+    return {
+        "start alone": numbers(start),
+        "rdp": numbers(rdp) | {"settings a second after the start": rate},
+        "bare kernel": kernel,
+        "sweep relative to the bare kernel": rate / kernel["settings a second"],
+        "exact": numbers(exact),
+        "streamed part": numbers(streamed),
+        "streamed": {
+            "settings": sizes.streamed.size,
+            "extrapolated hours": beyond * sizes.streamed.size / part / 3600,
+            "extrapolated from settings": part,
+        },
+    }
+
+
+def sweep(out: Path, method: str, grid: Grid, *options: str) -> Cost:
+    """One sweep by the command."""
+    file = out.with_suffix(".toml")
+    file.write_text(_TEXT.format(method=method, **grid._asdict()), encoding="utf-8")
+    command = ("-m", "jaxdp_episodic", "sweep", file, "--out", out, *options)
+    return run(*command)
+
+
+def run(*arguments: object) -> Cost:
+    """Runs Python; the costs are those of its process alone."""
+    environment = {**os.environ, "JAX_ENABLE_COMPILATION_CACHE": "false"}
+    with tempfile.TemporaryFile("w+") as output:
+        begun = time.perf_counter()
+        process = subprocess.Popen(
+            [sys.executable, *map(str, arguments)], env=environment, stdout=output
+        )
+        _, status, usage = os.wait4(process.pid, 0)
+        wall = time.perf_counter() - begun
+        process.returncode = os.waitstatus_to_exitcode(status)
+        output.seek(0)
+        text = output.read()
+    if process.returncode:
+        raise RuntimeError(f"{arguments} ended with {process.returncode}:\n{text}")
+    unit = 1 if sys.platform == "darwin" else 1024
+    cpu = usage.ru_utime + usage.ru_stime
+    return Cost(wall, cpu, usage.ru_maxrss * unit / 2**20, text)
+
+
+def evaluated(cost: Cost) -> tuple[int, float]:
+    """Settings that a sweep evaluated, and the seconds that it says it took."""
+    found = re.search(r"^evaluated +([\d,]+) in ([\d.,]+) s", cost.output, re.M)
+    assert found is not None, cost.output
+    return int(found[1].replace(",", "")), float(found[2].replace(",", ""))
+
+
+def numbers(cost: Cost) -> dict[str, float]:
+    """What is reported of a sweep."""
+    settings, seconds = evaluated(cost)
+    return {
+        "settings": settings,
+        "wall seconds, all included": cost.wall_seconds,
+        "of these evaluating": seconds,
+        "cpu seconds": cost.cpu_seconds,
+        "peak MiB": cost.peak_mib,
+        "settings a second, all included": settings / cost.wall_seconds,
+    }
+
+
+def bare_kernel(file: Path) -> dict[str, float]:
+    """The kernel alone, on the settings of a sweep: nothing read, checked or saved."""
+    # In a process of its own, which may be large.
+    import numpy as np
+
+    from jaxdp_episodic.accounting.evaluation import evaluate
+    from jaxdp_episodic.accounting.resolution import resolve
+    from jaxdp_episodic.sweep.description import read_sweep
+
+    described = read_sweep(file)
+    values = described.grid.values(np.arange(described.grid.size))
+    request = described.request("epsilon", "rdp", values)
+    pairs, counts = resolve(request.step, np.asarray(values["num_steps"]))
+    target = np.log(np.full((described.grid.size, 1), described.delta))
+
+    def seconds(rows: int) -> float:
+        some = tuple(
+            type(pair)(pair.kind, *(_first(field, rows) for field in pair[1:]))
+            for pair in pairs
+        )
+        begun = time.perf_counter()
+        evaluate("best_epsilon", target[:rows], some, (counts[0][:rows],))
+        return time.perf_counter() - begun
+
+    seconds(described.chunk_size)  # compiles
+    taken = seconds(described.grid.size)
+    return {
+        "settings": described.grid.size,
+        "seconds": taken,
+        "settings a second": described.grid.size / taken,
+    }
+
+
+def _first(field: Any, rows: int) -> Any:
+    """The first rows of a field that has one a setting."""
+    return field[:rows] if getattr(field, "ndim", 0) == 2 and len(field) > 1 else field
+
+
+def report(results: dict[str, Any]) -> list[str]:
+    """The numbers for a reader."""
+    names = {"rdp": "Rényi-DP", "exact": "exact", "streamed part": "streamed part"}
+    lines = ["settings          method         wall s   cpu s   a second   peak MiB"]
+    for key, name in names.items():
+        row = results[key]
+        lines.append(
+            f"{row['settings']:>14,}    {name:13}"
+            f"{row['wall seconds, all included']:8.1f}{row['cpu seconds']:8.1f}"
+            f"{row['settings a second, all included']:11,.0f}{row['peak MiB']:11,.0f}"
+        )
+    kernel, streamed = results["bare kernel"], results["streamed"]
+    share = results["sweep relative to the bare kernel"]
+    return [
+        *lines,
+        f"bare kernel: {kernel['settings a second']:,.0f} settings a second; the "
+        f"sweep, its start left out, has {share:.0%} "
+        "of that",
+        f"{streamed['settings']:,} settings streamed: about "
+        f"{streamed['extrapolated hours']:.2g} hours, extrapolated from "
+        f"{streamed['extrapolated from settings']:,}",
+        f"load before {results['load before'][0]:.1f}, after "
+        f"{results['load after'][0]:.1f}",
+    ]
+
+
+if __name__ == "__main__":
+    main()

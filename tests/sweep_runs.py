@@ -1,0 +1,83 @@
+"""Sweeps that are small and quick to evaluate, and what tests ask of their folders."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+
+from jaxdp_episodic.sweep.table import read_columns
+
+ROOT = Path(__file__).resolve().parents[1]
+
+_HEAD = """
+version = 1
+delta = 1e-5
+method = "rdp"
+memory_mib = 1
+[step]
+type = "GaussianStep"
+[step.sampling]
+type = "Poisson"
+name = "example"
+"""
+# 520 settings in 2 chunks.
+SMALL = (
+    _HEAD.replace("delta", "num_steps = 300\ndelta")
+    + """
+[[axes]]
+field = "noise_multiplier"
+geomspace = [0.8, 6.0, 40]
+[[axes]]
+field = "example.sampling_probability"
+values = [0.001, 0.01, 0.02, 0.03, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.7, 0.9, 1.0]
+"""
+)
+# 2,880 settings in 6 chunks.
+SWEEP = (
+    _HEAD
+    + """
+[[axes]]
+field = "num_steps"
+values = [10, 100, 1000]
+[[axes]]
+field = "noise_multiplier"
+geomspace = [0.8, 6.0, 60]
+[[axes]]
+field = "example.sampling_probability"
+geomspace = [1e-3, 1.0, 16]
+"""
+)
+
+
+def columns(path, *names):
+    """Columns of a table, each in one array."""
+    blocks = list(read_columns(path, names))
+    return [np.concatenate([block[name] for block in blocks]) for name in names]
+
+
+def contents(folder):
+    """Every file below a folder, with its bytes."""
+    return {
+        str(path.relative_to(folder)): path.read_bytes()
+        for path in folder.rglob("*")
+        if path.is_file()
+    }
+
+
+def no_work(sweep, numbers):
+    """An engine that must not be asked."""
+    raise AssertionError(f"evaluates {numbers}")
+    yield
+
+
+def start(program, *arguments, **changes):
+    """Starts Python on a program that imports this checkout."""
+    return subprocess.Popen(
+        [sys.executable, "-c", program, *map(str, arguments)],
+        env={**os.environ, "PYTHONPATH": str(ROOT), **changes},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )

@@ -6,7 +6,7 @@ from flax import nnx
 
 import jaxdp_episodic as jde
 from jaxdp_episodic.data.table import ExampleTable
-from jaxdp_episodic.training.budget import plan_budget
+from jaxdp_episodic.training.budget import PrivacyBudget, plan_budget
 from jaxdp_episodic.training.learners import MAML, ProtoNet
 from jaxdp_episodic.training.models import MLP, split_model
 from jaxdp_episodic.training.trainer import Trainer
@@ -88,6 +88,31 @@ def grouped_step(data, *, rate=0.5, neighboring_relation="add_remove"):
 def protonet(seed=0):
     apply, params = split_model(MLP(2, (8,), 4, rngs=nnx.Rngs(seed)))
     return ProtoNet(apply, ways=WAYS), params
+
+
+class PlainBudget(PrivacyBudget):
+    """Its epsilon is the Gaussian's without sampling: nothing has to be compiled.
+
+    An upper bound by Bun and Steinke (2016), arXiv:1605.02065, Proposition 1.3.
+    """
+
+    def spent(self, num_steps):
+        rho = np.asarray(num_steps) / (2 * self.step.noise_multiplier**2)
+        return rho + 2 * np.sqrt(rho * np.log(1 / self.delta))
+
+
+def plain_trainer(*, num_steps=6, data=None, learner=None, **changes):
+    """A run with noise, on public sizes, that starts and takes steps at once."""
+    model, params = protonet() if learner is None else learner
+    arguments = {"l2_clip_norm": 0.5, "shots": SHOTS, "seed": 1, **changes}
+    arguments.setdefault("optimizer", optax.adam(0.05))
+    return Trainer(
+        model,
+        params,
+        data=classes() if data is None else data,
+        budget=PlainBudget(GROUPED, 1e9, 1e-5, num_steps, num_steps),
+        **arguments,
+    )
 
 
 def trainer(

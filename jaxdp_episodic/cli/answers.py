@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
 import tyro
 
+from jaxdp_episodic.accounting.ledger_file import LedgerContent, read_ledger
 from jaxdp_episodic.accounting.request import (
     CalibrationRequest,
     EpsilonRequest,
@@ -46,12 +47,15 @@ class Epsilon:
     """Print JSON in place of a table."""
     batch: Annotated[Path | None, tyro.conf.arg(metavar="FILE")] = None
     """Requests, one a row: .jsonl, .csv or .parquet; in place of FILE.toml."""
+    ledger: Annotated[Path | None, tyro.conf.arg(metavar="FILE")] = None
+    """What a training run was charged, its ledger.jsonl; in place of FILE.toml."""
     per_unit: bool = False
     """Write each protected unit's own epsilon to --out."""
     out: Annotated[Path | None, tyro.conf.arg(metavar="FILE")] = None
     """Where --batch and --per-unit write: .jsonl, .csv or .parquet."""
     method: Annotated[str | None, tyro.conf.arg(metavar="NAME")] = None
-    """With --batch: how rows that name no method are answered; rdp by default."""
+    """With --batch: how rows that name no method are answered; rdp by default. With
+    --ledger: exact, rdp or pld; exact by default."""
 
     def run(self) -> int:
         """Prints or writes epsilon or delta; returns the exit code."""
@@ -61,6 +65,8 @@ class Epsilon:
             return USER_ERROR
         if self.batch is not None and self.out is not None:
             return run_batch(self.batch, self.out, method=self.method or "rdp")
+        if self.ledger is not None:
+            return self._of_ledger(self.ledger)
         assert self.file is not None  # checked above
         file = self.file
         if self.out is not None:
@@ -73,13 +79,33 @@ class Epsilon:
             as_json=self.json,
         )
 
+    def _of_ledger(self, path: Path) -> int:
+        """Answers what a ledger alone says was charged."""
+        remarks: list[str] = []
+
+        def read() -> EpsilonRequest:
+            content = read_ledger(path)
+            remarks.extend(_remarks_on_ledger(content))
+            step, num_steps = content.run_charged()
+            return EpsilonRequest(
+                step=step,
+                num_steps=num_steps,
+                delta=content.delta if self.delta is None else self.delta,
+                method=self.method or "exact",
+            )
+
+        return _print_answer(path, read, as_json=self.json, remarks=remarks)
+
     def _what_does_not_fit(self) -> str | None:
         """Options that exclude or need one another."""
         table = self.batch is not None or self.per_unit
-        if (self.file is None) == (self.batch is None):
-            return "give exactly one of FILE.toml and --batch FILE"
-        if self.batch is not None and self.per_unit:
-            return "--per-unit goes with FILE.toml, not with --batch"
+        sources = (self.file, self.batch, self.ledger)
+        if sum(source is not None for source in sources) != 1:
+            return "give exactly one of FILE.toml, --batch FILE and --ledger FILE"
+        if self.file is None and self.per_unit:
+            return "--per-unit goes with FILE.toml, not with --batch or --ledger"
+        if self.ledger is not None and self.num_steps is not None:
+            return "--num-steps does not go with --ledger, which says how many"
         if table != (self.out is not None):
             return "--out FILE goes with --batch or --per-unit, and they need it"
         given = {"--delta": self.delta, "--num-steps": self.num_steps}
@@ -87,8 +113,11 @@ class Epsilon:
         named += ["--json"] if self.json else []
         if table and named:
             return f"{named[0]} does not go with --batch or --per-unit"
-        if self.method is not None and self.batch is None:
-            return "--method goes with --batch; a FILE.toml names its own method"
+        if self.method is not None and self.file is not None:
+            return (
+                "--method goes with --batch or --ledger; a FILE.toml names its own "
+                "method"
+            )
         return None
 
 
@@ -110,8 +139,30 @@ class Calibrate:
         )
 
 
-def _print_answer(file: Path, read: Callable[[], Request], *, as_json: bool) -> int:
-    """Prints what a request asks for."""
+def _remarks_on_ledger(content: LedgerContent) -> list[str]:
+    """What an epsilon computed from a ledger does not show by itself."""
+    remarks = []
+    if content.is_seeded:
+        remarks.append(
+            "not private: draws and noise came from a fixed seed; the answer holds for "
+            "the same run with fresh entropy"
+        )
+    if not content.is_sealed:
+        remarks.append(
+            "the ledger does not end with a seal: its run goes on, was killed, or "
+            "lines are missing at the end"
+        )
+    return remarks
+
+
+def _print_answer(
+    file: Path,
+    read: Callable[[], Request],
+    *,
+    as_json: bool,
+    remarks: Sequence[str] = (),
+) -> int:
+    """Prints what a request asks for, with these remarks that reading may fill."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         try:
@@ -120,9 +171,9 @@ def _print_answer(file: Path, read: Callable[[], Request], *, as_json: bool) -> 
         except USER_ERRORS as error:
             complain(f"{file}: {reason(error, file)}")
             return USER_ERROR
-    remarks = [*warnings_of(caught), *remarks_on(request)]
+    said = [*warnings_of(caught), *remarks, *remarks_on(request)]
     if as_json:
-        print(json.dumps(answer_document(request, answer, remarks), allow_nan=False))
+        print(json.dumps(answer_document(request, answer, said), allow_nan=False))
     else:
-        print(printable(answer_table(request, answer, remarks), keep="\n"))
+        print(printable(answer_table(request, answer, said), keep="\n"))
     return 0

@@ -4,13 +4,43 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
+import threading
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import jax
 from jax.experimental.compilation_cache import compilation_cache
 
 from jaxdp_episodic.accounting.evaluation import num_cores
 from jaxdp_episodic.cli.messages import PROGRAM
+
+
+class Terminated(KeyboardInterrupt):
+    """SIGTERM came: whoever runs machines wants the process to end."""
+
+
+@contextlib.contextmanager
+def ended_by_sigterm() -> Iterator[None]:
+    """Makes SIGTERM end the body as Ctrl-C does, with `Terminated`.
+
+    The first one counts; those that come while the body winds up are ignored. Outside
+    of the main thread, where Python hears no signals, nothing changes.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def end(number: int, frame: Any) -> None:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        raise Terminated
+
+    before = signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before or signal.SIG_DFL)
 
 
 def use_all_cores() -> None:

@@ -10,13 +10,14 @@ import tyro
 
 from jaxdp_episodic.cli.messages import (
     INTERRUPTED,
+    TERMINATED,
     USER_ERROR,
     USER_ERRORS,
     TomlFile,
     complain,
     reason,
 )
-from jaxdp_episodic.cli.process import use_all_cores
+from jaxdp_episodic.cli.process import Terminated, ended_by_sigterm, use_all_cores
 
 
 @dataclass(frozen=True)
@@ -31,7 +32,10 @@ class Train:
     """Go on with the run in DIR."""
 
     def run(self) -> int:
-        """Runs a training config; returns the exit code."""
+        """Runs a training config; returns the exit code.
+
+        Ctrl-C and SIGTERM leave a checkpoint of the last step that was finished.
+        """
         use_all_cores()
         # Imported here: Flax costs a second, which no question to the accountant
         # should pay.
@@ -40,21 +44,23 @@ class Train:
         from jaxdp_episodic.training.run_folder import files_of_a_run
 
         try:
-            result = run_training(
-                read_config(self.file),
-                self.out,
-                resume=self.resume,
-                title=self.file.stem,
-                base=self.file.parent,
-            )
+            with ended_by_sigterm():
+                result = run_training(
+                    read_config(self.file),
+                    self.out,
+                    resume=self.resume,
+                    title=self.file.stem,
+                    base=self.file.parent,
+                )
         except USER_ERRORS as error:
             complain(f"{self.file}: {reason(error, self.file)}")
             return USER_ERROR
-        except KeyboardInterrupt:
+        except KeyboardInterrupt as end:
             how = f"go on with --resume --out {self.out}"
             if not files_of_a_run(self.out):
                 how = "nothing was trained yet, start again"
-            complain(f"interrupted; {how}")
-            return INTERRUPTED
+            terminated = isinstance(end, Terminated)
+            complain(f"{'terminated' if terminated else 'interrupted'}; {how}")
+            return TERMINATED if terminated else INTERRUPTED
         print(result)
         return 0

@@ -10,6 +10,7 @@ import tyro
 
 from jaxdp_episodic.cli.messages import (
     INTERRUPTED,
+    TERMINATED,
     USER_ERROR,
     USER_ERRORS,
     TomlFile,
@@ -17,7 +18,7 @@ from jaxdp_episodic.cli.messages import (
     printable,
     reason,
 )
-from jaxdp_episodic.cli.process import use_all_cores
+from jaxdp_episodic.cli.process import Terminated, ended_by_sigterm, use_all_cores
 from jaxdp_episodic.cli.rounding import upward
 
 
@@ -51,13 +52,16 @@ class Tune:
                 print(f"each run    epsilon {upward(budget.run_epsilon)}")
                 print(f"the search  epsilon {upward(budget.epsilon)} (upper bound)")
                 return 0
-            result = run_search(search, self.out, resume=self.resume, base=base)
+            with ended_by_sigterm():
+                result = run_search(search, self.out, resume=self.resume, base=base)
         except USER_ERRORS as error:
             complain(f"{self.file}: {reason(error, self.file)}")
             return USER_ERROR
-        except KeyboardInterrupt:
-            complain(f"interrupted; go on with --resume --out {self.out}")
-            return INTERRUPTED
+        except KeyboardInterrupt as end:
+            terminated = isinstance(end, Terminated)
+            word = "terminated" if terminated else "interrupted"
+            complain(f"{word}; go on with --resume --out {self.out}")
+            return TERMINATED if terminated else INTERRUPTED
         if result.chosen is None:
             lines = ["no run was drawn: there is nothing to release"]
         else:

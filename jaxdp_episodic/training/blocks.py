@@ -77,8 +77,12 @@ def _block(draw: Draw, table: ExampleTable, rows: np.ndarray) -> Block:
         mask = np.zeros(examples.shape, bool)
     examples = np.where(mask, examples, 0)
     features = table.features
-    inputs = features[examples] * _column(mask, mask.ndim + features.ndim - 1).astype(
-        features.dtype
+    # Not a product: what stands in for a masked slot is example 0, and were that one
+    # not finite, its product with zero would be in everybody's slots.
+    inputs = np.where(
+        _column(mask, mask.ndim + features.ndim - 1),
+        features[examples],
+        features.dtype.type(0),
     )
     of_example = table.class_places if table.targets is None else table.targets
     targets = np.where(mask, of_example[examples], 0).astype(np.float32)

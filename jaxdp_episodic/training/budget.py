@@ -95,38 +95,6 @@ class SpentAhead:
         return float(self._values[place])
 
 
-class Ledger:
-    """Counts the steps that were charged and refuses the one too many.
-
-    Attributes:
-      charged: steps charged so far.
-    """
-
-    def __init__(self, budget: PrivacyBudget, *, charged: int = 0) -> None:
-        if not 0 <= charged <= budget.permitted_steps:
-            raise ValueError(
-                "charged must lie in 0 .. permitted_steps "
-                f"({budget.permitted_steps}), got {charged}"
-            )
-        self._budget = budget
-        self.charged = charged
-
-    def charge(self) -> int:
-        """Charges one step, before its result exists; returns the number charged.
-
-        Raises:
-          BudgetExhaustedError: the step would exceed the target. Nothing is charged.
-        """
-        if self.charged >= self._budget.permitted_steps:
-            raise BudgetExhaustedError(
-                f"step {self.charged + 1} would exceed epsilon="
-                f"{self._budget.epsilon:g} at delta={self._budget.delta:g}: "
-                f"{self._budget.permitted_steps} steps are permitted"
-            )
-        self.charged += 1
-        return self.charged
-
-
 def plan_budget(
     step: GaussianStep, *, epsilon: Any, delta: Any, num_steps: Any = None
 ) -> PrivacyBudget:

@@ -1,9 +1,9 @@
 """Checkpoints: everything that a run is, in one atomic commit.
 
-A checkpoint holds parameters, optimizer state, the number of steps charged, the entropy
-of the sampler and the noise key, and a description of the run. It is secret: with the
-noise key the noise can be subtracted from what was released. What may leave the house
-is made by `jaxdp_episodic.training.export`, which holds no key.
+A checkpoint holds parameters, optimizer state, the number of steps charged, a mark of
+the ledger, the entropy of the sampler and the noise key, and a description of the run.
+It is secret: with the noise key the noise can be subtracted from what was released.
+What may leave the house is made by `jaxdp_episodic.training.export`, without a key.
 
 Orbax writes into a temporary folder and renames it when it is complete, so a run that
 is killed at any moment leaves either the old checkpoint or the new one.
@@ -11,10 +11,12 @@ is killed at any moment leaves either the old checkpoint or the new one.
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
 import os
 import secrets as system_entropy
+import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -26,9 +28,12 @@ import numpy as np
 import orbax.checkpoint as ocp
 
 from jaxdp_episodic import _validation
+from jaxdp_episodic.accounting.ledger_file import LedgerMark
 
-FORMAT = 1
+FORMAT = 2
 _KEPT = 2
+# How Orbax calls what is not complete.
+_UNFINISHED = ".orbax-checkpoint-tmp"
 
 
 class Secrets(NamedTuple):
@@ -51,12 +56,15 @@ class Snapshot(NamedTuple):
       charged_steps: steps charged to the budget when it was taken.
       secrets: see there.
       run: what the run is; see `refuse_other_run`.
+      ledger: the run's ledger as it was, which it must contain for ever; None if there
+        is no ledger.
     """
 
     state: Any
     charged_steps: int
     secrets: Secrets
     run: Mapping[str, Any]
+    ledger: LedgerMark | None = None
 
 
 class RunMismatchError(ValueError):
@@ -90,16 +98,19 @@ class Checkpoints:
         """Commits one checkpoint; when this returns it is complete.
 
         Raises:
-          OSError: no space, or no permission. Earlier checkpoints are untouched.
+          OSError: no space, or no permission. Earlier checkpoints are untouched; what
+            was written of this one is removed, at the latest with the next opening.
         """
+        ledger = snapshot.ledger
         meta = {
             "format": FORMAT,
             "charged_steps": snapshot.charged_steps,
             "sampler_entropy": f"{snapshot.secrets.sampler_entropy:x}",
             "noise_key": [int(word) for word in snapshot.secrets.noise_key],
+            "ledger": None if ledger is None else list(ledger),
             "run": snapshot.run,
         }
-        with _quiet():
+        with self._or_os_error(snapshot.charged_steps):
             self._manager.save(
                 snapshot.charged_steps,
                 args=ocp.args.Composite(
@@ -110,6 +121,30 @@ class Checkpoints:
             )
             self._manager.wait_until_finished()
         _sync_folder(self.folder)
+
+    def remove_unfinished(self) -> None:
+        """Removes what processes that were killed left of checkpoints.
+
+        Only for whoever holds the folder: another process may be writing one.
+        """
+        for path in self.folder.glob("*" + _UNFINISHED):
+            shutil.rmtree(path, ignore_errors=True)
+
+    @contextmanager
+    def _or_os_error(self, step: int) -> Iterator[None]:
+        """Orbax's many kinds of errors of a disk as one, without what was written."""
+        try:
+            with _quiet(logging.CRITICAL):
+                yield
+        except Exception as error:
+            self.remove_unfinished()
+            code = getattr(error, "errno", None) or errno.EIO
+            reason = str(error).partition("[")[0].strip() or type(error).__name__
+            if f"os_error_code='{errno.ENOSPC}'" in str(error):
+                code, reason = errno.ENOSPC, os.strerror(errno.ENOSPC)
+            raise OSError(
+                code, f"checkpoint of step {step} could not be written: {reason}"
+            ) from error
 
     def restore(self, like: Any, run: Mapping[str, Any]) -> Snapshot:
         """Returns the latest checkpoint, if it is one of this run.
@@ -145,7 +180,10 @@ class Checkpoints:
         secrets = Secrets(
             int(meta["sampler_entropy"], 16), np.array(meta["noise_key"], np.uint32)
         )
-        return Snapshot(restored["state"], step, secrets, meta["run"])
+        ledger = meta.get("ledger")
+        if ledger is not None:
+            ledger = LedgerMark(*ledger)
+        return Snapshot(restored["state"], step, secrets, meta["run"], ledger)
 
     def _meta(self, step: int) -> dict[str, Any]:
         path = self.folder / str(step)
@@ -249,11 +287,11 @@ def _sync_folder(folder: Path) -> None:
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
-    """Keeps Orbax's notices of every save off the screen, errors excepted."""
+def _quiet(most: int = logging.ERROR) -> Iterator[None]:
+    """Keeps Orbax's notices of every save off the screen, this level excepted."""
     logger = logging.getLogger("absl")
     level = logger.level
-    logger.setLevel(logging.ERROR)
+    logger.setLevel(most)
     try:
         yield
     finally:

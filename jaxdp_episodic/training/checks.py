@@ -28,6 +28,16 @@ def check_population(step: GaussianStep, data: ExampleTable) -> None:
         )
 
 
+def check_features(data: ExampleTable) -> None:
+    """Refuses features of a type that NumPy does not know, such as bfloat16."""
+    kind = data.features.dtype
+    if kind.kind not in "iuf":
+        raise TypeError(
+            f"data must have features of integers or floats, got {kind}; take "
+            "features.astype(numpy.float32)"
+        )
+
+
 def check_targets(learner: Any, data: ExampleTable, step: GaussianStep) -> None:
     """Refuses targets that are places in a list which others' presence moves.
 
@@ -73,6 +83,27 @@ def check_outputs(
             f"apply must return at least {slot_shape[-2]} logits for each input, one a "
             f"class of an episode, got shape {outputs} for one input"
         )
+
+
+def check_finite(params: Any, step: int) -> None:
+    """Refuses parameters from which nothing can be learned any more.
+
+    Every gradient at them is not finite and contributes zero, so each further step
+    would be charged for nothing. Parameters are released: this decides by nothing else.
+
+    Raises:
+      ValueError: a parameter that is NaN or infinite.
+    """
+    for path, leaf in jax.tree_util.tree_flatten_with_path(params)[0]:
+        if jax.numpy.issubdtype(leaf.dtype, jax.numpy.inexact):
+            if not bool(jax.numpy.all(jax.numpy.isfinite(leaf))):
+                name = jax.tree_util.keystr(path, simple=True, separator="/")
+                raise ValueError(
+                    f"params must be finite, {name} is not after step {step}; with a "
+                    "smaller learning rate, or a schedule, a new run may stay so"
+                    if step
+                    else f"params must be finite, got {name} with NaN or infinity"
+                )
 
 
 def warn_about_delta(step: GaussianStep, delta: float, data: ExampleTable) -> None:

@@ -94,8 +94,8 @@ def run_training(
 ) -> Result:
     """Trains as the config says; everything that it leaves is in ``folder``.
 
-    ``checkpoints/``, ``log.jsonl``, ``report.md`` and ``report.png`` are private;
-    ``release/`` is what may be published.
+    ``checkpoints/``, ``ledger.jsonl``, ``log.jsonl``, ``report.md`` and ``report.png``
+    are private; ``release/`` is what may be published.
 
     Args:
       config: the run.
@@ -117,7 +117,9 @@ def run_training(
     trainer, evaluations, size = _prepared(config, base, console)
     with run_folder.locked(folder):
         if resume:
-            console.print(f"resumed after step {trainer.resume(folder):,}")
+            with _shown_warnings(console):
+                step = trainer.resume(folder)
+            console.print(f"resumed after step {step:,}")
         _announce(console, trainer, size)
         with Display(console, trainer.budget) as display:
             display.start_at(trainer.num_steps_taken)
@@ -189,7 +191,7 @@ def plan(config: TrainingConfig, data: ExampleTable) -> PrivacyBudget:
 
 def _finish(trainer: Trainer, folder: Path, title: str, console: Console) -> Result:
     """Report, picture and release of a run that took all its steps."""
-    budget, taken = trainer.budget, trainer.num_steps_taken
+    budget, taken = trainer.budget, trainer.num_steps_charged
     spent = float(budget.spent(taken))
     records = read_log(folder / run_folder.LOG)
     how = {

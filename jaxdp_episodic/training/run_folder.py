@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
 
-from jaxdp_episodic.training.checkpoint import Checkpoints, Snapshot
-from jaxdp_episodic.training.run_log import RunLog
+from jaxdp_episodic.accounting.ledger_file import has_charges
 
 try:
     import fcntl
 except ImportError:  # Windows: nothing there locks a file for as long as we live
     fcntl = None
 
-LOG, CHECKPOINTS, LOCK = "log.jsonl", "checkpoints", ".lock"
+LOG, CHECKPOINTS, LEDGER, LOCK = "log.jsonl", "checkpoints", "ledger.jsonl", ".lock"
 
 _held: ContextVar[frozenset[Path]] = ContextVar("held", default=frozenset())
 
@@ -25,12 +24,14 @@ def files_of_a_run(folder: Path) -> list[str]:
     """Returns which of a run's files are in a folder.
 
     What an interrupted start leaves (an empty log, a checkpoint that was never
-    completed) is no run.
+    completed, a ledger without a charge) is no run.
     """
     log, checkpoints = folder / LOG, folder / CHECKPOINTS
     found = [LOG] if log.exists() and log.stat().st_size else []
     if checkpoints.is_dir() and any(p.name.isdigit() for p in checkpoints.iterdir()):
         found.append(CHECKPOINTS)
+    if has_charges(folder / LEDGER):
+        found.append(LEDGER)
     return found
 
 
@@ -39,7 +40,7 @@ def refuse_other_files(folder: Path) -> None:
 
     Raises:
       NotADirectoryError: no folder.
-      FileExistsError: it holds a log, a complete checkpoint, or both.
+      FileExistsError: it holds a log, a complete checkpoint or a ledger with charges.
     """
     if folder.exists() and not folder.is_dir():
         raise NotADirectoryError(f"{folder} is not a folder")
@@ -85,30 +86,3 @@ def locked(folder: Path) -> Iterator[None]:
             _held.reset(token)
     finally:
         os.close(descriptor)  # which releases it
-
-
-def opened_log(folder: Path, checkpoints: Checkpoints, now: Snapshot) -> RunLog:
-    """Returns the log of the run, which goes on after the latest checkpoint.
-
-    Raises:
-      FileExistsError: the folder's run has gone on since this one was taken up.
-    """
-    latest = checkpoints.latest
-    if latest is None:
-        checkpoints.save(now)
-    elif latest > now.charged_steps:
-        raise FileExistsError(
-            f"{folder} has a checkpoint of step {latest}, this run is at "
-            f"step {now.charged_steps}; resume it again"
-        )
-    return RunLog(folder / LOG, keep_through=now.charged_steps)
-
-
-def commit_if_possible(
-    commit: Callable[[Snapshot], None], snapshot: Snapshot, interrupt: BaseException
-) -> None:
-    """Commits on the way out; if that fails, an earlier checkpoint is there."""
-    try:
-        commit(snapshot)
-    except Exception as error:  # of the disk, or of Orbax, interrupted while it saved
-        interrupt.add_note(f"no checkpoint of step {snapshot.charged_steps}: {error}")

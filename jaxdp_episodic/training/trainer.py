@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import optax
@@ -15,7 +15,7 @@ from jaxdp_episodic.data.table import ExampleTable
 from jaxdp_episodic.sampling.draw import EpisodeSampler, step_generator
 from jaxdp_episodic.training import checks, run_folder
 from jaxdp_episodic.training.blocks import Block, make_blocks, prefetched
-from jaxdp_episodic.training.budget import Ledger, PrivacyBudget, SpentAhead
+from jaxdp_episodic.training.budget import PrivacyBudget, SpentAhead
 from jaxdp_episodic.training.checkpoint import (
     Checkpoints,
     Snapshot,
@@ -23,41 +23,18 @@ from jaxdp_episodic.training.checkpoint import (
     new_secrets,
 )
 from jaxdp_episodic.training.contribution import contribution_loss
+from jaxdp_episodic.training.environment import described_environment
 from jaxdp_episodic.training.evaluation import Evaluation
+from jaxdp_episodic.training.ledger import Ledger, taken_up
+from jaxdp_episodic.training.ledger_writer import create_ledger
 from jaxdp_episodic.training.private_gradient import PrivateGradient, checked_setting
-from jaxdp_episodic.training.run_description import described_learner, described_step
+from jaxdp_episodic.training.run_description import described_run
 from jaxdp_episodic.training.run_log import HELD_OUT, PRIVATE, read_log
+from jaxdp_episodic.training.run_records import StepProgress, opened_records
+from jaxdp_episodic.training.update import TrainingState, initial_state, updater
 
 # Gradients of single examples are small and quick: many side by side.
 _SINGLE_EXAMPLES_AT_ONCE = 64
-
-
-class TrainingState(NamedTuple):
-    """What changes from step to step.
-
-    Attributes:
-      params: pytree of float arrays.
-      optimizer_state: of the optax optimizer.
-    """
-
-    params: Any
-    optimizer_state: Any
-
-
-class StepProgress(NamedTuple):
-    """What a progress display is told after every step.
-
-    Attributes:
-      step: steps taken and charged.
-      num_steps: steps that the run takes.
-      epsilon: spent so far, nats.
-      record: the log record of the step, private compartments included.
-    """
-
-    step: int
-    num_steps: int
-    epsilon: float
-    record: Mapping[str, Any]
 
 
 class Trainer:
@@ -112,6 +89,7 @@ class Trainer:
     ) -> None:
         step = budget.step
         checks.check_population(step, data)
+        checks.check_features(data)
         checks.check_targets(learner, data, step)
         self.learner, self.data, self.budget = learner, data, budget
         self.l2_clip_norm = checked_setting("l2_clip_norm", l2_clip_norm)
@@ -122,6 +100,7 @@ class Trainer:
         )
         loss = contribution_loss(learner, self.sampler.slot_shape, shots=shots)
         params = as_arrays(params)
+        checks.check_finite(params, 0)
         checks.check_outputs(learner, params, data, self.sampler.slot_shape)
         self.normalizer = checks.public_normalizer(normalizer, step, self.sampler)
         self.has_default_normalizer = normalizer is None
@@ -129,36 +108,31 @@ class Trainer:
         self._block_size = checks.chosen_block_size(
             block_size, self.sampler, len(self._devices)
         )
+        self._environment = described_environment(self._devices, self._block_size)
         couples = getattr(learner, "couples_examples", True)
         self._gradient = PrivateGradient(
             loss,
             devices=self._devices,
             units_at_once=1 if couples else _SINGLE_EXAMPLES_AT_ONCE,
         )
-        self._optimizer = optimizer
         self._secrets = new_secrets(seed)
         self.ledger = Ledger(budget)
-        start = TrainingState(params, as_arrays(optimizer.init(params)))
+        start = initial_state(optimizer, params)
         # One attribute: whenever an interrupt comes, the two belong together.
         self._now = (self._gradient.on_devices(start), 0)
         self._folder: Path | None = None
-        self._update = jax.jit(self._apply_gradient)
+        self._update = updater(optimizer)
         self.is_seeded = seed is not None
-        self.run = {
-            "step": described_step(step),
-            "target": {
-                "epsilon": str(budget.epsilon),
-                "delta": budget.delta,
-                "num_steps": budget.num_steps,
-            },
-            "l2_clip_norm": self.l2_clip_norm,
-            "normalizer": self.normalizer,
-            "shots": shots,
-            "learner": described_learner(learner),
-            "data": data.fingerprint,
-            "seed": "from the operating system" if seed is None else seed,
-            "settings": dict(settings or {}),
-        }
+        self.run = described_run(
+            budget,
+            data,
+            learner,
+            seed=seed,
+            l2_clip_norm=self.l2_clip_norm,
+            normalizer=self.normalizer,
+            shots=shots,
+            settings=dict(settings or {}),
+        )
 
     @property
     def state(self) -> TrainingState:
@@ -172,14 +146,23 @@ class Trainer:
 
     @property
     def num_steps_taken(self) -> int:
-        """Steps charged so far; every one was taken, but for one that was broken off.
+        """Steps up to which the run stands, those given up by `resume` included."""
+        return self._now[1]
 
-        That one is taken, with the same draw and noise, by the next call of `step`.
+    @property
+    def num_steps_charged(self) -> int:
+        """Steps charged so far: those taken, and those to take again first.
+
+        Those are steps that were broken off, or that came after the checkpoint that was
+        resumed. `step` takes them with the same draw and noise, uncharged.
         """
         return self.ledger.charged
 
     def step(self, blocks: list[Block] | None = None) -> dict[str, Any]:
         """Charges and takes one step; returns its private diagnostics.
+
+        The charge is on the disk only while `train` runs; steps taken outside of it are
+        written to the ledger of a folder when `train` opens it.
 
         Args:
           blocks: what `draw_blocks` made for this step; None makes them here.
@@ -190,6 +173,7 @@ class Trainer:
 
         Raises:
           BudgetExhaustedError: the step would exceed the target; nothing happened.
+          OSError: the ledger could not be written; the step was not taken.
         """
         state, taken = self._now
         # A step that was broken off is charged already; the same draw with the same
@@ -240,8 +224,8 @@ class Trainer:
         and record included, before it is raised again.
 
         Args:
-          folder: made if missing; ``log.jsonl`` and ``checkpoints/`` in it. Both are
-            private. No other run's may be there.
+          folder: made if missing; ``ledger.jsonl``, ``log.jsonl`` and ``checkpoints/``
+            in it. All are private. No other run's may be there.
           evaluations: by name ("validation"), on held-out data; run before the first
             step, every ``evaluate_every`` steps and after the last.
           evaluate_every: None evaluates at the two ends only.
@@ -255,6 +239,10 @@ class Trainer:
         Raises:
           BlockingIOError: another run is training in the folder.
           FileExistsError: it holds another run, or a later state of this one.
+          LedgerError: its ledger is damaged, or was changed in the meantime.
+          OSError: the disk is full, or something cannot be written. What is there can
+            be gone on with.
+          ValueError: the parameters are no longer finite.
         """
         for name, every in (
             ("evaluate_every", 1 if evaluate_every is None else evaluate_every),
@@ -266,6 +254,9 @@ class Trainer:
         with run_folder.locked(folder):
             if self._folder != folder.resolve():
                 run_folder.refuse_other_files(folder)
+                path = folder / run_folder.LEDGER
+                create_ledger(path, self.budget, is_seeded=self.is_seeded)
+                self._folder = folder.resolve()
             return self._train_in(
                 folder,
                 evaluations,
@@ -286,26 +277,12 @@ class Trainer:
     ) -> list[dict[str, Any]]:
         """`train` in a folder that is locked and holds this run or none."""
         start, last = self._now[1], self.budget.num_steps
-        records: list[dict[str, Any]] = []
         spent = SpentAhead(self.budget)
-        # First the checkpoint: whatever has a log can be gone on with.
-        with (
-            Checkpoints(folder / run_folder.CHECKPOINTS) as checkpoints,
-            run_folder.opened_log(folder, checkpoints, self.snapshot()) as log,
-        ):
-            self._folder = folder.resolve()
-
-            def note(record: dict[str, Any]) -> None:
-                records.append(record)
-                log.write(record)
-
-            def commit(snapshot: Snapshot) -> None:
-                log.sync()
-                if checkpoints.latest != snapshot.charged_steps:
-                    checkpoints.save(snapshot)
-
+        with opened_records(
+            folder, self.ledger, self._environment, self.snapshot
+        ) as files:
             if start == 0 and not read_log(folder / run_folder.LOG):
-                note({"step": 0, "epsilon": 0.0, **self._evaluate(evaluations)})
+                files.note({"step": 0, "epsilon": 0.0, **self._evaluate(evaluations)})
             # The last step whose evaluation and record are there as well.
             complete = self.snapshot()
             try:
@@ -322,19 +299,19 @@ class Trainer:
                         private["seconds"] = time.perf_counter() - begun
                         epsilon = spent.at(step)
                         public = {"step": step, "epsilon": epsilon}
-                        note({**public, PRIVATE: private, **held_out})
-                        progress = StepProgress(step, last, epsilon, records[-1])
+                        files.note({**public, PRIVATE: private, **held_out})
+                        progress = StepProgress(step, last, epsilon, files.noted[-1])
                     complete = self.snapshot()
                     if on_step is not None and progress is not None:
                         on_step(progress)
                     if step == last or commits(step):
-                        commit(complete)
+                        files.commit(complete)
             except KeyboardInterrupt as interrupt:
                 # Whoever calls `train` again takes the rest again, charged already.
                 self._now = (complete.state, complete.charged_steps)
-                run_folder.commit_if_possible(commit, complete, interrupt)
+                files.commit_if_possible(complete, interrupt)
                 raise
-        return records
+            return files.noted
 
     def snapshot(self) -> Snapshot:
         """Returns the run as it stands, secrets included.
@@ -349,13 +326,16 @@ class Trainer:
         """Takes up the latest checkpoint in ``folder``; returns its number of steps.
 
         From there on the run is bit for bit the one that was interrupted, on the same
-        machine and devices.
+        machine and devices: steps charged since then are taken again with the same draw
+        and noise. Where they could come out differently they are given up instead, with
+        a warning, and counted as taken.
 
         Raises:
-          FileNotFoundError: there is none.
+          FileNotFoundError: there is none, or the run's ledger is gone.
           RunMismatchError: it is of a run with other settings; the message says which.
-          ValueError: it is damaged, or this trainer has taken steps of its own, which
-            the checkpoint's ledger knows nothing of.
+          LedgerError: the ledger is damaged, edited, rolled back or another run's.
+          ValueError: the checkpoint is damaged, or this trainer has taken steps of its
+            own, which the checkpoint's ledger knows nothing of.
         """
         if self.ledger.charged:
             raise ValueError(
@@ -368,10 +348,12 @@ class Trainer:
             raise FileNotFoundError(f"no complete checkpoint in {path}")
         with Checkpoints(path) as checkpoints:
             snapshot = checkpoints.restore(self.state, self.run)
+        self.ledger, taken = taken_up(
+            folder / run_folder.LEDGER, snapshot, self.budget, self._environment
+        )
         state = self._gradient.on_devices(TrainingState(*snapshot.state))
         self._secrets = snapshot.secrets
-        self.ledger = Ledger(self.budget, charged=snapshot.charged_steps)
-        self._now = (state, snapshot.charged_steps)
+        self._now = (state, taken)
         self._folder = folder.resolve()
         return snapshot.charged_steps
 
@@ -384,13 +366,3 @@ class Trainer:
                 for name, evaluation in evaluations.items()
             }
         }
-
-    def _apply_gradient(self, state: TrainingState, gradient: Any) -> TrainingState:
-        # Optax mixes types; a caller's strict promotion is about the caller's code.
-        with jax.numpy_dtype_promotion("standard"):
-            updates, optimizer_state = self._optimizer.update(
-                gradient, state.optimizer_state, state.params
-            )
-        return TrainingState(
-            optax.apply_updates(state.params, updates), optimizer_state
-        )

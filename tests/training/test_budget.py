@@ -6,11 +6,11 @@ import pytest
 import jaxdp_episodic as jde
 from jaxdp_episodic.training.budget import (
     BudgetExhaustedError,
-    Ledger,
     PrivacyBudget,
     SpentAhead,
     plan_budget,
 )
+from jaxdp_episodic.training.ledger import Ledger
 from training_runs import GROUPED, flat_step
 
 DELTA = 1e-5

@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 
 from jaxdp_episodic.training import run_folder
-from jaxdp_episodic.training.checkpoint import Checkpoints
 from jaxdp_episodic.training.evaluation import Evaluation
 from jaxdp_episodic.training.run_log import HELD_OUT, read_log
 from training_runs import classes, trainer
@@ -47,6 +46,14 @@ class Interrupted:
         return self.function(*args, **kwargs)
 
 
+def started(run, folder):
+    """Leaves the folder of a run that has taken no step."""
+    with pytest.raises(KeyboardInterrupt):
+        run.train(
+            folder, evaluations={"test": Interrupted(held_out()["validation"], 1)}
+        )
+
+
 @pytest.fixture
 def whole(tmp_path):
     run = trainer()
@@ -63,14 +70,14 @@ def test_a_step_broken_off_is_taken_again(tmp_path, whole, attribute, again):
     setattr(run, attribute, Interrupted(function, 3))
     with pytest.raises(KeyboardInterrupt):
         run.train(folder, evaluations=held_out(), checkpoint_every=100)
-    assert run.num_steps_taken == 3  # charged, not taken
+    assert run.num_steps_charged == 3 and run.num_steps_taken == 2
     assert run.snapshot().charged_steps == 2
     if again == "a new trainer":
         run = trainer()
         assert run.resume(folder) == 2
     run.train(folder, evaluations=held_out())
     assert_same(run, whole)
-    assert run.num_steps_taken == 6
+    assert run.num_steps_charged == run.num_steps_taken == 6
     assert steps_in(folder) == list(range(7))
 
 
@@ -102,14 +109,16 @@ def test_a_start_broken_off_may_be_started_again(tmp_path):
     assert steps_in(tmp_path) == list(range(7))
 
 
-@pytest.mark.parametrize("left", [run_folder.LOG, run_folder.CHECKPOINTS])
+@pytest.mark.parametrize(
+    "left", [run_folder.LOG, run_folder.CHECKPOINTS, run_folder.LEDGER]
+)
 def test_two_runs_do_not_mix(tmp_path, left):
     first = trainer(seed=None)
     first.train(tmp_path)
-    if left == run_folder.CHECKPOINTS:
-        (tmp_path / run_folder.LOG).unlink()
-    else:
-        (tmp_path / run_folder.CHECKPOINTS).rename(tmp_path / "elsewhere")
+    (tmp_path / "elsewhere").mkdir()
+    for name in (run_folder.LOG, run_folder.CHECKPOINTS, run_folder.LEDGER):
+        if name != left:
+            (tmp_path / name).rename(tmp_path / "elsewhere" / name)
     other = trainer(seed=None)
     with pytest.raises(FileExistsError, match=f"holds a run.*{left}"):
         other.train(tmp_path)
@@ -118,28 +127,23 @@ def test_two_runs_do_not_mix(tmp_path, left):
 
 def test_a_folder_that_has_gone_on_is_refused(tmp_path):
     """Somebody else went on with the run since this one was taken up."""
-    run = trainer()
-    with Checkpoints(tmp_path / run_folder.CHECKPOINTS) as checkpoints:
-        checkpoints.save(run.snapshot())
+    started(trainer(), tmp_path)
     late, quick = trainer(), trainer()
     late.resume(tmp_path)
     quick.resume(tmp_path)
     quick.train(tmp_path)
-    with pytest.raises(FileExistsError, match="step 6, this run is at step 0"):
+    with pytest.raises(FileExistsError, match="6 steps are charged .* at step 0"):
         late.train(tmp_path)
 
 
 def test_resume_does_not_forget_steps(tmp_path):
-    run = trainer()
-    run.step()
-    with Checkpoints(tmp_path / run_folder.CHECKPOINTS) as checkpoints:
-        checkpoints.save(run.snapshot())
+    started(trainer(), tmp_path)
     other = trainer()
     for _ in range(3):
         other.step()
     with pytest.raises(ValueError, match="resume must come before .* charged 3"):
         other.resume(tmp_path)
-    assert other.num_steps_taken == 3
+    assert other.num_steps_charged == 3
 
 
 HOLD = """

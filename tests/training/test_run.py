@@ -40,6 +40,7 @@ def test_everything_is_left_in_the_folder(train, tmp_path, capsys):
     assert {p.name for p in out.iterdir()} == {
         ".lock",
         "checkpoints",
+        "ledger.jsonl",
         "log.jsonl",
         "release",
         "report.md",

@@ -63,7 +63,7 @@ def test_a_step_is_charged_before_it_is_computed(monkeypatch):
     monkeypatch.setattr(run, "_gradient", broken)
     with pytest.raises(RuntimeError, match="device lost"):
         run.step()
-    assert run.num_steps_taken == 1
+    assert run.num_steps_charged == 1 and run.num_steps_taken == 0
 
 
 def test_training_learns_without_noise(tmp_path):

@@ -12,9 +12,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jaxdp_episodic.accounting.answers import METHODS, delta, epsilon
+from jaxdp_episodic.accounting.answers import METHODS, epsilon
 from jaxdp_episodic.accounting.step import ComposedSteps, GaussianStep
-from jaxdp_episodic.accounting.views import advantage, gdp_mu, true_positive_rate
+from jaxdp_episodic.accounting.views import (
+    advantage,
+    gdp_mu,
+    true_positive_rate,
+    upper_delta,
+)
 
 # The curve is drawn down to this delta; mu speaks of the same part of it.
 SMALLEST_DELTA = 1e-12
@@ -33,12 +38,14 @@ _GREY = "#777777"
 
 
 class PrivacyCurve(NamedTuple):
-    """The numbers in the picture; all are *upper bounds*.
+    """The numbers in the picture; all are *upper bounds*, as sure as their method.
+
+    With "exact" the method's own estimate of its error is added (`views.upper_delta`).
 
     Attributes:
       method: how everything but ``delta`` was computed.
       epsilon: (K,) nats, from 0 up to where delta is about ``smallest_delta``.
-      delta: for each method that covers the run, (K,).
+      delta: for each method, (K,).
       false_positive_rate: (A,).
       true_positive_rate: (A,) the largest an attacker reaches.
       advantage: the largest true positive rate minus false positive rate.
@@ -73,7 +80,7 @@ def plot_curve(
         folder is made if it is missing.
       num_steps: whole number >= 0; None for a composed run.
       method: of the attacker's rates, the advantage and mu. Delta is drawn for every
-        method that covers the run.
+        method.
 
     Raises:
       TypeError: an argument of the wrong type.
@@ -141,29 +148,16 @@ def _numbers(step: Any, num_steps: Any, method: str) -> PrivacyCurve:
     return PrivacyCurve(
         method=method,
         epsilon=epsilons,
-        delta=_deltas(step, epsilons, method, run),
+        delta={
+            name: np.asarray(upper_delta(step, epsilon=epsilons, method=name, **run))
+            for name in METHODS
+        },
         false_positive_rate=_FALSE_POSITIVE_RATES,
         true_positive_rate=np.asarray(rates),
         advantage=float(gain),
         gdp_mu=float(mu),
         smallest_delta=SMALLEST_DELTA,
     )
-
-
-def _deltas(
-    step: Any, epsilons: np.ndarray, asked: str, run: dict[str, Any]
-) -> dict[str, np.ndarray]:
-    """Delta by every method that covers the run; the one asked for must."""
-    deltas = {}
-    for method in METHODS:
-        try:
-            answer = delta(step, epsilon=epsilons, method=method, **run)
-        except NotImplementedError:
-            if method == asked:
-                raise
-            continue
-        deltas[method] = np.asarray(answer)
-    return deltas
 
 
 def _draw_delta(axes: Any, curve: PrivacyCurve) -> None:

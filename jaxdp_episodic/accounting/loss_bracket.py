@@ -7,23 +7,16 @@ and `epsilon` of a bracket are certified ends.
 
 from __future__ import annotations
 
-import functools
 import math
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-import jax
 import numpy as np
 
-from jaxdp_episodic._precision import float64_boundary
 from jaxdp_episodic.accounting import loss_plan
 from jaxdp_episodic.accounting.loss_plan import Direction, Estimate
-from jaxdp_episodic.numerics import fourier
 
-_LARGEST_BATCH = 2**20
-# Share of a law in one cell from which on it is split off.
-_ATOM = 0.6
 # Below this tilt the answer is bisected for before it is solved for.
 _SMALL_TILT = 0.05
 # Nats above Chernoff's bound, beyond which no answer is looked for.
@@ -31,6 +24,8 @@ _LARGEST_EXCESS = 600.0
 # Relative rounding error of one lattice mass, tilted; per unit of exponent.
 _MASS_ERROR = 1e-14
 _EXPONENT_ERROR = 1e-15
+# Share of what is asked for that frequencies left out may take.
+_CUT_SHARE = 1e-4
 # More than all tilted masses together that underflow.
 _UNDERFLOW = 1e-280
 
@@ -72,32 +67,49 @@ class Row:
     size: int
     first: int
     small_rounding: bool  # whether rounding errors of 1e-13 a step do not matter
+    guess: float  # epsilon that is expected
+    precision: float  # nats of log(delta) that do not matter
+    tolerance: float  # tilted delta that does not matter
     bracket: Bracket
 
 
+class LatticeLaw(NamedTuple):
+    """One law of one step: lattice numbers, losses and masses, (m,) each."""
+
+    index: np.ndarray
+    losses: np.ndarray
+    masses: np.ndarray
+
+
 def sum_window(
-    parts: list[tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, float]],
-    counts: list[float],
-    plan: Direction,
+    laws: Sequence[LatticeLaw], counts: Sequence[float], plan: Direction
 ) -> tuple[float, float]:
-    """Ends beyond which the tilted sum is as rarely as planned, by Chernoff's bound."""
-    low, high = plan.epsilon, plan.epsilon
-    for choice in (0, 1):
-        below = above = here = 0.0
-        for part, count in zip(parts, counts, strict=True):
-            mass = (part[2], part[3])[choice]
-            log_mass, knots = np.log(mass[mass > 0]), part[1][mass > 0]
-            here += count * _log_sum(log_mass + plan.tilt * knots)
-            below += count * _log_sum(log_mass + plan.down_tilt * knots)
-            above += count * _log_sum(log_mass + plan.up_tilt * knots)
-        low = min(low, (here - below + plan.log_cut) / (plan.tilt - plan.down_tilt))
-        high = max(high, (above - here - plan.log_cut) / (plan.up_tilt - plan.tilt))
+    """Ends beyond which the tilted sum is as rarely as planned, by Chernoff's bound.
+
+    The planned epsilon is inside, unless the law is far from it.
+
+    Args:
+      laws: of the steps.
+      counts: of the steps.
+      plan: of the direction.
+    """
+    below = above = here = 0.0
+    for law, count in zip(laws, counts, strict=True):
+        alive = law.masses > 0
+        log_mass, losses = np.log(law.masses[alive]), law.losses[alive]
+        here += count * _log_sum(log_mass + plan.tilt * losses)
+        below += count * _log_sum(log_mass + plan.down_tilt * losses)
+        above += count * _log_sum(log_mass + plan.up_tilt * losses)
+    low = (here - below + plan.log_cut) / (plan.tilt - plan.down_tilt)
+    high = (above - here - plan.log_cut) / (plan.up_tilt - plan.tilt)
+    if low - (high - low) < plan.epsilon < high + (high - low) or plan.given:
+        low, high = min(low, plan.epsilon), max(high, plan.epsilon)
     return low, high
 
 
 def tilted_row(
-    laws: list[tuple[np.ndarray, np.ndarray, np.ndarray]],
-    counts: list[float],
+    laws: Sequence[LatticeLaw],
+    counts: Sequence[float],
     plan: Direction,
     infinite: float,
     offset: float,
@@ -151,79 +163,22 @@ def tilted_row(
         log_moment,
         infinite,
         relative,
-        shift + 4e-16 * (abs(start) + abs(ends[1])),
+        shift + 8e-16 * (abs(start) + abs(ends[1])),
     )
     # Before delta was computed once it may be this far below Chernoff's bound.
     reserve = -plan.yield_ if plan.yield_ < -1e-9 else 12.0
     small = sum(counts) * 1e-13 * math.exp(min(reserve, 100.0)) < 1e-3
-    return Row(masses, counts, size, first, small, bracket)
+    precision = min(plan.slope * plan.width, 1.0)
+    scale = float(loss_plan.log_weight(plan.tilt)) - min(reserve, 100.0)
+    tolerance = _CUT_SHARE * precision * math.exp(scale)
+    rest = plan.epsilon, precision, tolerance
+    return Row(masses, list(counts), size, first, small, *rest, bracket)
 
 
 def _log_sum(exponents: np.ndarray) -> float:
     """Log of the sum of exponentials."""
     top = float(exponents.max(initial=-1e4))
     return top + math.log(max(float(np.exp(exponents - top).sum()), 1e-300))
-
-
-@functools.cache
-def _kernel(name: str) -> Callable[..., tuple[np.ndarray, ...]]:
-    return float64_boundary(jax.jit(getattr(fourier, name)))
-
-
-def _kernel_name(row: Row) -> str:
-    """The kernel whose rounding errors are likely to be the smallest."""
-    atoms = [float(m.max(initial=0.0)) for _, m in row.masses]
-    # Many losses beside the atom gain nothing by it, and a^T would underflow.
-    if min(atoms) > _ATOM and 30 > -sum(
-        t * math.log(a) for t, a in zip(row.counts, atoms, strict=True)
-    ):
-        return "circular_power_around_atom"
-    if row.small_rounding:
-        return "circular_power"
-    mean = spread = 0.0
-    for (index, mass), count in zip(row.masses, row.counts, strict=True):
-        if len(index):
-            away = index - index[np.argmax(mass)]
-            mean = max(mean, float(mass @ np.abs(away)))
-            away = away - float(mass @ away)
-            spread += count * float(mass @ np.minimum(away**2, 100.0))
-    # Beyond this frequency nothing is left of the power.
-    highest = min(6 / math.sqrt(max(spread, 1e-30)), 2.0)
-    return "circular_power_by_differences" if mean * highest < 0.3 else "circular_power"
-
-
-def convolution_powers(rows: list[Row]) -> list[Bracket]:
-    """Transforms all rows, those of one shape together."""
-    result: list[Any] = [None] * len(rows)
-    groups: dict[tuple[int, int, str], list[int]] = {}
-    for i, row in enumerate(rows):
-        key = (row.size, len(row.masses), _kernel_name(row))
-        groups.setdefault(key, []).append(i)
-    for (size, steps, name), members in groups.items():
-        batch = max(min(8, _LARGEST_BATCH // (size * steps)), 1)
-        for start in range(0, len(members), batch):
-            chosen = members[start : start + batch]
-            masses = np.zeros((batch, steps, size))
-            masses[..., 0] = 1.0  # rows that are not there: no loss, and no NaN
-            counts = np.zeros((batch, steps))
-            firsts = []
-            for place, i in enumerate(chosen):
-                counts[place] = rows[i].counts
-                first = rows[i].first
-                for k, (index, mass) in enumerate(rows[i].masses):
-                    # The heaviest cell becomes cell 0 of its law.
-                    heaviest = int(index[np.argmax(mass)]) if len(mass) else 0
-                    cell = np.mod(index - heaviest, size).astype(np.int64)
-                    masses[place, k] = np.bincount(cell, mass, minlength=size)
-                    first -= int(rows[i].counts[k]) * heaviest
-                firsts.append(first % size)
-            cells, *rounding = _kernel(name)(masses, counts)
-            for place, i in enumerate(chosen):
-                result[i] = rows[i].bracket._replace(
-                    cells=np.roll(cells[place], -firsts[place]),
-                    rounding=(float(rounding[0][place]), float(rounding[1][place])),
-                )
-    return result
 
 
 def _slack(law: Bracket, *, certify_upper: bool) -> float:
@@ -246,10 +201,45 @@ def _slack(law: Bracket, *, certify_upper: bool) -> float:
     return (most * strays + rounding) * (1 + 1e-9)
 
 
+def exponent_error(law: Bracket, log_delta: float, epsilon: float) -> float:
+    """Bound of the error of log(delta) from the masses and from rounded exponents."""
+    if not math.isfinite(log_delta):
+        return 0.0
+    terms = 1 + abs(log_delta) + 1e-3 * (abs(law.log_moment) + law.tilt * abs(epsilon))
+    return law.relative + 1e-12 * terms
+
+
+def chernoff_log_delta(law: Bracket, epsilon: float) -> float:
+    """Upper bound of log(delta) that needs no window."""
+    bound = law.log_moment - law.tilt * (epsilon - law.shift)
+    bound += float(loss_plan.log_weight(law.tilt))
+    bound += exponent_error(law, bound, epsilon)
+    infinite = math.log(max(law.infinite, 1e-300))
+    return min(float(np.logaddexp(bound, infinite)) + 1e-12, 0.0)
+
+
+def chernoff_epsilon(law: Bracket, log_delta: float) -> float:
+    """Upper bound of epsilon that needs no window."""
+    level = finite_level(law, log_delta, 0.0)
+    if math.isnan(level):
+        return math.inf
+    weight = float(loss_plan.log_weight(law.tilt))
+    bound = (law.log_moment + weight - level) / law.tilt
+    return max(bound + 1e-12 * abs(bound) + law.shift, 0.0)
+
+
+def finite_level(law: Bracket, log_delta: float, reach: float) -> float:
+    """Log of the delta that is left for finite losses, of an upper law; or NaN."""
+    level = log_delta - exponent_error(law, log_delta, reach)
+    share = 1 - law.infinite * (1 + 1e-9) / math.exp(level)
+    return level + math.log(share) if share > 0 else math.nan
+
+
 def certified_log_delta(
     law: Bracket, epsilon: float, *, certify_upper: bool
 ) -> tuple[float, Estimate]:
     """log(delta) of a law, rounded to the safe side, and an estimate of it."""
+    bound = chernoff_log_delta(law, epsilon)
     sign = 1 if certify_upper else -1
     epsilon -= sign * law.shift
     # Below the window masses are missing; the profile decreases.
@@ -268,16 +258,12 @@ def certified_log_delta(
     if total <= 0:
         return (0.0 if certify_upper else -math.inf), estimate
     log_delta = math.log(total) + exponent
-    if certify_upper:
-        # Chernoff's bound needs no window.
-        weight = float(loss_plan.log_weight(law.tilt))
-        bound = law.log_moment - law.tilt * epsilon + weight
-        log_delta = min(log_delta, bound) if epsilon >= law.start else bound
-    log_delta += sign * (law.relative + 1e-12 * (1 + abs(log_delta)))
-    if certify_upper:
-        log_delta = float(np.logaddexp(log_delta, math.log(max(law.infinite, 1e-300))))
-        log_delta += 1e-12
-    return min(log_delta, 0.0), estimate
+    log_delta += sign * exponent_error(law, log_delta, at)
+    if not certify_upper:
+        return min(log_delta, 0.0), estimate
+    infinite = math.log(max(law.infinite, 1e-300))
+    log_delta = float(np.logaddexp(log_delta, infinite)) + 1e-12
+    return min(log_delta, bound) if epsilon >= law.start else bound, estimate
 
 
 def _rough_epsilon(law: Bracket, log_delta: float, highest: float) -> float:
@@ -303,13 +289,17 @@ def certified_epsilon(
     a cell it is linear in ``e^epsilon``.
     """
     sign = 1 if certify_upper else -1
-    log_finite = log_delta - sign * (law.relative + 1e-12 * (1 + abs(log_delta)))
-    known_share = 1.0
+    end = law.start + (len(law.cells) - 1) * law.spacing
+    reach = abs(law.start) + abs(end)
+    log_finite = log_delta + exponent_error(law, log_delta, reach)
+    bound = math.inf
     if certify_upper:
-        known_share -= law.infinite * (1 + 1e-9) / math.exp(log_finite)
+        log_finite = finite_level(law, log_delta, reach)
+        bound = chernoff_epsilon(law, log_delta)
+    if math.isnan(log_finite):
+        return math.inf, Estimate(end, log_delta, law.tilt)
     # The answer by Chernoff's bound: the sums are scaled to it.
     weight = float(loss_plan.log_weight(law.tilt))
-    end = law.start + (len(law.cells) - 1) * law.spacing
     center = (law.log_moment + weight - log_finite) / law.tilt
     center = min(max(center, law.start), end)
     if law.tilt < _SMALL_TILT:
@@ -340,14 +330,8 @@ def certified_epsilon(
     # cumulated sums, and exponentials of rounded exponents
     rounded = 4e-16 * (len(law.cells) + law.tilt * (abs(law.start) + abs(end) + center))
     slack += (rounded + 1e-14) * (ones + growth * decays)
-    level *= known_share
     fits = profile + slack <= level if certify_upper else profile - slack >= level
     fits &= near
-    bound = math.inf
-    if certify_upper and known_share > 0:
-        # Chernoff's bound needs no window.
-        bound = law.log_moment + weight - log_finite - math.log(known_share)
-        bound = max(bound / law.tilt * (1 + 1e-12) + law.shift, 0.0)
     if not np.any(fits):
         return (bound if certify_upper else 0.0), estimate
     # Solved in the cell before the first that fits, or after the last.
@@ -362,4 +346,6 @@ def certified_epsilon(
     solved = min(max(solved, float(excess[n - 1])), float(excess[n]))
     epsilon = center + solved
     epsilon += sign * (law.shift + 1e-15 * (1 + abs(center) + abs(epsilon)))
-    return max(min(epsilon, bound), 0.0), estimate
+    epsilon = max(min(epsilon, bound), 0.0)
+    # the estimate is that of a cell, which may be a wide one
+    return epsilon, estimate._replace(epsilon=max(at, epsilon))

@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import bisect
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from jaxdp_episodic.accounting.loss_plan import Direction, RoughLaw
+from jaxdp_episodic.accounting.loss_plan import Direction
+from jaxdp_episodic.accounting.loss_rough import RoughLaw
 
 _SPACINGS = np.geomspace(1e-13, 4.0, 160)
+_FACTORS = np.geomspace(1e-9, 1e3, 100)
 # Shares of the width that is asked for: error of the lattice itself, and of the knots
 # being further apart than the lattice.
 _LATTICE_SHARE, _KNOT_SHARE = 0.4, 0.25
@@ -35,16 +37,30 @@ def choose_spacing(
     distance d from its centre, by d h; the tilted log-moment grows by c (1 + c) / 2 of
     it (the mean moves along: ``E exp(-L) = 1`` is kept).
     """
-    error = np.zeros(len(_SPACINGS))
-    for law, count, center, weight in zip(
-        laws, counts, centers, plan.weights, strict=True
-    ):
-        distance = np.abs(law.loss - center)
-        spread = np.minimum(_SPACINGS[:, None] ** 2 / 4, distance * _SPACINGS[:, None])
-        error += 0.5 * count * (1 + plan.slope) * (spread @ weight)
-    fine = np.flatnonzero(error <= _LATTICE_SHARE * plan.width)
-    spacing = float(_SPACINGS[fine[-1]]) if len(fine) else float(_SPACINGS[0])
+    parts = [
+        (np.abs(law.loss - center), count * weight)
+        for law, count, center, weight in zip(
+            laws, counts, centers, plan.weights, strict=True
+        )
+    ]
+
+    def error(spacing: float) -> float:
+        spread = [
+            float(np.minimum(spacing**2 / 4, distance * spacing) @ weight)
+            for distance, weight in parts
+        ]
+        return 0.5 * (1 + plan.slope) * sum(spread)
+
+    spacing = _largest(error, _LATTICE_SHARE * plan.width, _SPACINGS)
     return min(spacing, 1 / (1 + plan.slope))
+
+
+def _largest(
+    error: Callable[[float], float], allowed: float, candidates: np.ndarray
+) -> float:
+    """The largest candidate whose error, which grows, is allowed; or the smallest."""
+    number = bisect.bisect_right(candidates.tolist(), allowed, key=error)
+    return float(candidates[max(number - 1, 0)])
 
 
 def choose_knots(
@@ -80,12 +96,19 @@ def choose_knots(
         sizes = lengths[::sign]
         # where there is no mass the widths are bounded by their growth alone
         shape = np.cbrt(sizes / np.maximum(weight, 1e-60))
-        factors = np.geomspace(1e-9, 1e3, 100) * spacing
-        tried = np.minimum(factors[:, None] * shape, limit[::sign])
-        excess = np.maximum(tried**2 - spacing**2, 0.0) @ weight
-        error = count * (1 + plan.slope) / 8 * excess
-        fine = np.flatnonzero(error <= _KNOT_SHARE * share * plan.width)
-        chosen = tried[fine[-1] if len(fine) else 0]
+        most, unit = limit[::sign], count * (1 + plan.slope) / 8 * weight
+
+        def error(
+            factor: float,
+            shape: np.ndarray = shape,
+            most: np.ndarray = most,
+            unit: np.ndarray = unit,
+        ) -> float:
+            tried = np.minimum(factor * spacing * shape, most)
+            return float(np.maximum(tried**2 - spacing**2, 0.0) @ unit)
+
+        factor = _largest(error, _KNOT_SHARE * share * plan.width, _FACTORS)
+        chosen = np.minimum(factor * spacing * shape, most)
         widths = np.minimum(widths, np.minimum(chosen, 1 / (1 + plan.slope))[::sign])
         widths = np.minimum(widths, _variation(sizes, law.mass)[::sign])
     # no width more than a neighbour's and the share of the distance from it

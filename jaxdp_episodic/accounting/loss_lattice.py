@@ -10,8 +10,9 @@ formed, so masses keep their digits far out in the tails.
 P- and Q-mass (connect the dots: Doroshenko, Ghazi, Kamath, Kumar, Manurangsi 2022,
 arXiv:2207.04380). Its profile is the chord of the true one, hence above it.
 
-*Lower law*: outcomes are merged at random around each knot, which is post-processing,
-in such shares that the merged loss is at least the knot. Its profile lies below.
+*Lower law* (`accounting.loss_lower`): outcomes are merged at random around each knot,
+which is post-processing, in such shares that the merged loss is at least the knot. Its
+profile lies below.
 
 Knots are points ``offset + j spacing`` of a lattice, close together where the losses
 are and further apart in the tails. Both laws are second order in the bin widths.
@@ -41,8 +42,6 @@ _ARITHMETIC_ERROR = 2e-15
 # ``1 - 1/g``, at most the rate: ``1 - g (1 - p)`` cancels where the loss is the
 # largest, and the profile that is computed is the one at a point nearby.
 _SAMPLED_MOVE = 2e-15
-# Shares of what the bins beside a knot can give it that the lower law asks of them.
-_REACHES = (0.7, 0.85)
 # Stands for smaller |u|, times the scale of the losses: at 0 the derivatives of some
 # profiles are those of a branch not taken, or the mean of two.
 _SMALLEST_LOSS = 1e-14
@@ -276,109 +275,3 @@ def upper_masses(points: np.ndarray, law: FineLaw) -> tuple[np.ndarray, float]:
     masses = masses + np.where(knots == 0, law.atom + law.atom_error, 0.0)
     # What underflows lies above the last knot as well.
     return masses, law.above + law.above_error + 1e-300
-
-
-def lower_masses(points: np.ndarray, law: FineLaw) -> np.ndarray:
-    """Masses of the lower law on the knots ``points[::2]``.
-
-    Each bin between two knots has two halves, A below ``points[1::2]`` and B above.
-    A goes to the lower knot and B to the upper one, except for a share x of A and y of
-    B that go the other way. ``gain`` is ``P - e^knot Q`` of what a knot gets from the
-    bin above it, ``loss`` is ``e^knot Q - P`` of what it gets from below. Where
-    ``gain >= loss`` the merged outcome has at least the knot's loss: x and y are
-    solved for equality, and where they leave [0, 1] what arrives from below in excess
-    goes to the knot below instead.
-    """
-    knots = points[::2]
-    first = points[1::2] - knots[:-1]
-    second = knots[1:] - points[1::2]
-    whole = knots[1:] - knots[:-1]
-    (bottom_a, bottom_b), (top_a, top_b) = (
-        (m[::2], m[1::2]) for m in (law.bottom, law.top)
-    )
-    (off_a, off_b), (wrong_a, wrong_b) = (
-        (m[::2], m[1::2]) for m in (law.mass_error, law.top_error)
-    )
-    mass_a = np.maximum(bottom_a + top_a - off_a, 0.0)
-    mass_b = np.maximum(bottom_b + top_b - off_b, 0.0)
-    gain_a = -(top_a - wrong_a) * np.expm1(-first)
-    gain_b = -bottom_b * np.expm1(-first) - top_b * np.expm1(-whole)
-    gain_b += (off_b + wrong_b) * np.expm1(-whole)
-    loss_b = (bottom_b + off_b + wrong_b) * np.expm1(second)
-    loss_a = bottom_a * np.expm1(whole) + top_a * np.expm1(second)
-    loss_a += (off_a + wrong_a) * np.expm1(whole)
-    gain_a, gain_b = np.maximum(gain_a, 0.0), np.maximum(gain_b, 0.0)
-    above_gain = max(law.above_gain * (1 - 1e-14), 0.0)
-    halves = _Halves(mass_a, mass_b, gain_a, gain_b, loss_a, loss_b, above_gain)
-    # Which target wastes least depends on how steep the density is.
-    tries = [_share_out(halves, target) for target in _targets(halves)]
-    masses = max(tries, key=lambda m: float(m @ knots))
-    # The mass above the last knot is merged into it but not counted: at a large tilt
-    # it would outweigh all the rest.
-    atom = max(law.atom - law.atom_error, 0.0)
-    return masses + np.where(knots == 0, atom, 0.0)
-
-
-class _Halves(NamedTuple):
-    """Mass, gain and loss of both halves of each bin, as in `lower_masses`."""
-
-    mass_a: np.ndarray
-    mass_b: np.ndarray
-    gain_a: np.ndarray
-    gain_b: np.ndarray
-    loss_a: np.ndarray
-    loss_b: np.ndarray
-    above_gain: float
-
-
-def _targets(halves: _Halves) -> list[np.ndarray]:
-    """Candidates for the gain and loss of each knot."""
-    _, _, gain_a, gain_b, loss_a, loss_b, above_gain = halves
-    gains, losses = np.append(gain_a, above_gain), np.append(0.0, loss_b)
-    larger = np.maximum(gains, losses)
-    reach = np.minimum(
-        np.append(gain_a + gain_b, above_gain), np.append(0.0, loss_a + loss_b)
-    )
-    result = [larger]
-    for share in _REACHES:
-        target = np.minimum(larger, share * reach)
-        # A bin that gives one knot less than its half gives the other one more.
-        fewer_losses = np.maximum(loss_b - target[1:], 0.0)
-        fewer_gains = np.maximum(gain_a - target[:-1], 0.0)
-        more = np.zeros(len(larger))
-        more[:-1] = np.where(
-            fewer_losses > 0, gain_a + fewer_losses * _ratio(gain_b, loss_b), 0.0
-        )
-        more[1:] = np.where(
-            fewer_gains > 0,
-            np.maximum(more[1:], loss_b + fewer_gains * _ratio(loss_a, gain_a)),
-            more[1:],
-        )
-        result.append(np.maximum(target, more))
-    return result
-
-
-def _share_out(halves: _Halves, target: np.ndarray) -> np.ndarray:
-    """Masses on the knots where both sides of each aim at the target."""
-    mass_a, mass_b, gain_a, gain_b, loss_a, loss_b, above_gain = halves
-    lack_gain, lack_loss = target[:-1] - gain_a, target[1:] - loss_b
-    determinant = gain_b * loss_a - gain_a * loss_b
-    scale = np.where(determinant > 0, determinant, 1.0)
-    x = (lack_gain * loss_b + lack_loss * gain_b) / scale
-    y = (lack_gain * loss_a + lack_loss * gain_a) / scale
-    x = np.where(determinant > 0, np.clip(x, 0.0, 1.0), 0.0)
-    y = np.where(determinant > 0, np.clip(y, 0.0, 1.0), 0.0)
-    gain = np.append((1 - x) * gain_a + y * gain_b, above_gain)[1:]
-    loss = x * loss_a + (1 - y) * loss_b
-    # Shares a little below the quotient: it is rounded.
-    kept = np.minimum(gain / np.where(loss > 0, loss, 1.0) * (1 - 1e-14), 1.0)
-    kept = np.where(loss > 0, kept, 1.0)
-    to_upper = x * mass_a + (1 - y) * mass_b
-    masses = np.zeros(len(target))
-    masses[:-1] += (1 - x) * mass_a + y * mass_b + (1 - kept) * to_upper
-    masses[1:] += kept * to_upper
-    return masses
-
-
-def _ratio(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    return np.where(b > 0, a / np.where(b > 0, b, 1.0), 0.0)

@@ -12,18 +12,22 @@ from typing import NamedTuple
 
 import numpy as np
 
-from jaxdp_episodic.accounting.loss_lattice import Tails, fine_law, merged_losses
+from jaxdp_episodic.accounting.loss_rough import RoughLaw, log_moment
 
-# Losses at which every step is looked at first, and up to how many standard
-# deviations of the Gaussian loss others are put among them.
-_ROUGH_LOSSES = np.geomspace(1e-10, 1e4, 113)
-_LARGEST_DEVIATION = 12.0
-_TILTS = np.geomspace(1e-6, 1e8, 101)
+_TILTS = np.geomspace(1e-6, 1e8, 29)
+_FINER_TILTS = np.geomspace(10**-0.5, 10**0.5, 13)
 _TILT_CHANGES = np.geomspace(0.01, 6.0, 14)
 # Of the width that is asked for, what is cut off in units of delta.
 _CUT_SHARE = 0.01
 # Of delta's relative width, what single losses beyond the lattice may add.
 _RARE_SHARE = 0.05
+# Nats that Chernoff's bound of delta is too large by where single large losses make up
+# the sum, and that are given up for a smaller tilt there.
+_FAR_BOUND, _SPARED = 4.0, 2.0
+_SMALLER_TILTS = 10.0 ** (-np.arange(9) / 6)
+# Of a value that is surely below the answer, what errors may take of a direction
+# that is only shown to lie below it.
+_CEILING_SHARE = 0.1
 # No answer is needed more accurately than its width over this.
 _STEEPEST = 1000.0
 # Nats by which delta may be below Chernoff's bound before it was computed once.
@@ -31,21 +35,6 @@ _FIRST_RESERVE = 12.0
 _LEAST_LOG_DELTA = -600.0
 # How many large losses make up a sum at most, where the bulk does not.
 _LARGE_LOSSES = 3.0
-
-
-class RoughLaw(NamedTuple):
-    """One step's loss, coarsely: b cells in order, the atom at 0 one of them.
-
-    Attributes:
-      mass, loss: (b,) P-mass of each cell and its loss as a whole.
-      edges: (b + 1,) between the cells.
-      above: (b + 1,) P-mass above each edge.
-    """
-
-    mass: np.ndarray
-    loss: np.ndarray
-    edges: np.ndarray
-    above: np.ndarray
 
 
 class Target(NamedTuple):
@@ -87,6 +76,8 @@ class Direction(NamedTuple):
       low, high: window of the sum, nats, by the rough laws.
       log_cut: logarithm of the tilted mass that may be outside of it.
       up_tilt, down_tilt: c of the bounds of what leaves the window.
+      given: whether epsilon is given.
+      only_bound: whether nothing but Chernoff's bound is asked for.
       ranges: for each step the lowest and highest loss needed.
       weights: for each step how often a loss occurs where the sum is as large as
         epsilon, over the count: one number for each cell of the rough law.
@@ -103,50 +94,10 @@ class Direction(NamedTuple):
     log_cut: float
     up_tilt: float
     down_tilt: float
+    given: bool
+    only_bound: bool
     ranges: tuple[tuple[float, float], ...]
     weights: tuple[np.ndarray, ...]
-
-
-def rough_points(shift: float, rate: float, num_episodes: float) -> np.ndarray:
-    """Losses of either sign, 0 among them, at which a step is looked at first."""
-    expected = num_episodes * rate
-    draws = min(num_episodes, expected + 8 * math.sqrt(expected) + 3)
-    move = min(shift * draws, 100.0)
-    furthest = move * (0.5 * move + _LARGEST_DEVIATION)
-    gaussian = np.linspace(0.0, furthest, 45 + 2 * int(move))[1:]
-    positive = np.union1d(_ROUGH_LOSSES, gaussian)
-    return np.concatenate([-positive[::-1], [0.0], positive])
-
-
-def rough_law(points: np.ndarray, own: Tails, other: Tails) -> RoughLaw:
-    """The law of one step's loss by cells between the points, and the atom at 0."""
-    law = fine_law(points, own, other)
-    mass, loss = merged_losses(points, law)
-    zero = int(np.searchsorted(points, 0.0))
-    above = law.above + np.append(np.cumsum(mass[::-1])[::-1], 0.0)
-    return RoughLaw(
-        np.insert(mass, zero, law.atom),
-        np.insert(loss, zero, 0.0),
-        np.insert(points, zero, 0.0),
-        np.insert(above, zero, above[zero]),
-    )
-
-
-def log_moment(law: RoughLaw, tilts: np.ndarray) -> np.ndarray:
-    """``log E_P exp(c L)`` at many c, as accurate near 0 as the law."""
-    alive = law.mass > 0
-    mass, loss = law.mass[alive], law.loss[alive]
-    exponent = tilts[:, None] * loss
-    largest = exponent.max(-1, initial=0.0)
-    # e^x - 1 keeps the digits of small moments, e^(x - largest) does not overflow.
-    near = largest <= 600
-    small = np.expm1(exponent[near]) @ mass
-    result = np.empty(len(tilts))
-    result[near] = np.log1p(np.maximum(small, -1 + 1e-15))
-    largest = largest[~near]
-    large = np.exp(exponent[~near] - largest[:, None]) @ mass
-    result[~near] = np.log(large) + largest
-    return result
 
 
 def log_weight(tilt: np.ndarray | float) -> np.ndarray:
@@ -161,7 +112,7 @@ def plan_direction(
     target: Target,
     scale: float,
     known: Estimate | None,
-    spare: float = 0.0,
+    ceiling: float | None = None,
 ) -> Direction:
     """Chooses the tilt and the range of one direction.
 
@@ -171,48 +122,25 @@ def plan_direction(
       target: of the setting.
       scale: shrinks all errors.
       known: what an earlier round found.
-      spare: where epsilon is asked for, nats by which it may be wrong, because this
-        direction is as far below the other one; where delta is asked for, a value of
-        ``-log(delta)`` that need only be exceeded.
+      ceiling: the other direction's answer is surely above it: Chernoff's bound is to
+        show that this direction's is below it.
     """
-    at = known.epsilon if known else target.epsilon
-    goal = known.log_delta if known else target.log_delta
-    if goal is None:
-        assert target.epsilon is not None
-        # A first estimate of delta may be much too large.
-        exponents = _sum_moments(laws, counts, _TILTS) + log_weight(_TILTS)
-        goal = min(float(np.min(exponents - _TILTS * target.epsilon)), 0.0)
-        # float64 has nothing smaller (no loss may be as large as epsilon at all)
-        goal = max(goal - _FIRST_RESERVE, _LEAST_LOG_DELTA)
-    # What is so large that it alone is rarer than delta is not waited for.
-    needed = target.proportion if target.log_delta is None else 0.02
-    if known and target.log_delta is not None:
-        wanted = max(target.floor, target.proportion * known.epsilon)
-        needed = min(known.slope * wanted, 1.0)
-    log_cut = math.log(_RARE_SHARE * needed * max(scale, 0.1))
+    goal = _aim(laws, counts, target, known)
+    log_cut = goal + _log_rarity(target, scale, known)
     whole = laws
     laws = [
-        _up_to(law, _top(law, t, log_cut + goal))
-        for law, t in zip(whole, counts, strict=True)
+        _up_to(law, _top(law, t, log_cut)) for law, t in zip(whole, counts, strict=True)
     ]
-    exponents = _sum_moments(laws, counts, _TILTS) + log_weight(_TILTS)
-    if at is not None:
-        chernoff = exponents - _TILTS * at
-        best = int(np.argmin(chernoff))
-        if target.log_delta is None and spare > 0:
-            # the smallest tilt that shows that this direction does not matter
-            best = int(np.argmax(chernoff <= max(-spare, chernoff[best])))
-        epsilon = at
-    else:
-        bound = (exponents - goal) / _TILTS
-        best = int(np.argmin(bound))
-        epsilon = max(float(bound[best]), 0.0)
-    tilt = float(_TILTS[best])
+    at = known.epsilon if known else target.epsilon
+    tilt, bound = _best_tilt(laws, counts, at, goal, ceiling)
+    epsilon = at if at is not None else max(bound, 0.0)
     if known:
         # A smaller tilt keeps rare large losses rare, and the window short.
         tilt = min(tilt, known.slope)
+        if bound - goal > _FAR_BOUND and ceiling is None:
+            tilt = _short_tilt(laws, counts, tilt, known, bound - goal)
     if target.log_delta is not None:
-        enough = max(target.floor, target.proportion * epsilon, spare)
+        enough = max(target.floor, target.proportion * epsilon)
         tilt = min(tilt, _STEEPEST / enough)
     here = float(_sum_moments(laws, counts, np.array([tilt]))[0])
     bound = min(here - tilt * epsilon + float(log_weight(tilt)), 0.0)
@@ -221,45 +149,147 @@ def plan_direction(
         log_delta, slope = known.log_delta, max(known.slope, 0.1 * tilt)
     elif target.log_delta is not None:
         log_delta = target.log_delta
-    if target.log_delta is None:
-        # a first guess of delta is not worth more
-        share = target.proportion if known else max(target.proportion, 0.01)
-        width = share / slope
-    else:
-        width = max(target.floor, target.proportion * epsilon)
-    if spare > 0:
-        width = max(width, spare if target.log_delta is not None else 1 / slope)
+    width = _width(target, epsilon, slope, known, ceiling)
     yield_ = min(log_delta - bound, 0.0)
-    log_cut = math.log(_CUT_SHARE * scale * min(slope * width, 1.0))
-    width *= scale
-    ranges = [
-        (_bottom(law, t, tilt, log_cut + yield_), float(law.edges[-1]))
-        for law, t in zip(laws, counts, strict=True)
-    ]
-    ups, downs = tilt * (1 + _TILT_CHANGES), tilt * (1 - _TILT_CHANGES)
-    up, down = _sum_moments(laws, counts, ups), _sum_moments(laws, counts, downs)
-    # Window of the sum by Chernoff's bound, to either side.
-    highs = (up - here - log_cut - yield_) / (ups - tilt)
-    lows = (here - down + log_cut + yield_) / (tilt - downs)
-    i, j = int(np.argmin(highs)), int(np.argmax(lows))
+    log_cut = math.log(_CUT_SHARE * scale * min(slope * width, 1.0)) + yield_
+    low, high, down_tilt, up_tilt = _window(laws, counts, tilt, here, log_cut)
     return Direction(
         tilt=tilt,
         epsilon=epsilon,
         log_delta=log_delta,
         slope=slope,
         yield_=yield_,
-        width=width,
-        low=float(lows[j]),
-        high=float(highs[i]),
-        log_cut=log_cut + yield_,
-        up_tilt=float(ups[i]),
-        down_tilt=float(downs[j]),
-        ranges=tuple(ranges),
+        width=width * scale,
+        low=low,
+        high=high,
+        log_cut=log_cut,
+        up_tilt=up_tilt,
+        down_tilt=down_tilt,
+        given=target.log_delta is None,
+        only_bound=ceiling is not None,
+        ranges=tuple(
+            (_bottom(law, t, tilt, log_cut), float(law.edges[-1]))
+            for law, t in zip(laws, counts, strict=True)
+        ),
         weights=tuple(
             _importance(law, t, tilt, yield_, len(full.mass))
             for law, t, full in zip(laws, counts, whole, strict=True)
         ),
     )
+
+
+def _aim(
+    laws: Sequence[RoughLaw],
+    counts: Sequence[float],
+    target: Target,
+    known: Estimate | None,
+) -> float:
+    """log(delta), given, known or expected."""
+    goal = known.log_delta if known else target.log_delta
+    if goal is not None:
+        return goal
+    # A first estimate of delta may be much too large.
+    goal = min(_best_tilt(laws, counts, target.epsilon, 0.0, None)[1], 0.0)
+    # float64 has nothing smaller (no loss may be as large as epsilon at all)
+    return max(goal - _FIRST_RESERVE, _LEAST_LOG_DELTA)
+
+
+def _log_rarity(target: Target, scale: float, known: Estimate | None) -> float:
+    """What is so large that it alone is rarer than delta is not waited for."""
+    needed = target.proportion if target.log_delta is None else 0.02
+    if known and target.log_delta is not None:
+        wanted = max(target.floor, target.proportion * known.epsilon)
+        needed = min(known.slope * wanted, 1.0)
+    return math.log(_RARE_SHARE * needed * max(scale, 0.1))
+
+
+def _width(
+    target: Target,
+    epsilon: float,
+    slope: float,
+    known: Estimate | None,
+    ceiling: float | None,
+) -> float:
+    """Width of epsilon to aim for."""
+    if target.log_delta is not None:
+        width = max(target.floor, target.proportion * epsilon)
+        return width if ceiling is None else max(width, _CEILING_SHARE * ceiling)
+    if ceiling is not None:
+        return 1 / slope
+    # a first guess of delta is not worth more
+    return (target.proportion if known else max(target.proportion, 0.01)) / slope
+
+
+def _window(
+    laws: Sequence[RoughLaw],
+    counts: Sequence[float],
+    tilt: float,
+    moment: float,
+    log_cut: float,
+) -> tuple[float, float, float, float]:
+    """Window of the tilted sum by Chernoff's bound, and the bounds' tilts."""
+    ups, downs = tilt * (1 + _TILT_CHANGES), tilt * (1 - _TILT_CHANGES)
+    moments = _sum_moments(laws, counts, np.concatenate([ups, downs]))
+    up, down = moments[: len(ups)], moments[len(ups) :]
+    highs = (up - moment - log_cut) / (ups - tilt)
+    lows = (moment - down + log_cut) / (tilt - downs)
+    i, j = int(np.argmin(highs)), int(np.argmax(lows))
+    return float(lows[j]), float(highs[i]), float(downs[j]), float(ups[i])
+
+
+def _best_tilt(
+    laws: Sequence[RoughLaw],
+    counts: Sequence[float],
+    epsilon: float | None,
+    log_delta: float,
+    ceiling: float | None,
+) -> tuple[float, float]:
+    """The tilt of the best of Chernoff's bounds, and the bound of what is not given.
+
+    Args:
+      laws: of the steps.
+      counts: of the steps.
+      epsilon: where log(delta) is to be bounded, else None.
+      log_delta: where epsilon is to be bounded.
+      ceiling: where it is given, the smallest tilt of which the bound is below it.
+    """
+
+    def bounds(tilts: np.ndarray) -> np.ndarray:
+        exponents = _sum_moments(laws, counts, tilts) + log_weight(tilts)
+        if epsilon is not None:
+            return exponents - tilts * epsilon
+        return (exponents - log_delta) / tilts
+
+    rough = bounds(_TILTS)
+    tilts = _TILTS[int(np.argmin(rough))] * _FINER_TILTS
+    finer = bounds(tilts)
+    if ceiling is None or np.min(finer) > ceiling:
+        i = int(np.argmin(finer))
+        return float(tilts[i]), float(finer[i])
+    tilts, finer = np.append(_TILTS, tilts), np.append(rough, finer)
+    below = finer <= ceiling
+    i = int(np.argmin(tilts[below]))
+    return float(tilts[below][i]), float(finer[below][i])
+
+
+def _short_tilt(
+    laws: Sequence[RoughLaw],
+    counts: Sequence[float],
+    tilt: float,
+    known: Estimate,
+    excess: float,
+) -> float:
+    """A smaller tilt of the shortest window, whose bound of delta is hardly larger."""
+    tilts = tilt * _SMALLER_TILTS
+    moments = _sum_moments(laws, counts, tilts)
+    bounds = moments + log_weight(tilts) - tilts * known.epsilon
+    best, length = tilt, math.inf
+    for c, moment, bound in zip(tilts, moments, bounds, strict=True):
+        low, high, _, _ = _window(laws, counts, c, float(moment), -excess - _SPARED)
+        here = max(high, known.epsilon) - min(low, known.epsilon)
+        if bound <= bounds[0] + _SPARED and here < length:
+            best, length = float(c), here
+    return best
 
 
 def _sum_moments(
@@ -322,11 +352,3 @@ def _tilted(law: RoughLaw, tilt: float) -> np.ndarray:
     weight = np.log(np.where(alive, law.mass, 1.0)) + np.where(alive, exponent, -np.inf)
     weight = np.exp(weight - weight.max())
     return weight / weight.sum()
-
-
-def bulk(law: RoughLaw) -> float:
-    """Where a spike is: the median loss, or 0 if an atom there is heavier."""
-    middle = int(np.searchsorted(np.cumsum(law.mass), 0.5))
-    middle = min(middle, len(law.loss) - 1)
-    atom = float(law.mass[law.loss == 0].max(initial=0.0))
-    return 0.0 if atom >= law.mass[middle] else float(law.loss[middle])

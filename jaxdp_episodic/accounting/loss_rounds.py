@@ -14,24 +14,32 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jaxdp_episodic.accounting import loss_knots, loss_lattice, loss_plan
+from jaxdp_episodic.accounting import loss_knots, loss_lattice, loss_lower, loss_plan
 from jaxdp_episodic.accounting.loss_bracket import (
     Bracket,
+    LatticeLaw,
     Row,
     certified_epsilon,
     certified_log_delta,
-    convolution_powers,
+    chernoff_epsilon,
+    chernoff_log_delta,
     sum_window,
     tilted_row,
 )
-from jaxdp_episodic.accounting.loss_lattice import Tails
-from jaxdp_episodic.accounting.loss_plan import Direction, Estimate, RoughLaw, Target
+from jaxdp_episodic.accounting.loss_lattice import FineLaw, Tails
+from jaxdp_episodic.accounting.loss_plan import Direction, Estimate, Target
+from jaxdp_episodic.accounting.loss_rough import RoughLaw, bulk, rough_law, rough_points
+from jaxdp_episodic.accounting.loss_spectrum import Spectrum, certified_ends
+from jaxdp_episodic.accounting.loss_transform import transformed
 from jaxdp_episodic.accounting.resolution import SAMPLED
 
 # Memory: cells of the largest lattice (32 MiB for an array, about 20 of them live).
 LARGEST_LATTICE = 2**22
 _MOST_KNOTS = 2**19
-_FEW_CELLS = 2**14
+# Widths are planned a little wider than what is enough: plans overestimate them.
+FIRST_SCALE = 1.2
+# Of Chernoff's bound of epsilon, what epsilon surely is.
+_SURE_SHARE = 0.3
 # The masses of a law add up to 1 within this, or its tails were wrong.
 _MASS_CHECK = 1e-6
 
@@ -52,7 +60,8 @@ class Setting:
     target: Target
     lower: float
     upper: float
-    scale: float = 0.7
+    scale: float = FIRST_SCALE
+    lead: int = 0
     laws: list[list[RoughLaw]] = field(default_factory=list)
     signs: list[int] = field(default_factory=list)
     known: list[Estimate | None] = field(default_factory=list)
@@ -66,6 +75,7 @@ class Setting:
     least_spacing: float = 0.0
     out_of_memory: bool = False
     last_attempt: bool = False
+    guessed: bool = True
     rounds: int = 0
 
 
@@ -91,20 +101,16 @@ def _evaluate(
 def look_roughly(settings: list[Setting]) -> None:
     """Fills in the rough laws of both directions."""
     points = [
-        [
-            loss_plan.rough_points(s.fields[3], s.fields[1], s.fields[4])
-            for s in setting.steps
-        ]
-        for setting in settings
+        [rough_points(*s.fields[1:]) for s in setting.steps] for setting in settings
     ]
     for setting, grids, tails in zip(
         settings, points, _evaluate(settings, points), strict=True
     ):
         both = list(zip(grids, tails, strict=True))
-        setting.laws = [[loss_plan.rough_law(g, f, b) for g, (f, b) in both]]
+        setting.laws = [[rough_law(g, f, b) for g, (f, b) in both]]
         setting.signs = [1]
         if any(s.kind == SAMPLED for s in setting.steps):
-            setting.laws.append([loss_plan.rough_law(g, b, f) for g, (f, b) in both])
+            setting.laws.append([rough_law(g, b, f) for g, (f, b) in both])
             setting.signs.append(-1)
         setting.known = [None] * len(setting.signs)
         setting.uppers = [setting.upper] * len(setting.signs)
@@ -116,7 +122,7 @@ def lay_lattices(settings: list[Setting]) -> None:
         counts = [step.count for step in s.steps]
         s.plans = _plans(s, counts)
         medians = [
-            loss_plan.bulk(law) if step.kind == SAMPLED else 0.0
+            bulk(law) if step.kind == SAMPLED else 0.0
             for law, step in zip(s.laws[0], s.steps, strict=True)
         ]
         s.spacing = min(
@@ -125,7 +131,11 @@ def lay_lattices(settings: list[Setting]) -> None:
         )
         s.centers = medians
         # The coarsest lattice that the window allows, as the last attempt.
-        least = max(plan.high - min(plan.low, plan.epsilon) for plan in s.plans)
+        least = max(
+            plan.high - min(plan.low, plan.epsilon)
+            for plan in s.plans
+            if not plan.only_bound
+        )
         least = max(least * 1.001 / (LARGEST_LATTICE - 16), s.least_spacing)
         s.last_attempt = s.spacing <= least
         s.spacing = max(s.spacing, least, 1e-12 * max(abs(c) for c in medians))
@@ -163,26 +173,37 @@ def lay_lattices(settings: list[Setting]) -> None:
 
 
 def _plans(s: Setting, counts: list[float]) -> list[Direction]:
-    """Plans of the directions; one that is far below the other may be coarse."""
+    """Plans of the directions; one far below the other is only shown to be so."""
     plans = [
         loss_plan.plan_direction(laws, counts, s.target, s.scale, known)
         for laws, known in zip(s.laws, s.known, strict=True)
     ]
+    answers = [_answer(s.target, plan) for plan in plans]
+    s.lead = int(np.argmax(answers))
     if len(plans) == 1:
         return plans
-    result = []
-    for i, (plan, other) in enumerate(zip(plans, reversed(plans), strict=True)):
-        if s.target.log_delta is None:
-            low = other.log_delta - 0.5 * min(-other.log_delta, 20.0) - 2.0
-            spare = -low if plan.log_delta < low else 0.0
-        else:
-            spare = max(0.3 * other.epsilon - 0.5 * plan.epsilon - plan.width, 0.0)
-        if spare > 0:
-            plan = loss_plan.plan_direction(
-                s.laws[i], counts, s.target, s.scale, s.known[i], spare
-            )
-        result.append(plan)
-    return result
+    ceiling = _ceiling(s, max(answers))
+    other = 1 - s.lead
+    if answers[other] < ceiling:
+        plans[other] = loss_plan.plan_direction(
+            s.laws[other], counts, s.target, s.scale, s.known[other], ceiling
+        )
+    return plans
+
+
+def _answer(target: Target, plan: Direction) -> float:
+    return plan.log_delta if target.log_delta is None else plan.epsilon
+
+
+def _ceiling(s: Setting, expected: float) -> float:
+    """A value that the larger direction's answer surely exceeds, with room to spare."""
+    of_epsilon = s.target.log_delta is not None
+    if s.lower > (0.0 if of_epsilon else -math.inf):
+        return 0.9 * s.lower if of_epsilon else s.lower - 1.0
+    # Chernoff's bound may be far above the answer.
+    if of_epsilon:
+        return _SURE_SHARE * expected
+    return expected - 0.5 * min(-expected, 20.0) - 3.0
 
 
 def _center_spikes(settings: list[Setting]) -> None:
@@ -196,7 +217,7 @@ def _center_spikes(settings: list[Setting]) -> None:
         points = []
         for s in able:
             half = 0.5 * s.spacing
-            points.append([np.array([c - half, c + 1.5 * half]) for c in s.centers])
+            points.append([np.array([c - half, c + half]) for c in s.centers])
         for s, grids, tails in zip(able, points, _evaluate(able, points), strict=True):
             for k, (grid, (own, other)) in enumerate(zip(grids, tails, strict=True)):
                 law = loss_lattice.fine_law(grid, own, other)
@@ -206,32 +227,27 @@ def _center_spikes(settings: list[Setting]) -> None:
 
 
 def compose(settings: list[Setting]) -> None:
-    """Composes both laws of both directions and narrows the ends."""
-    rows: dict[int, list[Row]] = {}
+    """Composes the laws of both directions and narrows the ends."""
+    jobs: list[_Job] = []
     for s in settings:
         s.rounds += 1
-        if s.out_of_memory:
-            continue
-        mine: list[Row] = []
-        for sign, plan in zip(s.signs, s.plans, strict=True):
-            mine += _tilted_rows(s, plan, sign)
-        excess = max((row.size for row in mine), default=0) / LARGEST_LATTICE
-        if len(mine) == 2 * len(s.plans) and excess <= 1:
-            rows[id(s)] = mine
-        elif excess > 1 and not s.last_attempt:
-            # The plan took the window for shorter: once more, on a coarser lattice.
-            s.least_spacing = s.spacing * excess
-        else:
+        s.guessed = all(known is None for known in s.known)
+        if not s.out_of_memory:
+            jobs += _jobs(s)
+    laws = transformed([job.row for job in jobs])
+    for job, end in zip(jobs, _ends(jobs, laws), strict=True):
+        s = job.setting
+        if end is None:
             s.out_of_memory = True
-    brackets = iter(convolution_powers([row for mine in rows.values() for row in mine]))
+        elif job.upper:
+            high, s.known[job.direction] = end
+            s.uppers[job.direction] = min(s.uppers[job.direction], high)
+        else:
+            s.lower = max(s.lower, end[0])
     for s in settings:
-        if id(s) not in rows:
-            continue
-        for i in range(len(s.signs)):
-            upper, lower = next(brackets), next(brackets)
-            low, high, s.known[i] = _ends(s.target, upper, lower)
-            s.lower = max(s.lower, low)
-            s.uppers[i] = min(s.uppers[i], high)
+        if s.guessed and any(s.known):
+            # What did not fit a guessed window may fit the one that is now known.
+            s.least_spacing, s.last_attempt = 0.0, False
         s.upper = min(s.upper, max(s.uppers))
         # Certified ends do not cross. If they did one were wrong: the larger is kept.
         s.lower, s.upper = min(s.lower, s.upper), max(s.lower, s.upper)
@@ -241,9 +257,64 @@ def compose(settings: list[Setting]) -> None:
             setattr(s, name, [getattr(s, name)[i] for i in keep])
 
 
-def _tilted_rows(s: Setting, plan: Direction, sign: int) -> list[Row]:
-    """Upper and lower law of one direction, tilted; none if they are not laws."""
-    parts = []
+class _Job(NamedTuple):
+    """One law of one direction of a setting, of which one end is asked for."""
+
+    setting: Setting
+    direction: int
+    upper: bool
+    row: Row
+
+
+def _jobs(s: Setting) -> list[_Job]:
+    """Both laws of the leading direction, the upper one of the other one.
+
+    Where Chernoff's bound will do it is taken here.
+    """
+    jobs: list[_Job] = []
+    for i, (sign, plan) in enumerate(zip(s.signs, s.plans, strict=True)):
+        fine = _fine_laws(s, sign)
+        uppers = [_upper_law(*law) for law in fine]
+        lowers = [_lower_law(*law, plan.tilt) for law in fine if i == s.lead]
+        if not all(abs(u.total - 1) < _MASS_CHECK for u in uppers) or not all(
+            low.total < 1 + _MASS_CHECK for low in lowers
+        ):
+            s.out_of_memory = True
+            return []
+        row = _tilted_row(s, plan, sign, uppers)
+        if plan.only_bound:
+            s.uppers[i] = min(s.uppers[i], _bound(row.bracket, s.target))
+            continue
+        jobs.append(_Job(s, i, True, row))
+        if lowers:
+            jobs.append(_Job(s, i, False, _tilted_row(s, plan, sign, lowers)))
+    excess = max(job.row.size for job in jobs) / LARGEST_LATTICE
+    if excess <= 1:
+        return jobs
+    if s.last_attempt and s.least_spacing > 0:
+        s.out_of_memory = True
+    else:
+        # The plan took the window for shorter: once more, on a coarser lattice.
+        s.least_spacing, s.last_attempt = s.spacing * excess, False
+    return []
+
+
+class _StepLaw(NamedTuple):
+    """One law of one step; its infinite mass, and how far all its losses are moved."""
+
+    law: LatticeLaw
+    infinite: float
+    move: float
+
+    @property
+    def total(self) -> float:
+        """All of the mass: 1 up to rounding, or less in a lower law."""
+        return float(self.law.masses.sum()) + self.infinite
+
+
+def _fine_laws(s: Setting, sign: int) -> list[tuple[np.ndarray, np.ndarray, FineLaw]]:
+    """Lattice numbers, points and the law between them, of each step."""
+    result = []
     for index, points, (forward, backward) in zip(
         s.knots, s.points, s.tails, strict=True
     ):
@@ -253,46 +324,73 @@ def _tilted_rows(s: Setting, plan: Direction, sign: int) -> list[Row]:
                 Tails(*(a[::-1] for a in t)) for t in (backward, forward)
             )
         law = loss_lattice.fine_law(points, forward, backward)
-        above, infinite = loss_lattice.upper_masses(points, law)
-        below = loss_lattice.lower_masses(points, law)
-        total = float(above.sum()) + infinite
-        if not (abs(total - 1) < _MASS_CHECK and float(below.sum()) < 1 + _MASS_CHECK):
-            return []
-        parts.append((index, points[::2], above, below, infinite))
-    counts = [step.count for step in s.steps]
-    offset = sum(t * sign * c for t, c in zip(counts, s.centers, strict=True))
+        result.append((index, points, law))
+    return result
+
+
+def _upper_law(index: np.ndarray, points: np.ndarray, law: FineLaw) -> _StepLaw:
+    masses, infinite = loss_lattice.upper_masses(points, law)
+    return _StepLaw(LatticeLaw(index, points[::2], masses), infinite, 0.0)
+
+
+def _lower_law(
+    index: np.ndarray, points: np.ndarray, law: FineLaw, tilt: float
+) -> _StepLaw:
+    masses, move = loss_lower.lower_law(points, law, tilt)
+    return _StepLaw(LatticeLaw(index, points[::2] + move, masses), 0.0, move)
+
+
+def _tilted_row(s: Setting, plan: Direction, sign: int, steps: list[_StepLaw]) -> Row:
+    """The laws of one direction, tilted, in the window of their sum."""
+    counts, laws = [step.count for step in s.steps], [step.law for step in steps]
+    offset = sum(
+        t * (sign * c + step.move)
+        for t, c, step in zip(counts, s.centers, steps, strict=True)
+    )
     moved = sum(
         step.count * float(loss_lattice.displacement(step.kind, step.fields))
         for step in s.steps
     )
-    low, high = sum_window(parts, counts, plan)
-    first = math.floor((low - offset) / s.spacing) - 2
-    cells = math.ceil((high - offset) / s.spacing) + 2 - first
+    infinite = sum(t * step.infinite for t, step in zip(counts, steps, strict=True))
+    low, high = sum_window(laws, counts, plan)
+    cells = math.ceil((high - low) / s.spacing) + 6
     size = 2 ** max(math.ceil(math.log2(min(max(cells, 16), 2**40))), 8)
-    if size < _FEW_CELLS and size.bit_length() % 2 == 0:
-        size *= 2  # fewer sizes, each of which is compiled
     # What a power of two leaves over lies to both sides.
-    first -= (size - cells) // 2
-    rows = []
-    for choice in (2, 3):
-        laws = [(p[0], p[1], p[choice]) for p in parts]
-        infinite = 0.0
-        if choice == 2:
-            infinite = sum(t * p[4] for t, p in zip(counts, parts, strict=True))
-        lattice = offset, moved, s.spacing, first, size
-        rows.append(tilted_row(laws, counts, plan, infinite, *lattice))
-    return rows
+    first = math.floor((low - offset) / s.spacing) - 2 - (size - cells) // 2
+    lattice = infinite, offset, moved, s.spacing, first, size
+    return tilted_row(laws, counts, plan, *lattice)
+
+
+def _bound(law: Bracket, target: Target) -> float:
+    """Chernoff's bound of what is asked for."""
+    if target.log_delta is not None:
+        return chernoff_epsilon(law, target.log_delta)
+    assert target.epsilon is not None  # one of the two is given
+    return chernoff_log_delta(law, target.epsilon)
 
 
 def _ends(
-    target: Target, upper: Bracket, lower: Bracket
-) -> tuple[float, float, Estimate]:
-    """Certified ends of one direction's answer, and an estimate for the next round."""
-    if target.log_delta is not None:
-        solve, given = certified_epsilon, target.log_delta
-    else:
-        assert target.epsilon is not None  # one of the two is given
-        solve, given = certified_log_delta, target.epsilon
-    low, _ = solve(lower, given, certify_upper=False)
-    high, estimate = solve(upper, given, certify_upper=True)
-    return low, high, estimate
+    jobs: list[_Job], laws: list[Spectrum | Bracket | None]
+) -> list[tuple[float, Estimate] | None]:
+    """Certified ends, and estimates for the next round."""
+    result: list[tuple[float, Estimate] | None] = [None] * len(jobs)
+    spectra: dict[bool, list[int]] = {}
+    for i, (job, law) in enumerate(zip(jobs, laws, strict=True)):
+        log_delta, epsilon, *_ = job.setting.target
+        if isinstance(law, Spectrum):
+            spectra.setdefault(log_delta is not None, []).append(i)
+        elif law is not None and log_delta is not None:
+            result[i] = certified_epsilon(law, log_delta, certify_upper=job.upper)
+        elif law is not None and epsilon is not None:
+            result[i] = certified_log_delta(law, epsilon, certify_upper=job.upper)
+    for of_epsilon, members in spectra.items():
+        targets = [jobs[i].setting.target for i in members]
+        ends = certified_ends(
+            [law for i in members if isinstance(law := laws[i], Spectrum)],
+            [float((t.log_delta if of_epsilon else t.epsilon) or 0.0) for t in targets],
+            [jobs[i].upper for i in members],
+            of_epsilon=of_epsilon,
+        )
+        for i, end in zip(members, ends, strict=True):
+            result[i] = end
+    return result

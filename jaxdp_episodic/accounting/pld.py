@@ -4,7 +4,8 @@ Each step's loss is bracketed by two laws on a lattice (`accounting.loss_lattice
 whose convolution powers come from Fourier transforms of the exponentially *tilted*
 laws (`numerics.fourier`), so that the cells that matter are the largest and rounding
 stays relative to delta. What is cut off, wrapped around or rounded is bounded and
-added to the upper end, taken from the lower. The interval holds the exact hockey-stick
+added to the upper end, taken from the lower. A single step is read off its profile
+(`accounting.loss_single`). The interval holds the exact hockey-stick
 curve of the composed dominating pair, forward and backward composed separately and
 the larger taken at the end (docs/theory.md, "From profiles to answers").
 
@@ -19,7 +20,7 @@ import math
 
 import numpy as np
 
-from jaxdp_episodic.accounting import evaluation, loss_rounds
+from jaxdp_episodic.accounting import evaluation, loss_rounds, loss_single
 from jaxdp_episodic.accounting.loss_plan import Target
 from jaxdp_episodic.accounting.loss_rounds import Setting, Step
 from jaxdp_episodic.accounting.resolution import DominatingPair
@@ -162,6 +163,8 @@ def _solve(settings: list[Setting]) -> None:
     """Narrows the ends of all settings, block by block."""
     for start in range(0, len(settings), _BLOCK):
         block = settings[start : start + _BLOCK]
+        loss_single.narrow([s for s in block if loss_single.is_single(s)])
+        block = [s for s in block if not loss_single.is_single(s)]
         loss_rounds.look_roughly(block)
         for _ in range(_MOST_ROUNDS):
             block = [s for s in block if _unfinished(s)]
@@ -178,8 +181,9 @@ def _unfinished(setting: Setting) -> bool:
         return False
     if setting.least_spacing > 0:
         pass  # a coarser lattice is to be tried, nothing else
-    elif setting.rounds == 1:
-        setting.scale *= 0.7  # the plan was a guess
+    elif setting.guessed:
+        if setting.rounds:
+            setting.scale *= 0.7
     elif setting.rounds:
         setting.scale *= min(max(0.7 * enough / width, 0.1), 0.4)
     return True

@@ -1,8 +1,10 @@
 """Other views of the privacy curve: an attacker's error rates, advantage, one mu.
 
-All are read off ``delta(epsilon)``, which bounds both directions of the step. A finite
-set of its points gives a bound already, so what is returned is certified whatever the
-points are; `curve_points` places them where they matter.
+All are read off ``delta(epsilon)`` of both directions, raised by its error. A finite
+set of its points gives a bound already, whatever the points are; `curve_points` places
+them where they matter. So all views err on the safe side; they are as sure as delta's
+method: with "pld" and "rdp" *certified*, with "exact" as sure as its estimate of its
+own error, of 1e-6 or less, which is added.
 """
 
 from __future__ import annotations
@@ -43,9 +45,9 @@ def trade_off(
                                   e^-eps (1 - delta(eps) - a)),
 
     which is convex, decreasing, symmetric and at most ``1 - a``. A *lower bound*: the
-    supremum is taken over finitely many epsilons, at each of which ``delta`` is an
-    upper bound. More of them would raise it by less than 1e-6 (and by less than a
-    thousandth of f or 1 - f where those are above 1e-12).
+    supremum is taken over finitely many epsilons, at each of which ``delta``, with its
+    error added, is an upper bound. More of them would raise it by less than 1e-6 (and
+    by less than a thousandth of f or 1 - f where those are above 1e-12).
 
     Args:
       step: the step, or a run made by `compose`.
@@ -91,8 +93,9 @@ def advantage(
 ) -> np.ndarray | np.float64:
     """Returns the largest true positive rate minus false positive rate.
 
-    It is delta at epsilon 0, the total variation distance: an *upper bound* for the
-    advantage of any membership attack. 0 where nothing is drawn, 1 without noise.
+    It is delta at epsilon 0, the total variation distance, with its error added: an
+    *upper bound* for the advantage of any membership attack. 0 where nothing is drawn,
+    1 without noise.
 
     Args:
       step: the step, or a run made by `compose`.
@@ -109,7 +112,28 @@ def advantage(
     Reference: Kulynych, Gomez, Kaissis, Calmon, Troncoso (2024), "Attack-aware noise
     calibration for differential privacy".
     """
-    return delta(step, epsilon=0.0, num_steps=num_steps, method=method)
+    return upper_delta(step, epsilon=0.0, num_steps=num_steps, method=method)
+
+
+def upper_delta(
+    step: GaussianStep | ComposedSteps,
+    *,
+    epsilon: Any,
+    num_steps: Any = None,
+    method: str = "exact",
+) -> Any:
+    """Returns delta raised by the error that its method states: an *upper bound*.
+
+    Certified with "pld" and "rdp"; with "exact" as sure as its estimate of its error.
+    Arguments, shape and errors as `jaxdp_episodic.delta`.
+    """
+    value, info = delta(
+        step, epsilon=epsilon, num_steps=num_steps, method=method, return_info=True
+    )
+    if method != "exact":
+        return value
+    error = np.where(info.is_certified_bound, 0.0, info.error)
+    return np.minimum(value * (1 + error) * (1 + _ROUNDING), 1.0)[()]
 
 
 def gdp_mu(
@@ -204,7 +228,7 @@ def _points(
 
     def ask(epsilons: np.ndarray) -> np.ndarray:
         at = epsilons.reshape(-1, *shape)
-        answer = delta(step, epsilon=at, num_steps=num_steps, method=method)
+        answer = upper_delta(step, epsilon=at, num_steps=num_steps, method=method)
         return np.reshape(answer, epsilons.shape)
 
     epsilons, deltas = curve_points(ask, math.prod(shape), floor=floor)

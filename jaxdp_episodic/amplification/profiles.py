@@ -5,7 +5,8 @@ pair ``(log h_forward, log h_backward)`` of the multistage theorem (docs/theory.
 "Profiles"): upper bounds, for every pair of neighbours with T the larger one, of
 ``H_g(M(T) || M(T'))`` and of ``H_g(M(T') || M(T))``. They are *exact* for the
 dominating pair, up to rounding (an error of the logarithm of 1e-15 times its size, or
-of 1e-15 if that is more), hence an *upper bound* for the mechanism.
+of 1e-15 if that is more; see `log_sampled_profile` for where its backward losses end),
+hence an *upper bound* for the mechanism.
 
 The kernels are written in ``u = log g``, because g overflows at u = 709, and for
 noise of unit variance: ``shift`` is how far the protected unit moves the sum, divided
@@ -46,6 +47,8 @@ _LOG_ZERO = -1e30
 # Largest exponent that is exponentiated: its third power does not overflow, which
 # the derivatives need.
 _LARGEST_EXPONENT = 100.0
+# Bound of the rounding of a difference times expm1 (XLA's is good to two of these).
+_DIFFERENCE_ERROR = 4.0
 
 
 def log_gaussian_profile(shift: ArrayLike, u: ArrayLike) -> Array:
@@ -88,12 +91,17 @@ def log_sampled_profile(
 
     Returns:
       Two arrays (...,) nats; *exact* for the pair, *upper bound* for the mechanism.
+      The backward losses end at ``-log(1 - p)``, and k cancels there: the value is
+      then the profile at a point nearby, below u by at most 2e-15 of it. It errs
+      upwards.
     """
     u, outer, p, s = jnp.broadcast_arrays(u, outer_rate, sampling_probability, shift)
     rate = _positive(p, 1.0)
     forward = jnp.log(rate) + log_gaussian_profile(s, _inner_exponent(u, rate))
-    # k = 1 - g (1 - p), as a difference of small numbers when p is small
-    k = rate - (1 - rate) * jnp.expm1(jnp.minimum(u, _LARGEST_EXPONENT))
+    # k = 1 - g (1 - p), as a difference of small numbers when p is small; it cancels
+    # where the backward losses end, and must not come out too small there
+    taken = (1 - rate) * jnp.expm1(jnp.minimum(u, _LARGEST_EXPONENT))
+    k = rate - taken * (1 - _DIFFERENCE_ERROR * jnp.finfo(u.dtype).eps)
     alive = k > 0
     k = jnp.where(alive, k, 1.0)
     # log(g p / k) = log(1 + (g - 1) / k)

@@ -16,13 +16,14 @@ from __future__ import annotations
 import math
 
 import jax.numpy as jnp
+import numpy as np
 from jax import Array, lax
 
 # Bounds, in units of the machine precision: of one level of the transform (the
 # complex multiplication, its twiddle factor and the addition, 4.1 by Higham 2002,
 # Theorem 24.2, doubled), and of logarithm, phase and exponential of one power.
 _TRANSFORM_ERROR = 8.0
-_POWER_ERROR = 16.0
+POWER_ERROR = 16.0
 
 
 def circular_power(masses: Array, counts: Array) -> tuple[Array, Array, Array]:
@@ -61,7 +62,7 @@ def circular_power(masses: Array, counts: Array) -> tuple[Array, Array, Array]:
     length = size_of_power * jnp.exp(jnp.sum(counts * log_ratio, -2))
     power = lax.complex(length * jnp.cos(phase), length * jnp.sin(phase))
     cells = jnp.fft.irfft(power, size)
-    relative = jnp.sum(counts * (error / modulus + _POWER_ERROR * machine), -2)
+    relative = jnp.sum(counts * (error / modulus + POWER_ERROR * machine), -2)
     per_coefficient = size_of_power * (
         jnp.minimum(relative, 2.0) + _TRANSFORM_ERROR * levels * machine
     )
@@ -124,7 +125,7 @@ def circular_power_by_differences(
     power = lax.complex(length * jnp.cos(phase), length * jnp.sin(phase))
     cells = jnp.fft.irfft(power, size)
     # near 1 logarithm and phase are as small as z, and so are their errors
-    evaluation = _POWER_ERROR * machine * jnp.minimum(1.0, 4 * deviation)
+    evaluation = POWER_ERROR * machine * jnp.minimum(1.0, 4 * deviation)
     relative = jnp.sum(counts * (error / (modulus + error) + evaluation), -2)
     largest = jnp.sum(counts * (growth + jnp.log1p(error / modulus)), -2)
     largest = jnp.exp(largest + jnp.sum(counts * jnp.log(total), -2))
@@ -175,10 +176,62 @@ def circular_power_around_atom(
     change = lax.complex(change, length * jnp.sin(phase))
     cells = jnp.fft.irfft(change, size)
     cells = cells.at[..., 0].add(scale[..., 0])
-    error = (_TRANSFORM_ERROR * levels + _POWER_ERROR) * machine * total / modulus**2
+    error = (_TRANSFORM_ERROR * levels + POWER_ERROR) * machine * total / modulus**2
     relative = jnp.sum(counts * error, -2)
     # Beyond 1 nothing is known but that both are powers of numbers of modulus <= 1.
     known = length * jnp.minimum(relative, 1.0) * jnp.exp(jnp.minimum(relative, 1.0))
     per_coefficient = jnp.where(relative <= 1, known, 3.0)
     per_coefficient += _TRANSFORM_ERROR * levels * machine * jnp.abs(change)
     return cells, *_rounding_of_cells(per_coefficient, size)
+
+
+def frequency_edges(size: int) -> np.ndarray:
+    """Edges (m + 1,) of blocks of the frequencies 0 to ``size / 2``, for sums of them.
+
+    The first block holds 8 frequencies, each other one half or a third of what is
+    below it.
+    """
+    edges = [0, 8]
+    while edges[-1] < size // 2:
+        last = edges[-1]
+        edges.append(last * 3 // 2 if last & (last - 1) == 0 else last * 4 // 3)
+    return np.array([*edges[:-1], size // 2 + 1])
+
+
+def low_frequencies(
+    masses: Array, counts: Array, decays: Array, *, kept: int
+) -> tuple[Array, Array, Array]:
+    """The lowest frequencies of laws on a circle, and how much of a power others hold.
+
+    Args:
+      masses: (..., K, N) as in `circular_power`.
+      counts: (..., K).
+      decays: (..., 2) numbers d > 0. Along the circle ``e^{-d j}`` is a geometric
+        series, of transform ``1 / (1 - z)`` with ``z = e^{-d + 2 pi i k / N}``.
+      kept: number of low frequencies.
+
+    Returns:
+      ``(low, error, sums)``: (..., K, kept) complex coefficients of each law;
+      (..., K, 1) *upper bounds* of their errors; and for each block between
+      `frequency_edges` (..., m) *upper bounds* of the sums of
+      ``|b_k| / |(1 - z)(1 - z')|``, b_k the coefficients of the power and z, z' those
+      of the two decays, up to the rounding of powers and sums.
+    """
+    size = masses.shape[-1]
+    levels = math.log2(size) + 2
+    machine = float(jnp.finfo(masses.dtype).eps)
+    error = _TRANSFORM_ERROR * levels * machine * jnp.sum(masses, -1, keepdims=True)
+    spectrum = jnp.fft.rfft(masses)
+    real, imaginary = jnp.real(spectrum), jnp.imag(spectrum)
+    modulus = jnp.sqrt(real * real + imaginary * imaginary) + error
+    power = jnp.sum(counts[..., None] * jnp.log(modulus), -2)
+    # |1 - z|² is at least this: 2 sin(pi k / N) is at least 4 k / N
+    chord = 4 * jnp.arange(size // 2 + 1, dtype=masses.dtype) / size
+    lost, decay = -jnp.expm1(-decays[..., None]), jnp.exp(-decays[..., None])
+    near, far = jnp.moveaxis(lost * lost + decay * chord * chord, -2, 0)
+    terms = jnp.exp(power) / jnp.sqrt(near * far)
+    edges = frequency_edges(size)
+    sums = [
+        jnp.sum(terms[..., a:b], -1) for a, b in zip(edges[:-1], edges[1:], strict=True)
+    ]
+    return spectrum[..., :kept], error, jnp.stack(sums, -1)

@@ -10,6 +10,7 @@ import pytest
 
 import jaxdp_episodic as jde
 from jaxdp_episodic.accounting import curve_plot, views
+from jaxdp_episodic.accounting.answers import EpsilonInfo
 
 matplotlib = pytest.importorskip("matplotlib")
 matplotlib.use("Agg")
@@ -35,18 +36,18 @@ def profile(step, epsilon):
 
 @pytest.fixture
 def fast(monkeypatch):
-    """One step's exact curve as "exact", a multiple of it as "rdp", and no "pld"."""
+    """One step's exact curve as "exact", multiples of it as "pld" and "rdp"."""
 
-    def delta(step, *, epsilon, num_steps=None, method="exact"):
-        if method == "pld":
-            raise NotImplementedError("method='pld' does not cover this")
+    def delta(step, *, epsilon, num_steps=None, method="exact", return_info=True):
         if np.ndim(step.noise_multiplier) + np.ndim(sampling_probability(step)):
-            return jde.privacy_profile(step, epsilon)
-        exact = profile(step, epsilon)[()]
-        return exact if method == "exact" else np.minimum(3 * exact, 1.0)
+            value = jde.privacy_profile(step, epsilon)
+        else:
+            value = profile(step, epsilon)[()]
+        value = np.minimum({"exact": 1, "pld": 1.01, "rdp": 3}[method] * value, 1.0)
+        nothing = np.zeros(np.shape(value))
+        return value, EpsilonInfo(nothing, nothing.astype(bool))
 
-    for module in (curve_plot, views):
-        monkeypatch.setattr(module, "delta", delta)
+    monkeypatch.setattr(views, "delta", delta)
 
     def epsilon(step, *, delta, num_steps=None, method="exact"):
         if step.noise_multiplier == 0:
@@ -62,7 +63,7 @@ def test_picture_and_numbers(fast, tmp_path, suffix):
     curve = curve_plot.plot_curve(step, path, num_steps=1, method="exact")
     assert path.read_bytes().startswith(BEGINNINGS[suffix])
     assert {file.name for file in tmp_path.iterdir()} == {path.name, "curve.json"}
-    assert list(curve.delta) == ["exact", "rdp"]
+    assert list(curve.delta) == ["exact", "pld", "rdp"]
     expected = jde.privacy_profile(step, curve.epsilon)
     np.testing.assert_allclose(curve.delta["exact"], expected, rtol=1e-12)
     assert curve.advantage == pytest.approx(expected[0], rel=1e-12)
@@ -91,7 +92,7 @@ def test_what_is_drawn(fast, tmp_path, monkeypatch):
     left, right = figures[0].axes
     assert "nats" in left.get_xlabel()
     assert "probability" in left.get_ylabel()
-    assert [line.get_label() for line in left.lines] == ["exact", "rdp"]
+    assert [line.get_label() for line in left.lines] == ["exact", "pld", "rdp"]
     assert right.get_xscale() == right.get_yscale() == "log"
     assert "guessing" in [line.get_label() for line in right.lines]
     # Greyscale: no two lines of a panel share their dashes.
@@ -133,8 +134,6 @@ def test_bad_inputs(fast, tmp_path):
         curve_plot.plot_curve(step, tmp_path / "c.gif", num_steps=1)
     with pytest.raises(ValueError, match=r"must be a scalar, got fields of shape \(2,"):
         curve_plot.plot_curve(poisson_step([0.1, 0.2], 1.0), tmp_path / "c.png")
-    with pytest.raises(NotImplementedError, match="pld"):
-        curve_plot.plot_curve(step, tmp_path / "c.png", method="pld")
     (tmp_path / "file").write_text("")
     with pytest.raises(OSError):  # not a folder: found out before the work
         curve_plot.plot_curve(step, tmp_path / "file" / "c.png")
@@ -145,6 +144,13 @@ def test_the_folder_is_made(fast, tmp_path):
         poisson_step(0.1, 0.7), tmp_path / "new" / "curve.png", method="exact"
     )
     assert (tmp_path / "new" / "curve.json").exists()
+
+
+def test_an_unknown_method_is_refused(tmp_path):
+    with pytest.raises(ValueError, match="method must be one of"):
+        curve_plot.plot_curve(
+            poisson_step(0.1, 1.0), tmp_path / "c.png", num_steps=1, method="moments"
+        )
 
 
 def test_without_matplotlib(tmp_path, monkeypatch):

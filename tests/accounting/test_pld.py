@@ -10,7 +10,13 @@ import pytest
 from dp_accounting.pld import privacy_loss_distribution
 
 import jaxdp_episodic as jde
-from jaxdp_episodic.accounting import evaluation, loss_lattice, loss_rounds, pld
+from jaxdp_episodic.accounting import (
+    evaluation,
+    loss_lattice,
+    loss_lower,
+    loss_rounds,
+    pld,
+)
 from jaxdp_episodic.accounting.profile import privacy_profile
 from jaxdp_episodic.accounting.resolution import (
     ANTIPODAL,
@@ -263,6 +269,15 @@ def test_narrower_ends_lie_within_reach_and_can_be_refused():
         # Epsilon of 1e8.
         (EPISODES, 1.0, 1.0, 1.0, 0.668, 7, 761772.0, -16.7),
         (ANTIPODAL, 1.0, 4.9e-6, 0.173, 0.309, 1, 1188193.0, -9.01),
+        # Spikes narrower than any spacing: the lower law has to be balanced on them.
+        (SAMPLED, 0.3286, 1.104e-6, 1.0, 0.415, 1, 1401458.0, -11.304),
+        # Two or three episodes at once, far more likely than delta.
+        (EPISODES, 1.0, 1.32e-6, 1.0, 1.29, 3, 5.9e6, -13.9),
+        (EPISODES, 1.0, 0.36968, 1.0, 0.54455, 7, 5040900.0, -7.812),
+        # Windows that are far too long as long as epsilon is a guess.
+        (ANTIPODAL, 1.0, 1.6e-6, 0.129555, 0.65, 1, 9200556.0, -26.778),
+        (SAMPLED, 0.07947, 1.17738e-5, 1.0, 0.36795, 1, 143.0, -10.386),
+        (SWAPPED, 1.0, 2.2331e-5, 1.0, 0.56897, 1, 31.0, -9.2392),
     ],
 )
 def test_settings_that_were_too_wide(
@@ -273,6 +288,17 @@ def test_settings_that_were_too_wide(
     ends = pld.epsilon_bounds(np.array([log_delta]), (one,), (np.array([steps]),))
     lower, upper = (float(e[0]) for e in ends)
     assert 0 < upper - lower <= max(0.01 * lower, 1e-4) * (1 + 1e-9)
+
+
+@pytest.mark.slow
+def test_two_steps_that_were_too_wide():
+    run = (
+        pair(ANTIPODAL, rate=1.335e-4, inner=0.00424, noise=0.377),
+        pair(SWAPPED, rate=2.126e-4, sensitivity=2.0, noise=12.22),
+    )
+    counts = np.array([7251539.0]), np.array([26455.0])
+    lower, upper = pld.epsilon_bounds(np.array([-20.506]), run, counts)
+    assert 0 < upper - lower <= 0.01 * lower
 
 
 def sampled_tails(u, p, s):
@@ -362,7 +388,7 @@ def test_a_count_that_is_not_whole_is_refused():
 @pytest.mark.parametrize("fault", ["tail", "bottom", "optimist"])
 def test_a_planted_fault_is_found(fault, monkeypatch):
     """Without a tail's mass, or with a lower law too high, the ends miss the truth."""
-    right_upper, right_lower = loss_lattice.upper_masses, loss_lattice.lower_masses
+    right_upper, right_lower = loss_lattice.upper_masses, loss_lower.lower_law
 
     def upper_without(points, law):
         masses, infinite = right_upper(points, law)
@@ -371,13 +397,13 @@ def test_a_planted_fault_is_found(fault, monkeypatch):
             return masses * keep, 0.0
         return masses * (1 - 1e-2 * (fault == "bottom")), infinite
 
-    def lower_with(points, law):
+    def lower_with(points, law, tilt):
         if fault == "optimist":
-            return right_upper(points, law)[0]
-        return right_lower(points, law)
+            return loss_lower.LowerLaw(right_upper(points, law)[0], 0.0)
+        return right_lower(points, law, tilt)
 
     monkeypatch.setattr(loss_lattice, "upper_masses", upper_without)
-    monkeypatch.setattr(loss_lattice, "lower_masses", lower_with)
+    monkeypatch.setattr(loss_lower, "lower_law", lower_with)
     monkeypatch.setattr(loss_rounds, "_MASS_CHECK", 1.0)
     truth = gaussian_log_delta(4.0, 10, 3.0)
     monkeypatch.setattr(pld, "_MOST_ROUNDS", 1)

@@ -8,6 +8,7 @@ from scipy import optimize, stats
 
 import jaxdp_episodic as jde
 from jaxdp_episodic.accounting import views
+from jaxdp_episodic.accounting.answers import EpsilonInfo
 from jaxdp_episodic.accounting.curve_points import curve_points, lower_hull
 from jaxdp_episodic.mechanisms import Gaussian
 
@@ -38,19 +39,28 @@ def profile(step, epsilon):
     return jde.privacy_profile(step, filled)[: len(epsilon)]
 
 
-def profile_of_gaussian_steps(step, *, epsilon, num_steps=None, method="exact"):
+def with_info(delta):
+    """The answer of `jaxdp_episodic.delta` with ``return_info``, without an error."""
+    return delta, EpsilonInfo(
+        np.zeros(np.shape(delta)), np.zeros(np.shape(delta), bool)
+    )
+
+
+def profile_of_gaussian_steps(
+    step, *, epsilon, num_steps=None, method="exact", return_info=True
+):
     """Exact delta of unsampled steps: as of one with 1 / sqrt(num_steps) the noise."""
-    assert method == DEFAULT
+    assert (method, return_info) == (DEFAULT, True)
     if num_steps is None:  # a composed run
         num_steps, step = sum(step.counts), step.steps[0]
     with np.errstate(divide="ignore"):
         noise = step.noise_multiplier / np.sqrt(num_steps)
-    return profile(poisson_step(1.0, noise), epsilon)
+    return with_info(profile(poisson_step(1.0, noise), epsilon))
 
 
-def single_profile(step, *, epsilon, num_steps=1, method="exact"):
-    assert (num_steps, method) == (1, DEFAULT)
-    return profile(step, epsilon)
+def single_profile(step, *, epsilon, num_steps=1, method="exact", return_info=True):
+    assert (num_steps, method, return_info) == (1, DEFAULT, True)
+    return with_info(profile(step, epsilon))
 
 
 @pytest.fixture
@@ -289,3 +299,31 @@ class TestBadInputs:
             view(step, num_steps=[1, 2, 3], method="rdp")
         with pytest.raises(ValueError, match="method must be one of .*'prv'"):
             view(step, num_steps=1, method="prv")
+
+
+def test_the_error_of_an_exact_delta_is_added(monkeypatch):
+    """Without it the views would be read off numbers that may be too small."""
+    error = 1e-3
+
+    def too_small(step, *, epsilon, num_steps=1, method="exact", return_info=True):
+        """Where the stated error says so, up to ``error`` below the truth."""
+        truth, info = single_profile(step, epsilon=epsilon)
+        certified = np.asarray(epsilon) > 3
+        value = np.where(certified, truth, truth / (1 + error))
+        return value, info._replace(
+            error=np.full(np.shape(truth), error), is_certified_bound=certified
+        )
+
+    step = poisson_step(0.2, 1.0)
+    alpha = np.geomspace(1e-3, 0.9, 9)
+    monkeypatch.setattr(views, "delta", single_profile)
+    caught = views.true_positive_rate(step, num_steps=1, false_positive_rate=alpha)
+    gain, mu = views.advantage(step, num_steps=1), views.gdp_mu(step, num_steps=1)
+    monkeypatch.setattr(views, "delta", too_small)
+    again = views.true_positive_rate(step, num_steps=1, false_positive_rate=alpha)
+    # the points may lie elsewhere
+    assert np.all(again >= caught * (1 - 1e-6))
+    assert gain <= views.advantage(step, num_steps=1) <= gain * (1 + 1e-12)
+    assert mu * (1 - 1e-6) <= views.gdp_mu(step, num_steps=1) <= mu * (1 + 1e-6)
+    certified = views.upper_delta(step, epsilon=4.0, num_steps=1)
+    assert certified == pytest.approx(jde.privacy_profile(step, 4.0), rel=1e-14)

@@ -97,6 +97,24 @@ def assert_logs_close(found, exact):
             assert error <= max(mp.mpf("1e-12"), abs(reference) * mp.mpf("1e-14")), i
 
 
+@pytest.mark.parametrize("p", [1e-9, 1e-3, 0.3, 0.999])
+def test_the_end_of_the_backward_losses_is_not_understated(p):
+    """``k = 1 - g (1 - p)`` cancels there: as a point nearby, on the safe side."""
+    end = -np.log1p(-p)
+    u = end * (1 - 10 ** -np.linspace(0.3, 14, 200))
+    s = 12.0
+    _, found = boundary(profiles.log_sampled_profile)(u, 1.0, p, s)
+    with mp.workdps(60):
+        for value, point in zip(found, u, strict=True):
+            exact, near = (
+                exact_sampled(v, p, s)[1] for v in (point, point * (1 - 2e-15))
+            )
+            slack = 1e-14 * (1 + abs(mp.log(near)))
+            assert mp.mpf(float(value)) <= mp.log(near) + slack
+            if exact > 0:
+                assert mp.mpf(float(value)) >= mp.log(exact) - slack
+
+
 @pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_against_many_digits(seed):
     u, outer, p, r, s = random_settings(120 if seed == 0 else 3000, seed)

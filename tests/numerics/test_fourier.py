@@ -99,3 +99,27 @@ def test_idle_laws_change_nothing():
         alone, *_ = run(name, [one], [5])
         beside, *_ = run(name, [one, idle], [5, 0])
         assert np.allclose(alone, beside, rtol=0, atol=1e-15)
+
+
+@pytest.mark.parametrize("counts", [(1,), (40,), (3, 5)])
+def test_low_frequencies_and_what_the_others_hold(counts):
+    size, kept, decays = 128, 16, np.array([0.01, 0.06])
+    masses = np.stack([law(seed, size, 0.3) for seed, _ in enumerate(counts)])
+    kernel = float64_boundary(jax.jit(fourier.low_frequencies, static_argnames="kept"))
+    low, error, sums = kernel(
+        masses[None], np.asarray(counts, float)[None], decays[None], kept=kept
+    )
+    turns = np.outer(np.arange(size // 2 + 1), np.arange(size)) % size / size
+    waves = np.cos(2 * np.pi * turns) - 1j * np.sin(2 * np.pi * turns)
+    exact = masses @ waves.T
+    assert np.all(np.abs(low[0] - exact[:, :kept]) <= error[0] + 1e-14)
+    power = np.prod(np.abs(exact) ** np.asarray(counts)[:, None], axis=0)
+    angle = 2 * np.pi * np.arange(size // 2 + 1) / size
+    for decay in decays:
+        power = power / np.abs(1 - np.exp(-decay + 1j * angle))
+    edges = fourier.frequency_edges(size)
+    assert edges[0] == 0 and edges[-1] == size // 2 + 1
+    blocks = np.add.reduceat(power, edges[:-1])
+    assert np.all(blocks <= sums[0] * (1 + 1e-12))
+    # 2 sin(x / 2) is replaced by something smaller, by a factor of pi / 2 at most
+    assert np.all(sums[0] <= (np.pi / 2) ** 2 * blocks * (1 + 1e-6) + 1e-9)

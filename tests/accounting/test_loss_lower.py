@@ -1,0 +1,92 @@
+"""The lower law lies below the true one, and not far below it."""
+
+from __future__ import annotations
+
+import math
+
+import mpmath
+import numpy as np
+import pytest
+
+from jaxdp_episodic.accounting import loss_lattice, loss_lower
+from jaxdp_episodic.accounting.resolution import SAMPLED
+
+
+def exact_profile(u, p, s):
+    """Forward hockey-stick divergence of the sampled pair at e^u, 40 digits."""
+    with mpmath.workdps(40):
+        u, p, s = mpmath.mpf(u), mpmath.mpf(p), mpmath.mpf(s)
+        if mpmath.expm1(u) + p <= 0:
+            return 1 - mpmath.exp(u)
+        z = (mpmath.log((mpmath.expm1(u) + p) / p) + s * s / 2) / s
+
+        def tail(x):
+            return mpmath.erfc(x / mpmath.sqrt(2)) / 2
+
+        return (1 - p) * tail(z) + p * tail(z - s) - mpmath.exp(u) * tail(z)
+
+
+def lattice(p, s, spacing, center, count):
+    knots = center + spacing * np.arange(-4.0, count)
+    points = np.empty(2 * len(knots) - 1)
+    points[::2], points[1::2] = knots, 0.5 * (knots[1:] + knots[:-1])
+    fields = (1.0, p, 1.0, s, 1.0)
+    ((own, other),) = loss_lattice.evaluate_tails(SAMPLED, [fields], [points])
+    return points, loss_lattice.fine_law(points, own, other)
+
+
+# The bulk of the second law is a spike narrower than the spacing, near -p.
+LAWS = [(0.3, 1.0, 0.1, 0.05, 60), (3e-4, 1.9, 1.5e-3, -2.1e-4, 400)]
+
+
+@pytest.mark.parametrize("p, s, spacing, center, count", LAWS)
+def test_every_candidate_lies_below(p, s, spacing, center, count, monkeypatch):
+    points, law = lattice(p, s, spacing, center, count)
+    knots, found = points[::2], []
+    score = loss_lower._score
+
+    def keep(candidate, *rest):
+        found.append(candidate)
+        return score(candidate, *rest)
+
+    monkeypatch.setattr(loss_lower, "_score", keep)
+    loss_lower.lower_law(points, law, 1.0)
+    assert any(candidate.move != 0 for candidate in found) == (p < 0.1)
+    for masses, move in found:
+        losses = knots + move
+        # between its losses the lower profile is straight, the true one bent: there
+        # and right beside the losses
+        for u in np.sort(np.concatenate([losses[:20], losses[:20] + 0.4 * spacing])):
+            exact = float(exact_profile(u, p, s))
+            mine = math.fsum(
+                m * max(-math.expm1(u - x), 0.0)
+                for m, x in zip(masses, losses, strict=True)
+            )
+            assert mine <= exact * (1 + 1e-12) + 1e-18
+
+
+def test_a_spike_off_the_lattice_costs_little():
+    """Its loss is one of second order, wherever it lies between two knots."""
+    p, s, spacing, _, count = LAWS[1]
+    fine_points, fine = lattice(p, s, spacing / 50, -p, 50 * count)
+    mass, loss = loss_lattice.merged_losses(fine_points, fine)
+    truth = math.log1p(float(mass @ np.expm1(3 * loss)))
+    for place in (0.0, 0.05, 0.15, 0.3):
+        points, law = lattice(p, s, spacing, -2.1e-4 + place * spacing, count)
+        masses, move = loss_lower.lower_law(points, law, 3.0)
+        growth = float(masses @ np.expm1(3 * (points[::2] + move))) + masses.sum() - 1
+        lost = truth - math.log1p(growth)
+        # a twentieth of the spacing would be 2e-4, three spacings squared 7e-6
+        assert 0 < lost <= 3 * spacing**2
+
+
+def test_errors_of_the_masses_go_to_the_safe_side():
+    points, law = lattice(*LAWS[0])
+    masses, _ = loss_lower.lower_law(points, law, 1.0)
+    doubtful = law._replace(
+        mass_error=law.mass_error + 1e-6 * (law.bottom + law.top),
+        top_error=law.top_error + 1e-6 * law.top,
+    )
+    less, _ = loss_lower.lower_law(points, doubtful, 1.0)
+    gain = points[::2]
+    assert less @ np.expm1(gain) + less.sum() < masses @ np.expm1(gain) + masses.sum()

@@ -1,0 +1,152 @@
+"""Ends from low frequencies, and from cells, against exact convolution."""
+
+from __future__ import annotations
+
+import math
+from fractions import Fraction
+
+import mpmath
+import numpy as np
+import pytest
+
+from jaxdp_episodic.accounting import loss_bracket, loss_spectrum, loss_transform
+from jaxdp_episodic.accounting.loss_bracket import LatticeLaw
+from jaxdp_episodic.accounting.loss_plan import Direction
+
+SPACING, COUNT = 0.01, 60.0
+
+
+def plan(tilt, epsilon):
+    """A window wide enough for the whole support, whatever the tilt."""
+    return Direction(
+        tilt=tilt,
+        epsilon=epsilon,
+        log_delta=-5.0,
+        slope=tilt,
+        yield_=-3.0,
+        width=1e-3 * epsilon,
+        low=0.0,
+        high=0.0,
+        log_cut=-60.0,
+        up_tilt=tilt + 40,
+        down_tilt=tilt - 40,
+        given=True,
+        only_bound=False,
+        ranges=(),
+        weights=(),
+    )
+
+
+def law(seed):
+    rng = np.random.default_rng(seed)
+    index = np.arange(-9.0, 10.0)
+    masses = rng.uniform(0.1, 1, 19) * np.exp(-0.3 * np.abs(index))
+    return LatticeLaw(index, index * SPACING, masses / masses.sum())
+
+
+def exact_log_delta(one, epsilon):
+    """By convolution in integers and a sum with 50 digits."""
+    scale = 1 << 200
+    whole = [round(Fraction(float(m)) * scale) for m in one.masses]
+    total = [scale]
+    for _ in range(int(COUNT)):
+        new = [0] * (len(total) + len(whole) - 1)
+        for i, a in enumerate(total):
+            for j, b in enumerate(whole):
+                new[i + j] += a * b // scale
+        total = new
+    least = int(one.index[0]) * int(COUNT)
+    with mpmath.workdps(50):
+        delta = mpmath.mpf(0)
+        for i, mass in enumerate(total):
+            excess = (least + i) * mpmath.mpf(SPACING) - mpmath.mpf(epsilon)
+            if excess > 0:
+                delta += mpmath.mpf(mass) / scale * -mpmath.expm1(-excess)
+        return float(mpmath.log(delta))
+
+
+def row(one, tilt, epsilon):
+    size, first = 1024, -512
+    return loss_bracket.tilted_row(
+        [one], [COUNT], plan(tilt, epsilon), 0.0, 0.0, 0.0, SPACING, first, size
+    )
+
+
+@pytest.mark.parametrize("seed, epsilon, tilt", [(0, 0.5, 1.0), (1, 1.003, 8.0)])
+@pytest.mark.parametrize("small_rounding", [True, False])
+def test_both_ends_hold_the_exact_delta(seed, epsilon, tilt, small_rounding):
+    one = law(seed)
+    given = row(one, tilt, epsilon)
+    given.small_rounding = small_rounding
+    (spectrum,) = loss_transform.low_spectra([given])
+    assert spectrum is not None and len(spectrum.coefficients) <= 64
+    truth = exact_log_delta(one, epsilon)
+    (low, _), (high, _) = loss_spectrum.certified_ends(
+        [spectrum] * 2, [epsilon] * 2, [False, True], of_epsilon=False
+    )
+    assert low <= truth <= high <= low + 1e-5
+    (low, _), (high, estimate) = loss_spectrum.certified_ends(
+        [spectrum] * 2, [truth] * 2, [False, True], of_epsilon=True
+    )
+    # the search aims beside the target by a share of the planned precision
+    assert low <= epsilon <= high <= low + 1e-4 * epsilon
+    assert abs(estimate.epsilon - epsilon) <= 1e-4 * epsilon
+
+
+def test_cells_say_the_same():
+    one, epsilon, tilt = law(2), 0.7, 3.0
+    (bracket,) = loss_transform.convolution_powers([row(one, tilt, epsilon)])
+    truth = exact_log_delta(one, epsilon)
+    for upper in (False, True):
+        end, _ = loss_bracket.certified_log_delta(bracket, epsilon, certify_upper=upper)
+        assert abs(end - truth) <= 1e-5 and (end >= truth) == upper
+        end, _ = loss_bracket.certified_epsilon(bracket, truth, certify_upper=upper)
+        assert abs(end - epsilon) <= 1e-5 and (end >= epsilon) == upper
+
+
+def test_what_is_left_out_is_added():
+    """With most frequencies cut the ends are far apart, and still hold the truth."""
+    one, epsilon, tilt = law(0), 0.5, 1.0
+    truth = exact_log_delta(one, epsilon)
+    given = row(one, tilt, epsilon)
+    given.tolerance = 1.0
+    (coarse,) = loss_transform.low_spectra([given])
+    assert coarse is not None and len(coarse.coefficients) == 8
+    (low, _), (high, _) = loss_spectrum.certified_ends(
+        [coarse] * 2, [epsilon] * 2, [False, True], of_epsilon=False
+    )
+    assert low <= truth <= high
+    assert high - low > 1e-3
+    # not so without what the rest is worth, somewhere
+    held = []
+    for epsilon in np.linspace(0.2, 0.8, 13):
+        truth = exact_log_delta(one, epsilon)
+        (low, _), (high, _) = loss_spectrum.certified_ends(
+            [coarse._replace(rest=0.0)] * 2,
+            [epsilon] * 2,
+            [False, True],
+            of_epsilon=False,
+        )
+        held.append(low <= truth <= high)
+    assert not all(held)
+
+
+def test_masses_outside_the_window_and_infinite_ones_are_added():
+    one, epsilon, tilt = law(0), 0.5, 1.0
+    (spectrum,) = loss_transform.low_spectra([row(one, tilt, epsilon)])
+    assert spectrum is not None
+
+    def ends(law):
+        spectra = [spectrum._replace(law=law)] * 2
+        (low, _), (high, _) = loss_spectrum.certified_ends(
+            spectra, [epsilon] * 2, [False, True], of_epsilon=False
+        )
+        return low, high
+
+    low, high = ends(spectrum.law)
+    wider = ends(spectrum.law._replace(strays=(1e-3, 1e-3)))
+    assert wider[0] < low and high < wider[1]
+    _, with_infinite = ends(spectrum.law._replace(infinite=1e-3))
+    assert math.exp(with_infinite) - math.exp(high) == pytest.approx(1e-3, rel=1e-6)
+    moved = ends(spectrum.law._replace(shift=0.01))
+    assert moved[0] < low and high < moved[1]

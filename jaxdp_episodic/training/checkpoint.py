@@ -34,6 +34,8 @@ FORMAT = 2
 _KEPT = 2
 # How Orbax calls what is not complete.
 _UNFINISHED = ".orbax-checkpoint-tmp"
+# What a checkpoint's description must hold besides its format.
+_META = ("charged_steps", "sampler_entropy", "noise_key", "ledger", "run")
 
 
 class Secrets(NamedTuple):
@@ -177,12 +179,16 @@ class Checkpoints:
                 f"checkpoint {self.folder / str(step)} says that "
                 f"{meta['charged_steps']} steps were charged: it was renamed or edited"
             )
-        secrets = Secrets(
-            int(meta["sampler_entropy"], 16), np.array(meta["noise_key"], np.uint32)
-        )
-        ledger = meta.get("ledger")
-        if ledger is not None:
-            ledger = LedgerMark(*ledger)
+        try:
+            secrets = Secrets(
+                int(meta["sampler_entropy"], 16), np.array(meta["noise_key"], np.uint32)
+            )
+            mark = meta["ledger"]
+            ledger = None if mark is None else LedgerMark(*mark)
+        except (TypeError, ValueError, OverflowError) as error:
+            raise ValueError(
+                f"checkpoint {self.folder / str(step)} is damaged: {error}"
+            ) from error
         return Snapshot(restored["state"], step, secrets, meta["run"], ledger)
 
     def _meta(self, step: int) -> dict[str, Any]:
@@ -198,6 +204,12 @@ class Checkpoints:
             raise ValueError(
                 f"checkpoint {path}: format must be {FORMAT}, "
                 f"got {meta.get('format') if isinstance(meta, dict) else meta!r}"
+            )
+        missing = [name for name in _META if name not in meta]
+        if missing or not isinstance(meta["run"], dict):
+            raise ValueError(
+                f"checkpoint {path} is damaged: "
+                + (f"without {', '.join(missing)}" if missing else "run is no object")
             )
         return meta
 

@@ -15,9 +15,12 @@ from typing import Any
 import jax
 import numpy as np
 
+from jaxdp_episodic.data.archive import read_arrays
 from jaxdp_episodic.training.run_log import read_log, releasable_records
 
 PARAMETERS, STATEMENT, PUBLIC_LOG = "parameters.npz", "privacy.md", "log.jsonl"
+# Bytes that headers of arrays may take.
+_HEADERS = 1 << 20
 
 
 def export_run(
@@ -69,11 +72,13 @@ def load_parameters(path: Path, like: Any) -> Any:
 
     Raises:
       OSError: a file that cannot be read.
-      ValueError: other names or shapes than ``like`` has.
+      ValueError: no npz file of numbers, a larger one than the parameters need, or other
+        names or shapes than ``like`` has.
     """
-    with np.load(path, allow_pickle=False) as stored:
-        arrays = dict(stored)
     wanted = flat_params(like)
+    # Twice as many bytes as they need, for a file of doubles.
+    most = 16 * sum(leaf.size for leaf in wanted.values()) + _HEADERS
+    arrays = read_arrays(path, max_bytes=most)
     if wanted.keys() != arrays.keys():
         odd = sorted(wanted.keys() ^ arrays.keys())
         raise ValueError(f"{path}: parameters differ in {odd[:5]}")

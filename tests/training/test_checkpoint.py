@@ -1,6 +1,7 @@
 """Checkpoints: complete or not there, and of this run or refused."""
 
 import os
+import json
 import shutil
 import signal
 import subprocess
@@ -76,6 +77,24 @@ def test_a_damaged_checkpoint_is_said_so(tmp_path, where):
         pytest.raises(ValueError, match="damaged"),
     ):
         checkpoints.restore(state(), RUN)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("noise_key", None), ("run", []), ("sampler_entropy", "0xyz"), ("ledger", ["a"])],
+)
+def test_an_edited_description_is_refused(tmp_path, name, value):
+    with Checkpoints(tmp_path) as checkpoints:
+        checkpoints.save(snapshot(1))
+    (path,) = (tmp_path / "1" / "meta").glob("*meta*")
+    meta = json.loads(path.read_text("utf-8"))
+    for edited in ({k: v for k, v in meta.items() if k != name}, {**meta, name: value}):
+        path.write_text(json.dumps(edited), "utf-8")
+        with (
+            Checkpoints(tmp_path) as checkpoints,
+            pytest.raises(ValueError, match="damaged"),
+        ):
+            checkpoints.restore(state(), RUN)
 
 
 def test_a_renamed_checkpoint_is_refused(tmp_path):

@@ -31,8 +31,8 @@ PYTHON_CHECK := import sys; sys.exit(sys.version_info < (3, 11) and \
 
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
-.PHONY: help env demo test test-all lint format bench bench-exact bench-sweep bench-training figures
-.PHONY: docs docs-serve clean
+.PHONY: help env demo test test-all lint format bench bench-exact bench-sweep
+.PHONY: bench-training figures docs docs-serve trust clean
 
 help:
 	@echo "make demo      train a few-shot classifier privately, stop at the target epsilon"
@@ -47,6 +47,7 @@ help:
 	@echo "make docs      the documentation as a site, into results/site"
 	@echo "make docs-serve  the same at a local address, made again at every change"
 	@echo "make bench-training  speed of a private training step against PyTorch"
+	@echo "make trust     audits, planted faults, kills and fuzzing at full counts: hours"
 
 env: $(VENV)/.stamp
 
@@ -102,6 +103,13 @@ docs: $(DOCS_VENV)/.stamp
 
 docs-serve: $(DOCS_VENV)/.stamp
 	$(MKDOCS) serve
+
+# Hours: what the library says of itself is attacked at full counts.
+trust: $(VENV)/.stamp
+	$(PY) experiments/trust/mutations.py --out results/trust/mutations
+	$(PY) experiments/trust/fuzz.py --cases 100000 --out results/trust/fuzz
+	$(PY) experiments/trust/kill_training.py --kills 200 --out results/trust/kills
+	$(PY) experiments/trust/audit.py --out results/trust/audit
 
 bench: $(BENCH_VENV)/.stamp
 	$(BENCH_PY) experiments/benchmarks/accountant.py

@@ -33,7 +33,7 @@ LAYERS = (
 )
 # Distributions whose import name is another.
 IMPORTED_AS = {"orbax-checkpoint": "orbax", "pillow": "PIL"}
-CLI_IMPORTS_LATE = ("cli", "training")
+CLI_IMPORTS_LATE = (("cli", "training"), ("cli", "audit"))
 RANK = {name: rank for rank, layer in enumerate(LAYERS) for name in layer}
 
 # What `import jaxdp_episodic` must load neither directly nor through something else.
@@ -65,7 +65,7 @@ def import_faults(sources: dict[str, str]) -> list[str]:
                 # The command line alone imports late: Flax would slow every question.
                 if (
                     node not in tree.body
-                    and (_top(module), _top(target)) != CLI_IMPORTS_LATE
+                    and (_top(module), _top(target)) not in CLI_IMPORTS_LATE
                 ):
                     faults.append(f"{where}: delayed or conditional import of {target}")
                 if target not in sources:

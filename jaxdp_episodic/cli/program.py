@@ -13,6 +13,7 @@ from collections.abc import Sequence
 import tyro
 
 from jaxdp_episodic.cli.answers import Calibrate, Epsilon
+from jaxdp_episodic.cli.audit import Audit
 from jaxdp_episodic.cli.curve import Curve
 from jaxdp_episodic.cli.messages import INTERRUPTED, PROGRAM, USER_ERROR, complain
 from jaxdp_episodic.cli.plan import Plan
@@ -22,7 +23,7 @@ from jaxdp_episodic.cli.sweep import Sweep
 from jaxdp_episodic.cli.train import Train
 from jaxdp_episodic.cli.tune import Tune
 
-Command = Epsilon | Calibrate | Curve | Sweep | Plot | Plan | Train | Tune
+Command = Epsilon | Calibrate | Curve | Sweep | Plot | Plan | Train | Tune | Audit
 
 
 def main() -> None:

@@ -1,0 +1,192 @@
+"""From counts to a lower bound of epsilon that holds with a stated confidence."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from statistics import NormalDist
+from typing import NamedTuple
+
+import numpy as np
+
+from jaxdp_episodic import _validation
+from jaxdp_episodic.numerics.binomial import log_binomial_tail
+
+_BISECTIONS = 64
+_MOST_TRIALS = 10**10
+# Rounding: 1 - p of a p near 1e-9 keeps seven digits. Errs to the safe side.
+_OUTWARD = 1e-7
+
+
+class EpsilonBound(NamedTuple):
+    """What counts say about epsilon at one delta.
+
+    Attributes:
+      epsilon: nats, >= 0; a *lower bound* that holds with the stated confidence.
+      delta: at which it holds.
+      confidence: of the bound.
+      direction: "forward": the event is likelier with the unit, "backward": without.
+      threshold: the event is a score above it (forward) or below it (backward).
+      hits: how often the event came where it is likely.
+      false_hits: how often it came where it is not.
+      num_draws: draws of each of the two.
+    """
+
+    epsilon: float
+    delta: float
+    confidence: float
+    direction: str
+    threshold: float
+    hits: int
+    false_hits: int
+    num_draws: int
+
+
+def clopper_pearson(
+    successes: np.ndarray | int, trials: np.ndarray | int, *, error: float
+) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the exact one-sided confidence bounds of a chance, both of them.
+
+    ``low`` is the p at which so many successes or more have probability ``error``,
+    ``high`` the p at which so many or fewer do: each alone fails with probability
+    ``error`` at most.
+
+    Args:
+      successes: (...,) whole numbers in [0, trials].
+      trials: (...,) whole numbers >= 1, up to 1e9.
+      error: in (0, 1/2], of each side.
+
+    Returns:
+      ``(low, high)``, float64 of the broadcast shape; moved outwards by 1e-7 of
+      themselves, against rounding.
+
+    Raises:
+      TypeError: counts that are no numbers.
+      ValueError: a number out of range.
+
+    Reference: Clopper and Pearson (1934), Biometrika 26(4), 404-413.
+    """
+    k = _validation.integer_array("successes", successes, minimum=0)
+    n = _validation.integer_array("trials", trials, minimum=1)
+    _validation.broadcast_shape(successes=k, trials=n)
+    k, n = (a.astype(np.float64) for a in np.broadcast_arrays(k, n))
+    if np.any(k > n) or np.any(n > _MOST_TRIALS):
+        raise ValueError(
+            f"successes must be at most trials, and these at most {_MOST_TRIALS:,}, "
+            f"got {successes!r} of {trials!r}"
+        )
+    if not 0 < error <= 0.5:
+        raise ValueError(f"error must lie in (0, 1/2], got {error!r}")
+    return _low(k, n, math.log(error)), _high(k, n, math.log(error))
+
+
+def _low(k: np.ndarray, n: np.ndarray, log_error: float) -> np.ndarray:
+    """The chance at which k or more are as rare as the error."""
+
+    def is_rare(log_p: np.ndarray) -> np.ndarray:
+        return log_binomial_tail(k, n, np.exp(log_p), side="upper") <= log_error
+
+    # A tail at k >= 1 is at most n p, so the bound is at least error / n.
+    least = log_error - math.log(2) - np.log(n)
+    most = np.where(k > 0, np.log(np.maximum(k, 0.5) / n), least)
+    with np.errstate(all="ignore"):
+        low, _ = _bisected(is_rare, least, most)
+    return np.where(k > 0, np.exp(low) * (1 - _OUTWARD), 0.0)
+
+
+def _high(k: np.ndarray, n: np.ndarray, log_error: float) -> np.ndarray:
+    """The chance at which k or fewer are as rare as the error."""
+
+    def is_common(log_p: np.ndarray) -> np.ndarray:
+        rest = -np.expm1(log_p)
+        return log_binomial_tail(n - k, n, rest, side="upper") > log_error
+
+    with np.errstate(all="ignore"):
+        least = np.log(np.maximum(k, 0.5) / n)
+        _, high = _bisected(is_common, least, np.full(k.shape, -1e-17))
+    high = np.minimum(np.exp(high) * (1 + _OUTWARD), 1.0)
+    return np.where(k < n, high, 1.0)
+
+
+def _bisected(
+    holds: Callable[[np.ndarray], np.ndarray], low: np.ndarray, high: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """Narrows [low, high], of which the lower end holds and the upper does not."""
+    for _ in range(_BISECTIONS):
+        middle = 0.5 * (low + high)
+        good = holds(middle)
+        low, high = np.where(good, middle, low), np.where(good, high, middle)
+    return low, high
+
+
+def log_ratio_bound(
+    hits: np.ndarray | int,
+    false_hits: np.ndarray | int,
+    num_draws: int,
+    *,
+    delta: float,
+    error: float,
+) -> np.ndarray:
+    """Returns ``log((p - delta) / q)`` with p bounded from below and q from above.
+
+    An (epsilon, delta)-private mechanism has ``p <= e^epsilon q + delta`` for the
+    probabilities p and q of any event on neighbouring data, so this is a *lower bound*
+    of epsilon that fails with probability ``error`` at most. The event must have been
+    chosen without looking at the draws that are counted here.
+
+    Args:
+      hits: (...,) counts of the event among ``num_draws`` draws where it is likely.
+      false_hits: (...,) counts among as many draws where it is not.
+      num_draws: of each.
+      delta: in [0, 1).
+      error: in (0, 1), shared equally by the two chances.
+
+    Returns:
+      (...,) nats, not below 0.
+    """
+    low, _ = clopper_pearson(hits, num_draws, error=0.5 * error)
+    _, high = clopper_pearson(false_hits, num_draws, error=0.5 * error)
+    gain = low - delta
+    ratio = np.log(np.where(gain > 0, gain, 1.0)) - np.log(high)
+    return np.where(gain > 0, np.maximum(ratio, 0.0), 0.0)
+
+
+def best_event(
+    hits: np.ndarray,
+    false_hits: np.ndarray,
+    num_draws: int,
+    *,
+    num_later: int,
+    delta: float,
+    error: float,
+) -> tuple[float, int]:
+    """Returns the largest `log_ratio_bound` that an event promises, and its place.
+
+    A choice, not a bound: it takes Wilson's intervals in place of exact ones, and must
+    be followed by counts of fresh draws.
+
+    Args:
+      hits: (k,) counts of each event among ``num_draws`` draws where it is likely.
+      false_hits: (k,) counts, or estimates of them, among as many where it is not.
+      num_draws: of each.
+      num_later: draws of each that are going to be counted.
+      delta: in [0, 1).
+      error: in (0, 1), of the bound to come.
+    """
+    z = NormalDist().inv_cdf(1 - 0.5 * error)
+    scale, total = num_later / num_draws, num_later + z * z
+    counts = scale * np.asarray(hits), scale * np.asarray(false_hits)
+    low, high = (
+        (
+            k
+            + 0.5 * z * z
+            + sign * z * np.sqrt(k * abs(1 - k / num_later) + 0.25 * z * z)
+        )
+        / total
+        for k, sign in zip(counts, (-1, 1), strict=True)
+    )
+    gain = low - delta
+    ratio = np.log(np.where(gain > 0, gain, 1.0)) - np.log(high)
+    promised = np.where(gain > 0, ratio, -np.inf)
+    place = int(np.argmax(promised))
+    return float(promised[place]), place

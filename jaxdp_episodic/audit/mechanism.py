@@ -1,0 +1,299 @@
+"""Audits of a described run: simulate the worst case, count, bound epsilon below."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from jaxdp_episodic import _validation
+from jaxdp_episodic.accounting.answers import epsilon
+from jaxdp_episodic.accounting.evaluation import evaluate
+from jaxdp_episodic.accounting.resolution import resolve
+from jaxdp_episodic.accounting.step import ComposedSteps, GaussianStep
+from jaxdp_episodic.audit.confidence import EpsilonBound, best_event, log_ratio_bound
+from jaxdp_episodic.audit.simulation import (
+    NUM_BINS,
+    loss_counts,
+    loss_histogram,
+    make_part,
+)
+from jaxdp_episodic.audit.worst_case import (
+    Branches,
+    dominating_branches,
+    worst_case,
+)
+
+# Share of the draws by which the event is chosen; the others are counted.
+_CHOOSING = 0.1
+_MOST_DRAWS = 10**10
+FORWARD, BACKWARD = "forward", "backward"
+
+
+class MechanismAudit(NamedTuple):
+    """The claim about a run, and what its simulation shows.
+
+    Attributes:
+      num_steps: of the run.
+      claimed_rdp: epsilon by Rényi-DP; *upper bound*.
+      claimed_exact: epsilon by the method "exact"; *upper bound*.
+      dominating_pair: audit of what is accounted. Its bound tends to
+        ``claimed_exact`` with the number of draws.
+      fixed_data: audit of an actual mechanism, its data sets and contributions fixed.
+        Where no data set reaches the dominating pair it stays below.
+      is_one_audit: the two are the same mechanism, which was simulated once.
+      seconds: that the simulation took.
+    """
+
+    num_steps: int
+    claimed_rdp: float
+    claimed_exact: float
+    dominating_pair: EpsilonBound
+    fixed_data: EpsilonBound
+    is_one_audit: bool
+    seconds: float
+
+    @property
+    def is_violated(self) -> bool:
+        """True if an audit disproves a claim, up to the audit's confidence."""
+        claimed = min(self.claimed_rdp, self.claimed_exact)
+        found = max(self.dominating_pair.epsilon, self.fixed_data.epsilon)
+        return found > claimed
+
+
+def audit_mechanism(
+    step: GaussianStep | ComposedSteps,
+    *,
+    delta: float,
+    num_steps: int | None = None,
+    num_draws: int = 10**8,
+    confidence: float = 0.95,
+    seed: int = 0,
+    on_draws: Callable[[int], None] | None = None,
+) -> MechanismAudit:
+    """Simulates a run with worst-case contributions and bounds its epsilon from below.
+
+    The event is chosen by a tenth of the draws, among thresholds of the sum of the
+    steps' log-likelihood ratios, in both directions of the neighbouring relation. How
+    often it comes in the others is bounded by Clopper and Pearson's intervals.
+
+    Args:
+      step: one setting, all fields scalars, with noise; or a composed run. With a
+        `Population` the path that costs most by Rényi-DP is simulated.
+      delta: in (0, 1).
+      num_steps: whole number >= 1; None for a composed run.
+      num_draws: runs to simulate in each of the two worlds, 100 to 10^10.
+      confidence: of each lower bound, in [0.5, 1).
+      seed: of the simulation.
+      on_draws: is called now and then with the number of runs simulated since, of
+        `total_draws` in all.
+
+    Returns:
+      The claim and the audits; the bounds are *lower bounds* of epsilon.
+
+    Raises:
+      TypeError: an argument of the wrong type.
+      ValueError: a value out of range, arrays in the step, or no noise.
+      NotImplementedError: a step that no theorem covers or no table describes.
+    """
+    parts = _checked_parts(step, num_steps)
+    run: dict[str, Any] = {"delta": delta}
+    if isinstance(step, GaussianStep):
+        run["num_steps"] = num_steps
+    exact = float(epsilon(step, **run))
+    claimed_rdp = float(epsilon(step, method="rdp", **run))
+    _check_numbers(num_draws, confidence)
+    path = _worst_path(step, num_steps, delta)
+    begun = time.perf_counter()
+    tables = [
+        [(make(one, path), count) for one, count in parts]
+        for make in (dominating_branches, worst_case)
+    ]
+    is_one = all(_alike(a, b) for (a, _), (b, _) in zip(*tables, strict=True))
+    bounds = [
+        audit_branches(
+            table,
+            delta=delta,
+            num_draws=num_draws,
+            confidence=confidence,
+            reach=3 * min(exact, claimed_rdp, 100.0) + 1,
+            key=jax.random.fold_in(jax.random.key(seed), place),
+            on_draws=on_draws,
+        )
+        for place, table in enumerate(tables[:1] if is_one else tables)
+    ]
+    seconds = time.perf_counter() - begun
+    total = sum(count for _, count in parts)
+    return MechanismAudit(
+        total, claimed_rdp, exact, bounds[0], bounds[-1], is_one, seconds
+    )
+
+
+def total_draws(step: GaussianStep | ComposedSteps, num_draws: int) -> int:
+    """Returns about how many runs an audit simulates, the two worlds taken together."""
+    parts = step.steps if isinstance(step, ComposedSteps) else (step,)
+    is_one = all(_alike(dominating_branches(p), worst_case(p)) for p in parts)
+    return 2 * num_draws * (1 if is_one else 2)
+
+
+def audit_branches(
+    run: Sequence[tuple[Branches, int]],
+    *,
+    delta: float,
+    num_draws: int,
+    reach: float,
+    key: jax.Array,
+    confidence: float = 0.95,
+    on_draws: Callable[[int], None] | None = None,
+) -> EpsilonBound:
+    """Returns a lower bound of the epsilon of a run given as tables.
+
+    Args:
+      run: what can happen in a step, and how many such steps there are.
+      delta: in (0, 1).
+      num_draws: in each world, those included by which the event is chosen.
+      reach: largest loss that can be a threshold, > 0.
+      key: typed key.
+      confidence: of the bound.
+      on_draws: see `audit_mechanism`.
+    """
+    parts = [make_part(branches, count) for branches, count in run]
+    keys = jax.random.split(key, 4)
+    choosing = max(int(_CHOOSING * num_draws), 1)
+    counting = num_draws - choosing
+    histograms = [
+        loss_histogram(
+            parts,
+            keys[place],
+            choosing,
+            with_unit=world,
+            reach=reach,
+            on_draws=on_draws,
+        )
+        for place, world in enumerate((True, False))
+    ]
+    error = 1 - confidence
+    promises = []
+    for direction, counts in (
+        (FORWARD, _tails(histograms[0], reach)),
+        (BACKWARD, _tails(histograms[1][::-1], reach)),
+    ):
+        promised, place = best_event(
+            *counts,
+            int(histograms[0].sum()),
+            num_later=counting,
+            delta=delta,
+            error=error,
+        )
+        promises.append((promised, place, direction))
+    _, place, direction = max(promises)
+    edge = np.linspace(-reach, reach, NUM_BINS + 1)[1:-1][place]
+    threshold = np.asarray([edge if direction == FORWARD else -edge], np.float32)
+    found = []
+    for row, world in enumerate((True, False)):
+        above, number = loss_counts(
+            parts,
+            keys[2 + row],
+            counting,
+            with_unit=world,
+            thresholds=threshold,
+            on_draws=on_draws,
+        )
+        found.append((int(above[0]), number))
+    (above_with, number), (above_without, _) = found
+    hits, misses = above_with, above_without
+    if direction == BACKWARD:
+        hits, misses = number - above_without, number - above_with
+    value = log_ratio_bound(hits, misses, number, delta=delta, error=error)
+    return EpsilonBound(
+        float(value),
+        float(delta),
+        confidence,
+        direction,
+        float(threshold[0]),
+        hits,
+        misses,
+        number,
+    )
+
+
+def _tails(histogram: np.ndarray, reach: float) -> tuple[np.ndarray, np.ndarray]:
+    """How many losses lie above each inner edge, in this world and in the other.
+
+    The other world's number is not counted but estimated from this one's, as the loss
+    is the logarithm of their ratio: a choice by rare counts would fall for luck.
+    """
+    width = 2 * reach / NUM_BINS
+    middles = -reach + width * (np.arange(NUM_BINS) + 0.5)
+    rows = histogram, histogram * np.exp(-middles)
+    here, there = (np.cumsum(row[::-1])[::-1][1:] for row in rows)
+    return here, np.minimum(there, histogram.sum())
+
+
+def _checked_parts(step: Any, num_steps: int | None) -> list[tuple[GaussianStep, int]]:
+    """The different steps of a run of one setting, and how often each is taken."""
+    if not isinstance(step, GaussianStep | ComposedSteps):
+        raise TypeError(f"step must be a GaussianStep or a composed run, got {step!r}")
+    if step.shape:
+        raise ValueError(
+            f"step must be one setting, its fields scalars, got shape {step.shape}"
+        )
+    if isinstance(step, ComposedSteps):
+        if num_steps is not None:
+            raise ValueError(
+                f"num_steps must be None for a composed run, got {num_steps!r}"
+            )
+        counts = [int(np.asarray(count)) for count in step.counts]
+        parts = list(zip(step.steps, counts, strict=True))
+    else:
+        number = _validation.integer_array("num_steps", num_steps, minimum=1)
+        if number.ndim:
+            raise ValueError(f"num_steps must be one number, got {num_steps!r}")
+        parts = [(step, int(number))]
+    for one, _ in parts:
+        noise = float(one.noise_multiplier)
+        if not 0 < noise < math.inf:
+            raise ValueError(
+                "noise_multiplier must be > 0 and finite for an audit (without noise "
+                f"every claim is infinite), got {noise:g}"
+            )
+    parts = [(one, count) for one, count in parts if count]
+    if not parts:
+        raise ValueError("the run must have at least one step to audit, got none")
+    return parts
+
+
+def _check_numbers(num_draws: Any, confidence: float) -> None:
+    number = _validation.integer_array("num_draws", num_draws, minimum=100)
+    if number.ndim or number > _MOST_DRAWS:
+        raise ValueError(
+            f"num_draws must be a number in 100 .. {_MOST_DRAWS:,}, got {num_draws!r}"
+        )
+    if not 0.5 <= confidence < 1:
+        raise ValueError(f"confidence must lie in [0.5, 1), got {confidence!r}")
+
+
+def _worst_path(
+    step: GaussianStep | ComposedSteps, num_steps: int | None, delta: float
+) -> int:
+    """The path with the largest Rényi bound."""
+    steps = None if num_steps is None else np.asarray(num_steps)
+    pairs, counts = resolve(step, steps)
+    target = np.log(np.asarray([delta]))
+    bound, _ = evaluate("best_epsilon", target, pairs, counts)
+    return int(np.argmax(np.ravel(bound)))
+
+
+def _alike(first: Branches, second: Branches) -> bool:
+    """True if two tables are the same mechanism."""
+    if first.is_mirrored or second.is_mirrored:
+        return False
+    return all(
+        np.shape(a) == np.shape(b) and np.allclose(a, b, rtol=1e-12)
+        for name, a, b in zip(first._fields, first, second, strict=True)
+        if name != "turn"  # which only mirrored tables use
+    )

@@ -1,0 +1,214 @@
+"""Audits as rows: claimed, audited and the gap between, for people and programs."""
+
+from __future__ import annotations
+
+import importlib
+import math
+from collections.abc import Sequence
+from decimal import ROUND_CEILING, ROUND_FLOOR, Context
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from jaxdp_episodic.audit.confidence import EpsilonBound
+from jaxdp_episodic.audit.mechanism import MechanismAudit
+from jaxdp_episodic.audit.one_run import Guesses
+from jaxdp_episodic.audit.release import ReleaseAudit
+
+_SUFFIXES = (".png", ".svg")
+_EXACT, _RDP, _AUDITED, _GREY = "#000000", "#d55e00", "#0072b2", "#bbbbbb"
+
+
+class AuditRow(NamedTuple):
+    """One claim and what was found.
+
+    Attributes:
+      name: of the design or run.
+      attacker: what was audited.
+      delta: of the claim.
+      claimed_rdp: nats, *upper bound*; None where it was not computed.
+      claimed_exact: nats, *upper bound*.
+      evidence: the audit, whose ``epsilon`` is a *lower bound*.
+    """
+
+    name: str
+    attacker: str
+    delta: float
+    claimed_rdp: float | None
+    claimed_exact: float
+    evidence: EpsilonBound | Guesses
+
+    @property
+    def audited(self) -> float:
+        """The lower bound, nats."""
+        return self.evidence.epsilon
+
+    @property
+    def gap(self) -> float:
+        """How much of the exact claim the audit leaves unexplained, nats."""
+        return self.claimed_exact - self.audited
+
+    @property
+    def share(self) -> float:
+        """The audited part of the exact claim; 0 where nothing is claimed."""
+        return self.audited / self.claimed_exact if self.claimed_exact > 0 else 0.0
+
+    @property
+    def is_violated(self) -> bool:
+        """True if the audit disproves the claim, up to its confidence."""
+        claims = [self.claimed_exact]
+        if self.claimed_rdp is not None:
+            claims.append(self.claimed_rdp)
+        return self.audited > min(claims)
+
+
+def mechanism_rows(name: str, audit: MechanismAudit) -> list[AuditRow]:
+    """Returns one row, or two where no fixed data reach the dominating pair."""
+    claims = audit.claimed_rdp, audit.claimed_exact
+    attackers = {
+        "dominating pair": audit.dominating_pair,
+        "fixed data": audit.fixed_data,
+    }
+    if audit.is_one_audit:
+        attackers = {"fixed data, the dominating pair": audit.fixed_data}
+    return [
+        AuditRow(name, attacker, bound.delta, *claims, bound)
+        for attacker, bound in attackers.items()
+    ]
+
+
+def release_rows(name: str, audit: ReleaseAudit, attacker: str) -> list[AuditRow]:
+    """Returns one row a delta."""
+    return [
+        AuditRow(name, attacker, bound.delta, None, float(claim), bound)
+        for claim, bound in zip(audit.claimed, audit.bounds, strict=True)
+    ]
+
+
+def audit_document(rows: Sequence[AuditRow], **facts: Any) -> dict[str, Any]:
+    """Returns the rows as plain values for JSON; numbers that are infinite as text."""
+    return {
+        "version": 1,
+        **{key: _plain(value) for key, value in facts.items()},
+        "is_violated": any(row.is_violated for row in rows),
+        "rows": [
+            {
+                "name": row.name,
+                "attacker": row.attacker,
+                "delta": row.delta,
+                "claimed_rdp": _plain(row.claimed_rdp),
+                "claimed_exact": _plain(row.claimed_exact),
+                "audited": row.audited,
+                "gap": _plain(row.gap),
+                "share_of_exact": row.share,
+                "is_violated": row.is_violated,
+                "evidence": {k: _plain(v) for k, v in row.evidence._asdict().items()},
+            }
+            for row in rows
+        ],
+    }
+
+
+def audit_markdown(rows: Sequence[AuditRow]) -> str:
+    """Returns the rows as a Markdown table; claims rounded up, audits down."""
+    lines = [
+        "| design | attacker | delta | claimed, RDP | claimed, exact | audited | gap "
+        "| audited / exact |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for row in rows:
+        rdp = "" if row.claimed_rdp is None else upward(row.claimed_rdp)
+        mark = " **violated**" if row.is_violated else ""
+        lines.append(
+            f"| {row.name} | {row.attacker} | {row.delta:g} | {rdp} | "
+            f"{upward(row.claimed_exact)} | {downward(row.audited)}{mark} | "
+            f"{upward(row.gap)} | {row.share:.1%} |"
+        )
+    return "\n".join(lines) + "\n"
+
+
+def plot_audit(rows: Sequence[AuditRow], path: str | Path, *, title: str = "") -> None:
+    """Draws claimed and audited epsilons, a line a row.
+
+    Args:
+      rows: at least one.
+      path: of the picture, .png or .svg.
+      title: above it.
+
+    Raises:
+      ImportError: matplotlib, of the extra [plot], is not installed.
+      ValueError: no row, or another suffix.
+    """
+    path = Path(path)
+    if path.suffix not in _SUFFIXES:
+        raise ValueError(f"path must end in one of {_SUFFIXES}, got {path.name!r}")
+    if not rows:
+        raise ValueError("rows must not be empty")
+    try:
+        figure_class = importlib.import_module("matplotlib.figure").Figure
+    except ImportError as error:
+        raise ImportError(
+            "a picture of an audit needs matplotlib, which is not installed or does "
+            "not work; pip install 'jaxdp-episodic[plot]' brings it"
+        ) from error
+    figure: Any = figure_class(figsize=(9.0, 1.7 + 0.42 * len(rows)))
+    axes = figure.add_subplot()
+    places = np.arange(len(rows))[::-1]
+    _draw(axes, rows, places)
+    axes.set_yticks(places, [_label(row) for row in rows], fontsize=8)
+    axes.set_xlabel("epsilon (nats)")
+    axes.set_xlim(left=0)
+    axes.set_ylim(-0.7, len(rows) - 0.3)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.grid(axis="x", alpha=0.25)
+    if title:
+        axes.set_title(title, fontsize=11, loc="left", pad=26)  # above the legend
+    axes.legend(
+        frameon=False,
+        fontsize=8,
+        loc="lower right",
+        bbox_to_anchor=(1.0, 1.0),
+        ncols=3,
+    )
+    figure.tight_layout()
+    figure.savefig(path, dpi=150)
+
+
+def _draw(axes: Any, rows: Sequence[AuditRow], places: np.ndarray) -> None:
+    """Marks of each row; told apart without colour by their shapes."""
+    exact = np.asarray([row.claimed_exact for row in rows])
+    rdp = [math.nan if row.claimed_rdp is None else row.claimed_rdp for row in rows]
+    audited = np.asarray([row.audited for row in rows])
+    axes.hlines(places, audited, exact, color=_GREY, lw=2, zorder=1)
+    axes.plot(audited, places, ">", color=_AUDITED, ms=7, label="audited (lower bound)")
+    axes.plot(exact, places, "|", color=_EXACT, ms=13, mew=2, label="claimed, exact")
+    if not np.isnan(rdp).all():
+        axes.plot(rdp, places, "x", color=_RDP, ms=6, mew=1.6, label="claimed, RDP")
+
+
+def _label(row: AuditRow) -> str:
+    return f"{row.name}\n{row.attacker}, delta {row.delta:g}"
+
+
+def upward(value: float) -> str:
+    """Returns a claim with four digits, rounded up."""
+    return _rounded(value, ROUND_CEILING)
+
+
+def downward(value: float) -> str:
+    """Returns an audit with four digits, rounded down."""
+    return _rounded(value, ROUND_FLOOR)
+
+
+def _rounded(value: float, how: str) -> str:
+    if value == 0 or not math.isfinite(value):
+        return f"{value:g}"
+    return f"{float(Context(prec=4, rounding=how).create_decimal(value)):.4g}"
+
+
+def _plain(value: Any) -> Any:
+    """The value as JSON can hold it."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    return value

@@ -1,0 +1,295 @@
+"""Simulates runs of a step in the two worlds, and counts how their losses fall.
+
+The statistic is the sum of the steps' log-likelihood ratios, the most powerful test.
+Draws are never kept: 10^10 steps take the memory of 10^5.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from jaxdp_episodic.audit import streams
+from jaxdp_episodic.audit.streams import State
+from jaxdp_episodic.audit.worst_case import Branches
+
+_MOST_LANES = 1 << 17
+# Steps in one call of the kernel: a second or two, after which progress is shown.
+_STEPS_PER_CALL = 1 << 27
+# Ratios are cut at e^40: no count of draws shows a larger epsilon.
+_LARGEST_EXPONENT = 40.0
+NUM_BINS = 2048
+
+
+class Tables(NamedTuple):
+    """A `Branches` as the kernel takes it; float32 but for the 32-bit cuts.
+
+    Attributes:
+      cuts: (c,) uint32; which branch is taken is the number of cuts at or below a
+        random word. The first is the chance that the outer unit is not drawn.
+      shifts: (2, c) mean of the release in every branch, with and without the unit.
+      means: (d,) all different means but 0.
+      weights: (2, d + 1) their chances with and without the unit, that of 0 first.
+      turn: see `Branches`.
+      multiplier_cuts: (k - 1,) uint32.
+      multipliers: (k,).
+    """
+
+    cuts: Any
+    shifts: Any
+    means: Any
+    weights: Any
+    turn: Any
+    multiplier_cuts: Any
+    multipliers: Any
+
+
+class Part(NamedTuple):
+    """Equal steps of a run.
+
+    Attributes:
+      tables: of one step.
+      num_steps: how many of them.
+      is_mirrored: see `Branches`.
+    """
+
+    tables: Tables
+    num_steps: int
+    is_mirrored: bool
+
+
+def make_part(branches: Branches, num_steps: int) -> Part:
+    """Returns so many steps with these branches."""
+    outer = branches.outer_rate
+    chances = np.concatenate([[1 - outer], outer * branches.weight])
+    shifts = np.stack([branches.with_unit, branches.without_unit])
+    means = np.unique(np.concatenate([[0.0], *shifts]))
+    means = np.concatenate([[0.0], means[means != 0]])
+    weights = np.stack(
+        [[branches.weight[row == mean].sum() for mean in means] for row in shifts]
+    )
+    tables = Tables(
+        _cuts(chances),
+        shifts.astype(np.float32),
+        means[1:].astype(np.float32),
+        weights.astype(np.float32),
+        np.float32(branches.turn),
+        _cuts(branches.multiplier_weight),
+        branches.multiplier.astype(np.float32),
+    )
+    return Part(tables, num_steps, branches.is_mirrored)
+
+
+def loss_histogram(
+    parts: Sequence[Part],
+    key: Array,
+    num_draws: int,
+    *,
+    with_unit: bool,
+    reach: float,
+    on_draws: Callable[[int], None] | None = None,
+) -> np.ndarray:
+    """Returns how many losses fall into each of `NUM_BINS` equal bins.
+
+    Args:
+      parts: the run.
+      key: typed key.
+      num_draws: runs to simulate; rounded up to whole rounds.
+      with_unit: which of the two worlds.
+      reach: the bins cover [-reach, reach]; what lies beyond falls into the outermost.
+      on_draws: is told after every call of the kernel how many were simulated.
+
+    Returns:
+      (NUM_BINS,) int64.
+    """
+
+    def tally(losses: Array, edges: Array) -> Array:
+        place = jnp.floor((losses + edges[0]) * (0.5 * NUM_BINS / edges[0]))
+        place = jnp.clip(place, 0, NUM_BINS - 1).astype(jnp.int32)
+        return jnp.zeros(NUM_BINS, jnp.int32).at[place].add(1)
+
+    edges = np.asarray([reach], np.float32)
+    return _simulated(
+        parts, key, num_draws, with_unit, "histogram", tally, edges, on_draws
+    )[0]
+
+
+def loss_counts(
+    parts: Sequence[Part],
+    key: Array,
+    num_draws: int,
+    *,
+    with_unit: bool,
+    thresholds: np.ndarray,
+    on_draws: Callable[[int], None] | None = None,
+) -> tuple[np.ndarray, int]:
+    """Returns how many losses exceed each threshold, and how many were simulated.
+
+    Args:
+      parts: the run.
+      key: typed key, not that of the draws by which the thresholds were chosen.
+      num_draws: runs to simulate; rounded up to whole rounds.
+      with_unit: which of the two worlds.
+      thresholds: (k,).
+      on_draws: is told after every call of the kernel how many were simulated.
+
+    Returns:
+      ``((k,) int64, int)``.
+    """
+
+    def tally(losses: Array, edges: Array) -> Array:
+        return jnp.stack([jnp.sum(losses > edge, dtype=jnp.int32) for edge in edges])
+
+    edges = np.asarray(thresholds, np.float32)
+    return _simulated(
+        parts, key, num_draws, with_unit, f"counts {len(edges)}", tally, edges, on_draws
+    )
+
+
+def _simulated(
+    parts: Sequence[Part],
+    key: Array,
+    num_draws: int,
+    with_unit: bool,
+    name: str,
+    tally: Callable[[Array, Array], Array],
+    edges: np.ndarray,
+    on_draws: Callable[[int], None] | None,
+) -> tuple[np.ndarray, int]:
+    """Sums of a tally over so many draws, and their number."""
+    lanes = min(_MOST_LANES, 1 << max(0, math.ceil(math.log2(max(num_draws / 2, 1)))))
+    rounds = -(-num_draws // (2 * lanes))
+    steps = sum(part.num_steps for part in parts)
+    per_call = max(1, _STEPS_PER_CALL // max(2 * lanes * steps, 1))
+    mirrored = tuple(part.is_mirrored for part in parts)
+    kernel = _kernel(name, tally, lanes, mirrored)
+    world = np.int32(0 if with_unit else 1)
+    tables = tuple(part.tables for part in parts)
+    counts = np.asarray([part.num_steps for part in parts], np.int32)
+    state = streams.seeded(key, lanes)
+    total: np.ndarray | None = None
+    done = 0
+    while done < rounds:
+        now = min(per_call, rounds - done)
+        state, found = kernel(state, tables, counts, edges, np.int32(now), world)
+        found = np.asarray(found, np.int64)
+        total = found if total is None else total + found
+        done += now
+        if on_draws is not None:
+            on_draws(2 * lanes * now)
+    assert total is not None  # num_draws is at least 1
+    return total, 2 * lanes * done
+
+
+_KERNELS: dict[tuple[Any, ...], Any] = {}
+
+
+def _kernel(
+    name: str,
+    tally: Callable[[Array, Array], Array],
+    lanes: int,
+    mirrored: tuple[bool, ...],
+) -> Callable[..., Any]:
+    """The compiled simulation; kept by what chooses its code."""
+    place = (name, lanes, mirrored)
+    if place not in _KERNELS:
+        run = functools.partial(_run, tally=tally, mirrored=mirrored)
+        _KERNELS[place] = jax.jit(run)
+    return _KERNELS[place]
+
+
+def _run(
+    state: State,
+    tables: tuple[Tables, ...],
+    counts: Array,
+    edges: Array,
+    rounds: Array,
+    world: Array,
+    *,
+    tally: Callable[[Array, Array], Array],
+    mirrored: tuple[bool, ...],
+) -> tuple[State, Array]:
+    """So many rounds, each of two runs a lane; world 0 is the one with the unit."""
+    lanes = len(state[0])
+
+    def one_round(_: Array, carry: tuple[State, Array]) -> tuple[State, Array]:
+        state, total = carry
+        losses = jnp.zeros(lanes, jnp.float32), jnp.zeros(lanes, jnp.float32)
+        for place, table in enumerate(tables):
+
+            def one_step(_: Array, carry: Any, table=table, place=place) -> Any:
+                state, (first, second) = carry
+                noise, state = streams.normal_pairs(state)
+                a, state = _loss(table, noise[0], state, mirrored[place], world)
+                b, state = _loss(table, noise[1], state, mirrored[place], world)
+                return state, (first + a, second + b)
+
+            state, losses = jax.lax.fori_loop(
+                0, counts[place], one_step, (state, losses)
+            )
+        return state, total + tally(losses[0], edges) + tally(losses[1], edges)
+
+    start = jax.eval_shape(tally, jax.ShapeDtypeStruct((lanes,), jnp.float32), edges)
+    zeros = jnp.zeros(start.shape, start.dtype)
+    return jax.lax.fori_loop(0, rounds, one_round, (state, zeros))
+
+
+def _loss(
+    table: Tables, noise: Array, state: State, is_mirrored: bool, world: Array
+) -> tuple[Array, State]:
+    """The log-likelihood ratio of one release."""
+    word, state = streams.next_bits(state)
+    factor: Array | float = 1.0
+    if table.multipliers.shape[0] > 1:
+        which, state = streams.next_bits(state)
+        factor = _picked(which, table.multiplier_cuts[:-1], table.multipliers)
+    # In the mirrored pair the world without the unit is the one with it, turned.
+    row = table.shifts[0] if is_mirrored else table.shifts[world]
+    own = factor * _picked(word, table.cuts[1:-1], row)
+    if not is_mirrored:
+        loss = _log_ratio(table, noise + own, factor)
+    else:
+        other = factor * _picked(word, table.cuts[1:-1], table.shifts[1])
+        turn = factor * table.turn
+        # One normal number serves both laws: the two events exclude each other.
+        ahead, behind = noise + own, other - noise
+        is_ahead = ahead > turn
+        loss = _log_ratio(table, jnp.where(is_ahead, ahead, behind), factor)
+        loss = jnp.maximum(loss, 0.0)
+        loss = jnp.where(is_ahead, loss, jnp.where(behind > turn, -loss, 0.0))
+        loss = jnp.where(world == 0, loss, -loss)
+    return jnp.where(word >= table.cuts[0], loss, 0.0), state
+
+
+def _picked(word: Array, cuts: Array, values: Array) -> Array:
+    """The value of the branch that a random word falls into."""
+    picked = jnp.broadcast_to(values[0], word.shape)
+    for place in range(cuts.shape[0]):
+        picked = jnp.where(word >= cuts[place], values[place + 1], picked)
+    return picked
+
+
+def _log_ratio(table: Tables, release: Array, factor: Array | float) -> Array:
+    """Log of the two laws' density ratio, up to ``e^±40``."""
+    sums = [jnp.full(release.shape, table.weights[world, 0]) for world in (0, 1)]
+    for place in range(table.means.shape[0]):
+        mean = factor * table.means[place]
+        exponent = mean * (release - 0.5 * mean)
+        term = jnp.exp(jnp.clip(exponent, -_LARGEST_EXPONENT, _LARGEST_EXPONENT))
+        sums = [
+            s + table.weights[world, place + 1] * term for world, s in enumerate(sums)
+        ]
+    return jnp.log(sums[0] / sums[1])
+
+
+def _cuts(chances: np.ndarray) -> np.ndarray:
+    """Where each branch ends among the 2^32 words; the last one takes the rest."""
+    ends = np.cumsum(chances / np.sum(chances))
+    return np.minimum(np.rint(ends * 2.0**32), 2.0**32 - 1).astype(np.uint32)

@@ -1,0 +1,291 @@
+"""What an adversary lets one step do: who contributes what, and how often.
+
+The theorem's triple (docs/theory.md, "Profiles"): seen along one direction and in
+units of the noise, the protected unit's clip unit contributes one number if it is not
+drawn, one if it is drawn and the protected unit is not reached, one if it is reached.
+The tables here are made from the rates of the very step that is accounted, level by
+level, not from its dominating pair: an accountant that resolved a step to the wrong
+pair would be found out.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from jaxdp_episodic.accounting.resolution import (
+    ANTIPODAL,
+    EPISODES,
+    SAMPLED,
+    dominating_pair,
+)
+from jaxdp_episodic.accounting.step import STEP, GaussianStep
+from jaxdp_episodic.numerics.binomial import log_binomial_mass
+from jaxdp_episodic.sampling.designs import GroupedClasses, IndependentEpisodes
+from jaxdp_episodic.sampling.schemes import MultistageSampling, Poisson, Scheme
+
+# Larger numbers of contributions are too rare to be simulated or, where they are not,
+# refused.
+_MOST_CONTRIBUTIONS = 512
+_NEGLIGIBLE = 1e-15
+
+
+class Branches(NamedTuple):
+    """What can happen to the protected unit in one step, as a finite table.
+
+    Attributes:
+      outer_rate: chance that the unit above the clip level is drawn. Its other
+        contributions show whether it was, so a step without it reveals nothing.
+      weight: (c,) chances, given that it was; they add up to 1.
+      with_unit: (c,) mean of the release with the unit, in noise deviations.
+      without_unit: (c,) the same without it, or with another content in its place.
+      turn: the release at which both are equally likely; used if ``is_mirrored``.
+      multiplier: (k,) by which all means are multiplied; the draw of it is visible.
+      multiplier_weight: (k,) its law.
+      is_mirrored: a dominating pair whose two directions are alike: each of the two
+        laws has the losses above 0 of the table's forward direction, and below 0
+        mirrored those of the other law.
+    """
+
+    outer_rate: float
+    weight: np.ndarray
+    with_unit: np.ndarray
+    without_unit: np.ndarray
+    turn: float
+    multiplier: np.ndarray
+    multiplier_weight: np.ndarray
+    is_mirrored: bool
+
+
+def worst_case(step: GaussianStep, path: int = 0) -> Branches:
+    """Returns an actual mechanism: fixed data sets and contributions, nothing adaptive.
+
+    The contributions are collinear and antipodal. For one step they reach the
+    theorem's bound for `MultistageSampling` and for Poisson draws of grouped episodes.
+    Elsewhere, and for many steps, the claim is that of a dominating pair which no data
+    set need reach: there the table is a *lower bound* of the worst case.
+
+    Args:
+      step: one setting; all fields scalars.
+      path: which of the distinct paths of the step's population.
+
+    Raises:
+      NotImplementedError: more contributions of one unit than a table can have.
+    """
+    rates = [float(_at(rate, path)) for rate in step.path_rates.rates]
+    shift = 1 / float(step.noise_multiplier)
+    if isinstance(step.design, IndependentEpisodes):
+        return _several_episodes(step.design, math.prod(rates), shift)
+    if isinstance(step.design, GroupedClasses):
+        return _grouped(step.design, rates, shift)
+    if step.clip_unit == STEP:
+        return _swapped(1.0, math.prod(rates), 2 * shift)
+    return _multistage(step, step.design, rates, shift, path)
+
+
+def dominating_branches(step: GaussianStep, path: int = 0) -> Branches:
+    """Returns the dominating pair that is accounted, as something to draw from.
+
+    Args:
+      step: one setting; all fields scalars.
+      path: which of the distinct paths of the step's population.
+    """
+    pair = dominating_pair(step)
+    outer, rate, inner, sensitivity, noise, episodes = (
+        float(_at(field, path)) for field in pair[1:]
+    )
+    shift = sensitivity / noise
+    if pair.kind == SAMPLED:
+        return _swapped(outer, rate, shift)
+    if pair.kind == ANTIPODAL:
+        return _antipodal(outer, rate, inner, shift)._replace(is_mirrored=True)
+    if pair.kind != EPISODES:
+        return _swapped(outer, rate, shift)._replace(is_mirrored=True)
+    number, weight = _binomial(int(episodes), rate)
+    any_rate = float(weight[number > 0].sum())
+    table = _swapped(1.0, any_rate, shift)
+    if any_rate == 0:
+        return table._replace(is_mirrored=True)
+    return table._replace(
+        multiplier=number[number > 0],
+        multiplier_weight=weight[number > 0] / any_rate,
+        is_mirrored=True,
+    )
+
+
+def log_likelihood_ratio(branches: Branches, release: np.ndarray) -> np.ndarray:
+    """Returns the log-likelihood ratio of releases, with the unit against without it.
+
+    Given that the outer unit was drawn.
+
+    Args:
+      branches: not mirrored, without multipliers.
+      release: (...,) in noise deviations.
+    """
+    release = np.asarray(release, np.float64)[..., None]
+    logs = []
+    for means in (branches.with_unit, branches.without_unit):
+        exponent = means * (release - 0.5 * means)
+        largest = exponent.max(axis=-1, keepdims=True)
+        total = (branches.weight * np.exp(exponent - largest)).sum(axis=-1)
+        with np.errstate(divide="ignore"):
+            logs.append(np.log(total) + largest[..., 0])
+    return np.clip(logs[0] - logs[1], -1e3, 1e3)
+
+
+def _multistage(
+    step: GaussianStep,
+    sampling: MultistageSampling,
+    rates: list[float],
+    shift: float,
+    path: int,
+) -> Branches:
+    """The unit's own level-by-level draw; see the theorem."""
+    last = len(rates)
+    clip = sampling.level_names.index(str(step.clip_unit)) + 1
+    number = _one()
+    if clip > last:  # clipped below the protected unit: several contributions of it
+        number = _contributions(sampling.levels[last:clip])
+        clip = last
+    outer, rate = math.prod(rates[: clip - 1]), rates[clip - 1]
+    inner = math.prod(rates[clip:])
+    removed = clip == last and step.neighboring_relation == "add_remove"
+    if isinstance(sampling.levels[clip - 1], Poisson):
+        if removed:
+            return _drawn(outer, rate, number, shift, absent=0.0)
+        if len(number[0]) > 1:
+            return _drawn(outer, rate, number, shift, absent=-1.0)
+        return _antipodal(outer, rate, inner, shift * number[0][0])
+    covers = step.path_rates.covers_all(clip, step.neighboring_relation)
+    everyone = removed and bool(_at(covers, path))
+    if everyone or len(number[0]) > 1:
+        # All take part, or the others' contributions would be a noise of their own:
+        # the others contribute nothing.
+        return _drawn(outer, rate, number, shift, absent=0.0 if removed else -1.0)
+    # All others contribute -1 each, so that one of them is swapped for the unit.
+    return _swapped(outer, rate * inner, 2 * shift * number[0][0])
+
+
+def _grouped(design: GroupedClasses, rates: list[float], shift: float) -> Branches:
+    """Episodes of classes: with rates of episode, class and, below it, example."""
+    episode, class_, *below = rates
+    inner = math.prod(below)
+    if design.episodes is not None:
+        if isinstance(design.episodes, Poisson):
+            return _antipodal(1.0, episode, inner, shift)
+        return _swapped(1.0, episode * class_ * inner, 2 * shift)
+    # Drawn classes that are left over by the grouping take no part.
+    classes, ways = int(np.asarray(design.num_classes)), int(np.asarray(design.ways))
+    scheme: Any = design.classes
+    if isinstance(scheme, Poisson):
+        drawn, weight = _binomial(classes, class_)
+        placed = float(np.sum(weight * (drawn // ways * ways))) / classes
+        # How many episodes there are is itself random: the others contribute nothing.
+        return _antipodal(1.0, placed, inner, shift)
+    drawn = min(int(np.asarray(scheme.size)), classes)
+    return _swapped(1.0, drawn // ways * ways / classes * inner, 2 * shift)
+
+
+def _several_episodes(
+    design: IndependentEpisodes, rate: float, shift: float
+) -> Branches:
+    """All episodes contribute -1, those that hold the unit +1."""
+    number, weight = _binomial(int(np.asarray(design.num_episodes)), rate)
+    return _table(1.0, weight, 2 * shift * number, np.zeros(len(number)))
+
+
+def _drawn(
+    outer: float,
+    rate: float,
+    number: tuple[np.ndarray, np.ndarray],
+    shift: float,
+    *,
+    absent: float,
+) -> Branches:
+    """A unit that makes a random number of contributions if it is drawn."""
+    times, weight = number
+    weights = np.concatenate([[1 - rate], rate * weight])
+    means = np.concatenate([[0.0], shift * times])
+    return _table(outer, weights, means, absent * means)
+
+
+def _swapped(outer: float, rate: float, shift: float) -> Branches:
+    """The release moves by ``shift`` where the unit is reached."""
+    table = _table(outer, [1 - rate, rate], [0.0, shift], [0.0, 0.0])
+    return table._replace(turn=0.5 * shift)
+
+
+def _antipodal(outer: float, rate: float, inner: float, shift: float) -> Branches:
+    """Not drawn; drawn and not reached; reached."""
+    return _table(
+        outer,
+        [1 - rate, rate * (1 - inner), rate * inner],
+        [0.0, -shift, shift],
+        [0.0, -shift, -shift],
+    )
+
+
+def _table(outer: float, weight: Any, with_unit: Any, without_unit: Any) -> Branches:
+    return Branches(
+        outer_rate=float(outer),
+        weight=np.asarray(weight, np.float64),
+        with_unit=np.asarray(with_unit, np.float64),
+        without_unit=np.asarray(without_unit, np.float64),
+        turn=0.0,
+        multiplier=np.ones(1),
+        multiplier_weight=np.ones(1),
+        is_mirrored=False,
+    )
+
+
+def _contributions(levels: tuple[Scheme, ...]) -> tuple[np.ndarray, np.ndarray]:
+    """The law of the number of clipped contributions of one drawn unit."""
+    number, weight = _one()
+    for scheme in levels:
+        if not isinstance(scheme, Poisson):
+            size = int(np.asarray(scheme.size))
+            if scheme.population is not None and scheme.population_is_exact:
+                size = min(size, int(np.asarray(scheme.population)))
+            number = number * size
+            continue
+        children = int(np.asarray(scheme.population))
+        rate = float(np.asarray(scheme.sampling_probability))
+        law = np.zeros(int(number.max()) * children + 1)
+        _check_number(len(law) - 1)
+        for times, chance in zip(number, weight, strict=True):
+            drawn, chances = _binomial(int(times) * children, rate)
+            law[drawn.astype(int)] += chance * chances
+        number, weight = np.flatnonzero(law).astype(np.float64), law[law > 0]
+    return number, weight
+
+
+def _binomial(trials: int, rate: float) -> tuple[np.ndarray, np.ndarray]:
+    """The binomial law without its negligible values, as numbers and chances."""
+    if trials * rate > _MOST_CONTRIBUTIONS**2:
+        _check_number(trials)
+    first = 0
+    last = min(trials, int(trials * rate + 40 * math.sqrt(trials * rate + 1) + 40))
+    number = np.arange(first, last + 1).astype(np.float64)
+    mass = np.exp(log_binomial_mass(number, np.asarray(trials), np.asarray(rate)))
+    kept = mass > _NEGLIGIBLE
+    return number[kept], mass[kept] / mass[kept].sum()
+
+
+def _check_number(most: int) -> None:
+    if most > _MOST_CONTRIBUTIONS:
+        raise NotImplementedError(
+            f"an audit simulates at most {_MOST_CONTRIBUTIONS} contributions of one "
+            f"unit in a step, got up to {most:,}"
+        )
+
+
+def _one() -> tuple[np.ndarray, np.ndarray]:
+    return np.ones(1), np.ones(1)
+
+
+def _at(field: np.ndarray, path: int) -> Any:
+    """The value of one path; fields that are alike for all paths have length 1."""
+    field = np.asarray(field)
+    return field[min(path, field.shape[-1] - 1)]

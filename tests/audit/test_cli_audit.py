@@ -1,0 +1,148 @@
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from jaxdp_episodic import cli
+from jaxdp_episodic.audit import mechanism
+from training_runs import TINY
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGE = (ROOT / "docs" / "audit.md").read_text(encoding="utf-8")
+
+REQUEST = """
+version = 1
+num_steps = 2
+delta = 1e-3
+[step]
+type = "GaussianStep"
+noise_multiplier = 1.0
+[step.sampling]
+type = "Poisson"
+name = "user"
+sampling_probability = 0.3
+"""
+
+
+@pytest.fixture
+def request_file(tmp_path):
+    file = tmp_path / "request.toml"
+    file.write_text(REQUEST)
+    return file
+
+
+@pytest.fixture
+def run_file(tmp_path):
+    file = tmp_path / "run.toml"
+    file.write_text(TINY)
+    return file
+
+
+def test_a_request_is_audited(request_file, tmp_path, capsys):
+    out = tmp_path / "new" / "folder"
+    command = ["audit", str(request_file), "--out", str(out), "--draws", "200000"]
+    assert cli.run(command) == 0
+    printed = capsys.readouterr().out
+    assert "audited" in printed
+    document = json.loads((out / "audit.json").read_text())
+    (row,) = document["rows"]
+    assert 0 < row["audited"] < row["claimed_exact"] < row["claimed_rdp"]
+    assert row["evidence"]["confidence"] == 0.95
+    assert row["delta"] == 1e-3
+    assert "| request |" in (out / "audit.md").read_text()
+    assert (out / "audit.png").exists()
+
+
+def test_flags_take_the_place_of_the_file(request_file, tmp_path):
+    claims = []
+    for flags in ([], ["--delta", "1e-2"], ["--num-steps", "5"]):
+        out = tmp_path / str(len(claims))
+        command = ["audit", str(request_file), "--out", str(out), "--draws", "2000"]
+        assert cli.run([*command, *flags, "--confidence", "0.9", "--seed", "3"]) == 0
+        document = json.loads((out / "audit.json").read_text())
+        claims.append(document["rows"][0]["claimed_exact"])
+        assert document["seed"] == 3
+    assert claims[1] < claims[0] < claims[2]
+
+
+def test_a_claim_that_is_disproved_has_an_exit_code(
+    request_file, tmp_path, monkeypatch, capsys
+):
+    monkeypatch.setattr(mechanism, "epsilon", lambda *_, **__: 0.01)
+    command = ["audit", str(request_file), "--out", str(tmp_path / "o")]
+    assert cli.run([*command, "--draws", "100000"]) == 3
+    assert "VIOLATED" in capsys.readouterr().out
+    assert json.loads((tmp_path / "o" / "audit.json").read_text())["is_violated"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "flags"),
+    [
+        ("gradient", ["--canaries", "5"]),
+        ("input", ["--canaries", "5", "--num-steps", "2"]),
+        ("step", ["--draws", "100"]),
+        ("gradient", ["--canaries", "5", "--privacy-unit", "class"]),
+    ],
+)
+def test_runs_are_audited(kind, flags, run_file, tmp_path):
+    out = tmp_path / "o"
+    command = ["audit", str(run_file), "--out", str(out), "--kind", kind]
+    assert cli.run([*command, *flags]) == 0
+    document = json.loads((out / "audit.json").read_text())
+    assert document["kind"] == kind
+    assert len(document["rows"]) == (4 if kind == "step" else 1)
+    assert not document["is_violated"]
+
+
+@pytest.mark.parametrize(
+    ("which", "flags", "complaint"),
+    [
+        ("request", ["--draws", "7"], "num_draws"),
+        ("request", ["--privacy-unit", "user"], "--privacy-unit"),
+        ("request", ["--kind", "gradient"], "config"),
+        ("request", ["--confidence", "2", "--draws", "1000"], "confidence"),
+        ("run", [], "request"),
+        ("run", ["--kind", "step", "--num-steps", "3"], "--num-steps"),
+        ("run", ["--kind", "gradient", "--draws", "3"], "--draws"),
+        ("run", ["--kind", "gradient", "--delta", "1e-3"], "--delta"),
+        ("run", ["--kind", "gradient", "--canaries", "1000"], "num_canaries"),
+        ("run", ["--kind", "loud"], "kind"),
+    ],
+)
+def test_errors_are_one_line(
+    which, flags, complaint, request_file, run_file, tmp_path, capsys
+):
+    file = request_file if which == "request" else run_file
+    assert cli.run(["audit", str(file), "--out", str(tmp_path / "o"), *flags]) == 2
+    error = capsys.readouterr().err
+    lines = [line for line in error.splitlines() if "error:" in line]
+    assert len(lines) == 1
+    assert complaint in lines[0]
+
+
+def test_the_pages_code_runs(tmp_path, monkeypatch):
+    """In order and in one namespace, as somebody who reads along would run it."""
+    monkeypatch.chdir(ROOT)
+    blocks = re.findall(r"^```python\n(.*?)^```", PAGE, re.M | re.S)
+    assert len(blocks) >= 3
+    namespace = {}
+    for number, block in enumerate(blocks):
+        exec(compile(block, f"docs/audit.md block {number}", "exec"), namespace)
+
+
+def test_the_pages_commands_run(tmp_path, monkeypatch, capsys):
+    (tmp_path / "configs").symlink_to(ROOT / "configs")
+    monkeypatch.chdir(tmp_path)
+    blocks = re.findall(r"^```console\n(.*?)^```", PAGE, re.M | re.S)
+    commands = [
+        line.removeprefix("$ ")
+        for block in blocks
+        for line in block.splitlines()
+        if line.startswith("$ ")
+    ]
+    assert commands
+    for command in commands:
+        program, *arguments = command.split()
+        assert program == "jaxdp-episodic"
+        assert cli.run(arguments) == 0

@@ -1,0 +1,78 @@
+import math
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from jaxdp_episodic.audit.confidence import (
+    best_event,
+    clopper_pearson,
+    log_ratio_bound,
+)
+
+
+@pytest.mark.parametrize("trials", [1, 2, 17, 1_000, 10**6, 10**8])
+@pytest.mark.parametrize("error", [0.5, 0.1, 0.0125, 1e-6])
+def test_the_intervals_are_those_of_the_beta_law(trials, error):
+    rng = np.random.default_rng(trials)
+    chosen = [0, 1, 2, 5, 100, trials - 1, trials, *rng.integers(0, trials + 1, 20)]
+    k = np.unique(np.clip(chosen, 0, trials))
+    low, high = clopper_pearson(k, trials, error=error)
+    least = np.where(k == 0, 0.0, stats.beta.ppf(error, k, trials - k + 1))
+    most = np.where(k == trials, 1.0, stats.beta.isf(error, k + 1, trials - k))
+    # Next to the mean the binomial tails are bounds that are 1e-5 wide.
+    accuracy = 3e-7 if error < 0.5 else 1e-5
+    np.testing.assert_allclose(low, least, rtol=accuracy)
+    np.testing.assert_allclose(high, most, rtol=accuracy)
+    # On the safe side of what SciPy says.
+    assert np.all(low <= least)
+    assert np.all(high >= most)
+
+
+def test_the_intervals_fail_as_seldom_as_they_say():
+    """Summed over all outcomes, not simulated: the exact chance to miss the truth."""
+    trials, error = 40, 0.05
+    k = np.arange(trials + 1)
+    low, high = clopper_pearson(k, trials, error=error)
+    for chance in (0.001, 0.03, 0.2, 0.5, 0.83, 0.999):
+        mass = stats.binom.pmf(k, trials, chance)
+        assert mass[low > chance].sum() <= error
+        assert mass[high < chance].sum() <= error
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        ((5, 4, 0.05), "successes"),
+        ((-1, 4, 0.05), "successes"),
+        ((1, 0, 0.05), "trials"),
+        ((1, 4, 0.0), "error"),
+        ((1, 4, 0.7), "error"),
+    ],
+)
+def test_bad_counts_are_refused(arguments, complaint):
+    *counts, error = arguments
+    with pytest.raises(ValueError, match=complaint):
+        clopper_pearson(*counts, error=error)
+
+
+def test_the_ratio_bound_is_what_its_formula_says():
+    low, _ = clopper_pearson(900, 10_000, error=0.0125)
+    _, high = clopper_pearson(50, 10_000, error=0.0125)
+    found = log_ratio_bound(900, 50, 10_000, delta=1e-3, error=0.025)
+    assert found == pytest.approx(math.log((low - 1e-3) / high), rel=1e-12)
+    # Nothing is shown by an event that a mechanism may allow itself.
+    assert log_ratio_bound(900, 0, 10_000, delta=0.1, error=0.025) == 0
+    assert log_ratio_bound(50, 900, 10_000, delta=1e-3, error=0.025) == 0
+
+
+def test_the_best_event_is_near_the_best_bound():
+    edges = np.linspace(0, 4, 200)
+    number = 100_000
+    hits = np.rint(number * stats.norm.sf(edges - 1)).astype(int)
+    misses = np.rint(number * stats.norm.sf(edges)).astype(int)
+    settings = {"delta": 1e-3, "error": 0.025}
+    bounds = log_ratio_bound(hits, misses, number, **settings)
+    promised, best = best_event(hits, misses, number, num_later=number, **settings)
+    assert bounds[best] >= 0.99 * bounds.max()
+    assert promised == pytest.approx(bounds[best], rel=0.02)

@@ -1,0 +1,137 @@
+import jax
+import numpy as np
+import pytest
+from scipy import stats
+
+import jaxdp_episodic as jde
+from jaxdp_episodic.audit.simulation import (
+    NUM_BINS,
+    loss_counts,
+    loss_histogram,
+    make_part,
+)
+from jaxdp_episodic.audit.worst_case import dominating_branches, worst_case
+
+P, W = jde.Poisson, jde.WithoutReplacement
+DRAWS = 1 << 19
+
+
+def two_levels(**more):
+    sampling = jde.MultistageSampling(
+        P("task", sampling_probability=0.3), W("example", size=10, population=20)
+    )
+    settings = {"clip_unit": "task", "privacy_unit": "example", **more}
+    return jde.GaussianStep(sampling, noise_multiplier=0.9, **settings)
+
+
+TASKS = two_levels()
+EPISODES = jde.GaussianStep(
+    jde.IndependentEpisodes(W("example", size=6, population=30), num_episodes=5),
+    noise_multiplier=2.0,
+)
+SWAPPED = jde.GaussianStep(
+    W("example", size=3, population=10),
+    noise_multiplier=1.5,
+    neighboring_relation="replace_one",
+)
+OUTER = two_levels(clip_unit="example")
+
+
+def exceeding(parts, thresholds, *, with_unit, key=0, draws=DRAWS):
+    counts, number = loss_counts(
+        parts,
+        jax.random.key(key),
+        draws,
+        with_unit=with_unit,
+        thresholds=np.asarray(thresholds),
+    )
+    assert number >= draws
+    return counts / number, number
+
+
+def agrees(found, expected, number):
+    """Within four and a half standard deviations: a false alarm in 10^5."""
+    spread = np.sqrt(np.maximum(expected * (1 - expected), 1e-12) / number)
+    assert np.all(np.abs(found - expected) <= 4.5 * spread + 2e-6)
+
+
+@pytest.mark.parametrize("step", [TASKS, OUTER], ids=["tasks", "outer"])
+@pytest.mark.parametrize("with_unit", [True, False])
+def test_losses_of_fixed_data_have_their_law(step, with_unit):
+    """Against the laws of the loss, which are monotone in the release here."""
+    table = worst_case(step)
+    grid = np.linspace(-12, 12, 100_001)
+    means = table.with_unit if with_unit else table.without_unit
+    densities = [
+        (table.weight[:, None] * stats.norm.pdf(grid - m[:, None])).sum(axis=0)
+        for m in (table.with_unit, table.without_unit)
+    ]
+    loss = np.log(densities[0] / densities[1])
+    thresholds = np.array([-0.3, 0.1, 0.6, 1.2])
+    releases = grid[np.searchsorted(loss, thresholds)]
+    above = (table.weight[:, None] * stats.norm.sf(releases - means[:, None])).sum(0)
+    expected = table.outer_rate * above + (1 - table.outer_rate) * (thresholds < 0)
+    found, number = exceeding([make_part(table, 1)], thresholds, with_unit=with_unit)
+    agrees(found, expected, number)
+
+
+@pytest.mark.parametrize(
+    "step", [TASKS, EPISODES, SWAPPED], ids=["antipodal", "episodes", "swapped"]
+)
+def test_the_dominating_pair_has_the_claimed_profile(step):
+    """P(loss > eps) - e^eps Q(loss > eps) is delta(eps), in both directions."""
+    part = make_part(dominating_branches(step), 1)
+    assert part.is_mirrored
+    for epsilon in (0.05, 0.5, 1.5):
+        claimed = float(jde.privacy_profile(step, epsilon))
+        edges = [epsilon, -epsilon]
+        with_unit, number = exceeding([part], edges, with_unit=True)
+        without, _ = exceeding([part], edges, with_unit=False, key=1)
+        weight = np.exp(epsilon)
+        sums = with_unit[0], without[0], 1 - without[1], 1 - with_unit[1]
+        spread = np.sqrt((sums[0] + weight**2 * sums[1]) / number) + 1e-6
+        assert abs(sums[0] - weight * sums[1] - claimed) <= 4.5 * spread
+        spread = np.sqrt((sums[2] + weight**2 * sums[3]) / number) + 1e-6
+        assert abs(sums[2] - weight * sums[3] - claimed) <= 4.5 * spread
+
+
+def test_steps_add_up():
+    """Without subsampling the loss of T steps is that of one of sqrt(T) the shift."""
+    step = jde.GaussianStep(P("u", sampling_probability=1.0), noise_multiplier=3.0)
+    other = jde.GaussianStep(P("u", sampling_probability=1.0), noise_multiplier=2.0)
+    parts = [make_part(worst_case(step), 5), make_part(worst_case(other), 2)]
+    variance = 5 / 9 + 2 / 4
+    thresholds = np.array([-1.0, 0.5, 2.0])
+    for with_unit, mean in ((True, 0.5 * variance), (False, -0.5 * variance)):
+        expected = stats.norm.sf((thresholds - mean) / np.sqrt(variance))
+        found, number = exceeding(parts, thresholds, with_unit=with_unit)
+        agrees(found, expected, number)
+
+
+def test_the_histogram_counts_what_exceeds():
+    part = make_part(worst_case(TASKS), 1)
+    histogram = loss_histogram(
+        [part], jax.random.key(4), DRAWS, with_unit=True, reach=2.0
+    )
+    edges = np.linspace(-2, 2, NUM_BINS + 1)[[300, 1024, 1500]]
+    counts, number = loss_counts(
+        [part], jax.random.key(4), DRAWS, with_unit=True, thresholds=edges
+    )
+    assert histogram.sum() == number
+    above = np.array([histogram[place:].sum() for place in (300, 1024, 1500)])
+    # The same draws, but for losses that lie on an edge up to float32.
+    assert np.all(np.abs(above - counts) <= 5)
+
+
+@pytest.mark.parametrize("draws", [1, 2, 1000, 300_000])
+def test_all_draws_are_made_and_told(draws):
+    told = []
+    _, number = loss_counts(
+        [make_part(worst_case(TASKS), 1)],
+        jax.random.key(0),
+        draws,
+        with_unit=True,
+        thresholds=np.zeros(1),
+        on_draws=told.append,
+    )
+    assert sum(told) == number >= draws

@@ -1,0 +1,234 @@
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import jaxdp_episodic as jde
+from jaxdp_episodic.audit.training import (
+    KINDS,
+    Training,
+    audit_run,
+    audit_steps,
+    training_of_config,
+)
+from jaxdp_episodic.data.table import ExampleTable
+from jaxdp_episodic.training import private_gradient
+from jaxdp_episodic.training.budget import PrivacyBudget
+from jaxdp_episodic.training.config import read_config
+from jaxdp_episodic.training.trainer import Trainer
+from training_runs import GROUPED, SHOTS, TINY, classes, protonet, sinusoid_learner
+
+DELTAS = (1e-3, 1e-2, 1e-1)
+
+
+def seeded(*arguments, **named):
+    """A trainer with a fixed seed: an audit's outcome is then the same every time."""
+    return Trainer(*arguments, **{**named, "seed": 11})
+
+
+def budget_of(step, num_steps=30):
+    spent = float(jde.epsilon(step, num_steps=num_steps, delta=1e-5, method="rdp"))
+    return PrivacyBudget(step, spent, 1e-5, num_steps, num_steps)
+
+
+def few_shot(*, noise=0.7, rate=0.9, make_trainer=seeded, **more):
+    design = dataclasses.replace(
+        GROUPED.design, episodes=jde.Poisson("episode", sampling_probability=rate)
+    )
+    step = dataclasses.replace(GROUPED, sampling=design, noise_multiplier=noise, **more)
+    model, params = protonet()
+    return Training(
+        model,
+        params,
+        classes(),
+        budget_of(step),
+        SHOTS,
+        optax.adam(0.05),
+        0.5,
+        make_trainer=make_trainer,
+    )
+
+
+def task_table(num_tasks=60):
+    rng = np.random.default_rng(0)
+    phase = rng.uniform(0, 3, size=(num_tasks, 1))
+    x = rng.uniform(-3, 3, size=(num_tasks, 8))
+    return ExampleTable.from_records(
+        x.reshape(-1, 1),
+        np.sin(x + phase).ravel(),
+        units={"task": np.repeat(np.arange(num_tasks), 8)},
+        example_level="point",
+    )
+
+
+def tasks(*, noise=1.0, make_trainer=seeded):
+    sampling = jde.MultistageSampling(
+        jde.Poisson("task", sampling_probability=0.9),
+        jde.WithoutReplacement("point", size=6),
+    )
+    step = jde.GaussianStep(
+        sampling, noise_multiplier=noise, clip_unit="task", privacy_unit="task"
+    )
+    model, params = sinusoid_learner()
+    return Training(
+        model,
+        params,
+        task_table(),
+        budget_of(step),
+        3,
+        optax.sgd(0.01),
+        0.5,
+        normalizer=50.0,
+        make_trainer=make_trainer,
+    )
+
+
+@pytest.mark.parametrize("training", [few_shot, tasks])
+def test_steps_of_a_sound_trainer_stand(training):
+    """At the level of an example (add one to a class) and of a task."""
+    audit = audit_steps(training(), num_draws=1_500, deltas=DELTAS)
+    assert not audit.is_violated
+    # Canaries are as loud as the theorem allows.
+    share = [b.epsilon / c for b, c in zip(audit.bounds, audit.claimed, strict=True)]
+    assert max(share) > 0.3
+
+
+def halved_noise(monkeypatch):
+    def trainer(*arguments, **named):
+        made = seeded(*arguments, **named)
+        plain = made._gradient._finish
+
+        def finish(total, key, deviation, divisor):
+            return plain(total, key, 0.5 * deviation, divisor)
+
+        made._gradient._finish = finish
+        return made
+
+    return trainer
+
+
+def no_clipping(monkeypatch):
+    def clip(contribution, l2_clip_norm):
+        return contribution, jnp.float32(0), jnp.bool_(True)
+
+    monkeypatch.setattr(private_gradient, "clip_by_norm", clip)
+    return seeded
+
+
+def noise_of_the_mean(monkeypatch):
+    """The noise is divided once more by the number of units."""
+
+    def trainer(*arguments, **named):
+        made = seeded(*arguments, **named)
+
+        def finish(total, key, deviation, divisor):
+            leaves, structure = jax.tree.flatten(total)
+            keys = jax.random.split(key, len(leaves))
+            noised = [
+                (
+                    leaf
+                    + deviation
+                    / divisor
+                    * jax.random.normal(k, leaf.shape, jnp.float32)
+                )
+                / divisor
+                for leaf, k in zip(leaves, keys, strict=True)
+            ]
+            return jax.tree.unflatten(structure, noised)
+
+        made._gradient._finish = finish
+        return made
+
+    return trainer
+
+
+@pytest.mark.parametrize("fault", [halved_noise, no_clipping, noise_of_the_mean])
+@pytest.mark.parametrize("training", [few_shot, tasks])
+def test_steps_of_a_faulty_trainer_are_found_out(training, fault, monkeypatch):
+    noise = 1.5 if training is few_shot else 1.0
+    faulty = training(noise=noise, make_trainer=fault(monkeypatch))
+    audit = audit_steps(faulty, num_draws=1_500, deltas=DELTAS)
+    assert audit.is_violated
+
+
+@pytest.mark.parametrize("training", [few_shot, tasks])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_sound_run_stands(training, kind):
+    audit = audit_run(training(), kind=kind, num_canaries=20)
+    assert not audit.is_violated
+    assert audit.num_steps == 30
+    assert audit.claimed_exact <= audit.claimed_rdp
+    assert audit.guesses.num_canaries == 20
+    if kind == "gradient":  # little noise, many steps: the coins are plain to see
+        assert audit.guesses.epsilon > 0.5
+
+
+def test_a_run_with_too_little_noise_is_found_out():
+    """Claimed is an epsilon of 1.3; what runs has a tenth of its noise."""
+
+    def faulty(*arguments, **named):
+        step = named["budget"].step
+        less = dataclasses.replace(step, noise_multiplier=step.noise_multiplier / 10)
+        return seeded(
+            *arguments,
+            **{**named, "budget": dataclasses.replace(named["budget"], step=less)},
+        )
+
+    training = few_shot(noise=8.0, make_trainer=faulty)
+    audit = audit_run(training, num_canaries=30, num_steps=3)
+    assert audit.claimed_exact < 1.5
+    assert audit.is_violated
+
+
+def test_the_claim_is_for_the_steps_that_were_taken():
+    short = audit_run(few_shot(), num_canaries=4, num_steps=2)
+    expected = jde.epsilon(few_shot().budget.step, num_steps=2, delta=1e-5)
+    assert short.num_steps == 2
+    assert short.claimed_exact == pytest.approx(float(expected), rel=1e-6)
+
+
+def test_a_replaced_example_and_a_class():
+    for more in ({"neighboring_relation": "replace_one"}, {"privacy_unit": "class"}):
+        audit = audit_run(few_shot(**more), num_canaries=8, num_steps=4)
+        assert not audit.is_violated
+        assert audit.privacy_unit == more.get("privacy_unit", "example")
+
+
+def test_every_step_is_told():
+    told = []
+    audit_steps(
+        tasks(), num_draws=100, deltas=(0.1,), on_step=lambda *pair: told.append(pair)
+    )
+    assert told == [(taken, 200) for taken in range(1, 201)]
+
+
+def test_a_config_becomes_a_training(tmp_path):
+    file = tmp_path / "tiny.toml"
+    file.write_text(TINY)
+    training = training_of_config(read_config(file), tmp_path)
+    assert training.budget.num_steps == 3
+    assert training.learner.ways == 4
+    other = training_of_config(read_config(file), tmp_path, privacy_unit="class")
+    assert other.budget.step.privacy_unit == "class"
+    noise = training.budget.step.noise_multiplier
+    assert other.budget.step.noise_multiplier == noise
+    file.write_text(TINY.replace("epsilon = 8.0", "epsilon = inf"))
+    with pytest.raises(ValueError, match="finite"):
+        training_of_config(read_config(file), tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("changes", "complaint"),
+    [
+        ({"kind": "loud"}, "kind"),
+        ({"num_canaries": 10_000}, "num_canaries"),
+        ({"num_steps": 0}, "num_steps"),
+        ({"confidence": 0.1}, "confidence"),
+    ],
+)
+def test_bad_input_is_refused(changes, complaint):
+    with pytest.raises(ValueError, match=complaint):
+        audit_run(tasks(), **{"num_canaries": 3, "num_steps": 1, **changes})

@@ -1,0 +1,159 @@
+import dataclasses
+
+import numpy as np
+import pytest
+from scipy import stats
+
+import jaxdp_episodic as jde
+from jaxdp_episodic.audit.worst_case import (
+    dominating_branches,
+    log_likelihood_ratio,
+    worst_case,
+)
+
+P, W = jde.Poisson, jde.WithoutReplacement
+
+
+def task_step(task, **more):
+    sampling = jde.MultistageSampling(task, W("example", size=10, population=20))
+    settings = {"clip_unit": "task", "privacy_unit": "example", **more}
+    return jde.GaussianStep(sampling, noise_multiplier=0.8, **settings)
+
+
+COINS = P("task", sampling_probability=0.2)
+FIXED = W("task", size=2, population=10)
+GROUPED = jde.GroupedClasses(
+    num_classes=40,
+    ways=4,
+    episodes=P("episode", sampling_probability=0.3),
+    examples=W("example", size=5, population=20),
+)
+# Steps whose actual mechanism reaches the theorem's bound.
+REACHED = {
+    "coins, example": task_step(COINS),
+    "coins, example replaced": task_step(COINS, neighboring_relation="replace_one"),
+    "fixed, example": task_step(FIXED),
+    "coins, task": task_step(COINS, privacy_unit="task"),
+    "coins, task replaced": task_step(
+        COINS, privacy_unit="task", neighboring_relation="replace_one"
+    ),
+    "fixed, task": task_step(FIXED, privacy_unit="task"),
+    "examples clipped": task_step(COINS, clip_unit="example"),
+    "examples clipped, replaced": task_step(
+        COINS, clip_unit="example", neighboring_relation="replace_one"
+    ),
+    "task, its examples clipped": task_step(
+        COINS, clip_unit="example", privacy_unit="task"
+    ),
+    "step": task_step(COINS, clip_unit="step"),
+    "grouped": jde.GaussianStep(GROUPED, noise_multiplier=0.8),
+    "grouped, class": jde.GaussianStep(
+        GROUPED, noise_multiplier=0.8, privacy_unit="class"
+    ),
+    "grouped, classes fixed": jde.GaussianStep(
+        dataclasses.replace(GROUPED, episodes=None, classes=W("class", size=8)),
+        noise_multiplier=0.8,
+    ),
+}
+BELOW = {
+    "grouped, classes left over": jde.GaussianStep(
+        dataclasses.replace(GROUPED, episodes=None, classes=W("class", size=7)),
+        noise_multiplier=0.8,
+    ),
+    "grouped, classes by coins": jde.GaussianStep(
+        dataclasses.replace(
+            GROUPED, episodes=None, classes=P("class", sampling_probability=0.2)
+        ),
+        noise_multiplier=0.8,
+    ),
+    "episodes": jde.GaussianStep(
+        jde.IndependentEpisodes(W("example", size=3, population=30), num_episodes=4),
+        noise_multiplier=2.0,
+    ),
+    "task, its examples clipped by coins": jde.GaussianStep(
+        jde.MultistageSampling(
+            COINS, P("example", sampling_probability=0.5, population=4)
+        ),
+        noise_multiplier=2.0,
+        clip_unit="example",
+        privacy_unit="task",
+    ),
+}
+GRID = np.linspace(-25, 25, 200_001)
+
+
+def hockey_stick(table, epsilon):
+    """The larger direction's delta of a table's fixed mechanism, by summation."""
+    laws = [
+        (table.weight[:, None] * stats.norm.pdf(GRID - means[:, None])).sum(axis=0)
+        for means in (table.with_unit, table.without_unit)
+    ]
+    step = GRID[1] - GRID[0]
+    return table.outer_rate * max(
+        np.maximum(a - np.exp(epsilon) * b, 0).sum() * step
+        for a, b in (laws, laws[::-1])
+    )
+
+
+@pytest.mark.parametrize("name", REACHED)
+@pytest.mark.parametrize("epsilon", [0.1, 1.0])
+def test_one_step_reaches_the_claim(name, epsilon):
+    """The table comes from the step's rates, the claim from its dominating pair."""
+    step = REACHED[name]
+    claimed = float(jde.privacy_profile(step, epsilon))
+    assert hockey_stick(worst_case(step), epsilon) == pytest.approx(claimed, rel=1e-6)
+
+
+@pytest.mark.parametrize("name", BELOW)
+@pytest.mark.parametrize("epsilon", [0.1, 1.0])
+def test_no_mechanism_exceeds_the_claim(name, epsilon):
+    step = BELOW[name]
+    found = hockey_stick(worst_case(step), epsilon)
+    assert 0.005 * float(jde.privacy_profile(step, epsilon)) < found
+    assert found <= float(jde.privacy_profile(step, epsilon)) * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("name", [*REACHED, *BELOW])
+def test_tables_are_laws(name):
+    step = {**REACHED, **BELOW}[name]
+    for table in (worst_case(step), dominating_branches(step)):
+        assert table.weight.sum() == pytest.approx(1)
+        assert table.multiplier_weight.sum() == pytest.approx(1)
+        assert (table.weight >= 0).all()
+        assert 0 <= table.outer_rate <= 1
+
+
+def test_the_worst_path_of_a_tree_can_be_asked_for():
+    tree = jde.Population.from_sizes([5, 50], level_names=["task", "example"])
+    sampling = jde.MultistageSampling(COINS, W("example", size=5))
+    step = jde.GaussianStep(
+        sampling,
+        noise_multiplier=1.0,
+        clip_unit="task",
+        privacy_unit="example",
+        population=tree,
+    )
+    reached = {round(float(worst_case(step, path).weight[-1]), 6) for path in (0, 1)}
+    assert reached == {0.2, 0.02}
+
+
+def test_the_likelihood_ratio_is_that_of_the_laws():
+    table = worst_case(REACHED["coins, example"])
+    x = np.linspace(-6, 6, 41)
+    laws = [
+        (table.weight[:, None] * stats.norm.pdf(x - means[:, None])).sum(axis=0)
+        for means in (table.with_unit, table.without_unit)
+    ]
+    expected = np.log(laws[0] / laws[1])
+    np.testing.assert_allclose(log_likelihood_ratio(table, x), expected, atol=1e-12)
+
+
+def test_too_many_contributions_are_refused():
+    sampling = jde.MultistageSampling(
+        COINS, P("example", sampling_probability=0.5, population=5_000)
+    )
+    step = jde.GaussianStep(
+        sampling, noise_multiplier=1e4, clip_unit="example", privacy_unit="task"
+    )
+    with pytest.raises(NotImplementedError, match="contributions"):
+        worst_case(step)

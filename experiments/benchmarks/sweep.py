@@ -5,7 +5,8 @@
 Each sweep is the command ``jaxdp-episodic sweep`` in a process of its own, with nothing
 compiled before, its picture included; wall time, CPU time and peak memory are the
 operating system's of that process. Settings are those of grouped classes (the design of
-``configs/sweep_episodes.toml``): numbers of steps, noise multipliers and rates.
+``configs/sweep_episodes.toml``), and once of examples drawn by coins: numbers of steps,
+noise multipliers and rates.
 
 * a million settings by Rényi-DP, and as many in one call of the bare kernel
   (`jaxdp_episodic.accounting.evaluation.evaluate` on arrays made before), whose
@@ -40,18 +41,7 @@ method = "{method}"
 [step]
 type = "GaussianStep"
 
-[step.sampling]
-type = "GroupedClasses"
-num_classes = 1_623
-ways = 5
-episodes = {{ type = "Poisson", name = "episode" }}
-
-[step.sampling.examples]
-type = "WithoutReplacement"
-name = "example"
-size = 4
-population = 20
-
+{sampling}
 [[axes]]
 field = "num_steps"
 geomspace = [100, 10_000, {steps}]
@@ -61,9 +51,42 @@ field = "noise_multiplier"
 geomspace = [0.7, 6.0, {noises}]
 
 [[axes]]
-field = "episode.sampling_probability"
+field = "{drawn}.sampling_probability"
 geomspace = [0.01, 1.0, {rates}]
 """
+
+
+class Design(NamedTuple):
+    """Sampling in a description, and which of its units is drawn by coins."""
+
+    sampling: str
+    drawn: str
+
+
+GROUPED = Design(
+    """
+[step.sampling]
+type = "GroupedClasses"
+num_classes = 1_623
+ways = 5
+episodes = { type = "Poisson", name = "episode" }
+
+[step.sampling.examples]
+type = "WithoutReplacement"
+name = "example"
+size = 4
+population = 20
+""",
+    "episode",
+)
+EXAMPLES = Design(
+    """
+[step.sampling]
+type = "MultistageSampling"
+levels = [{ type = "Poisson", name = "example" }]
+""",
+    "example",
+)
 
 
 class Grid(NamedTuple):
@@ -134,6 +157,7 @@ def main() -> None:
 def measured(sizes: Sizes, folder: Path) -> dict[str, Any]:
     """All measurements, each in a process of its own."""
     start = sweep(folder / "start", "rdp", Grid(1, 2, 2))
+    plain = sweep(folder / "examples", "rdp", sizes.rdp, design=EXAMPLES)
     rdp = sweep(folder / "rdp", "rdp", sizes.rdp)
     kernel = json.loads(run(__file__, "--kernel", folder / "rdp.toml").output)
     exact = sweep(folder / "exact", "exact", sizes.exact)
@@ -144,6 +168,7 @@ def measured(sizes: Sizes, folder: Path) -> dict[str, Any]:
     rate = evaluated(rdp)[0] / max(rdp.wall_seconds - start.wall_seconds, 1e-9)
     return {
         "start alone": numbers(start),
+        "rdp, examples": numbers(plain),
         "rdp": numbers(rdp) | {"settings a second after the start": rate},
         "bare kernel": kernel,
         "sweep relative to the bare kernel": rate / kernel["settings a second"],
@@ -157,10 +182,13 @@ def measured(sizes: Sizes, folder: Path) -> dict[str, Any]:
     }
 
 
-def sweep(out: Path, method: str, grid: Grid, *options: str) -> Cost:
+def sweep(
+    out: Path, method: str, grid: Grid, *options: str, design: Design = GROUPED
+) -> Cost:
     """One sweep by the command."""
     file = out.with_suffix(".toml")
-    file.write_text(_TEXT.format(method=method, **grid._asdict()), encoding="utf-8")
+    text = _TEXT.format(method=method, **grid._asdict(), **design._asdict())
+    file.write_text(text, encoding="utf-8")
     command = ("-m", "jaxdp_episodic", "sweep", file, "--out", out, *options)
     return run(*command)
 
@@ -245,7 +273,12 @@ def _first(field: Any, rows: int) -> Any:
 
 def report(results: dict[str, Any]) -> list[str]:
     """The numbers for a reader."""
-    names = {"rdp": "Rényi-DP", "exact": "exact", "streamed part": "streamed part"}
+    names = {
+        "rdp, examples": "RDP, examples",
+        "rdp": "RDP, grouped",
+        "exact": "exact",
+        "streamed part": "streamed part",
+    }
     lines = ["settings          method         wall s   cpu s   a second   peak MiB"]
     for key, name in names.items():
         row = results[key]

@@ -26,7 +26,7 @@ from hypothesis import HealthCheck
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tests"))
 
-from fuzzing.targets import Target, outcome, targets  # noqa: E402: found by the path
+from fuzzing.targets import Target, outcome, targets  # noqa: E402 - found by the path
 
 SLOWEST = 5.0  # seconds that a case of a few hundred bytes may take
 

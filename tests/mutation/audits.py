@@ -1,0 +1,258 @@
+"""Checks that audit: the noised gradient, the whole trainer, the accountant."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+import jaxdp_episodic as jde
+from jaxdp_episodic.audit import audit_mechanism
+from jaxdp_episodic.audit.release import score_bound
+from jaxdp_episodic.audit.training import Training, audit_steps
+from jaxdp_episodic.data.table import ExampleTable
+from jaxdp_episodic.training import private_gradient
+from jaxdp_episodic.training.blocks import Block
+from jaxdp_episodic.training.budget import PrivacyBudget
+from jaxdp_episodic.training.contribution import contribution_loss
+from jaxdp_episodic.training.learners import ProtoNet
+from jaxdp_episodic.training.trainer import Trainer
+from mutation.verdicts import Effort, Verdict, of_bounds, of_numbers
+from training_runs import sinusoid_learner
+
+DELTAS = (1e-3, 1e-2, 1e-1)
+CLIP, NOISE, DIVISOR = 0.01, 2.0, 4.0
+_LOUD = 1_000.0
+_AT_ONCE, _CHOOSING = 4_096, 0.3
+
+# Everybody is drawn: no draw hides how far one unit moves the sum. It is C where the
+# unit is clipped itself, 2C where it is an example of an episode: the claim is then
+# that of `EPISODE`, by an accountant that several checks share.
+_ALL = jde.Poisson("unit", sampling_probability=1.0)
+ONCE = jde.GaussianStep(_ALL, noise_multiplier=NOISE)
+TWICE = jde.GaussianStep(_ALL, noise_multiplier=NOISE / 2)
+_WAYS = 5
+EPISODE = jde.GaussianStep(
+    jde.GroupedClasses(
+        num_classes=_WAYS,
+        ways=_WAYS,
+        episodes=jde.Poisson("episode", sampling_probability=1.0),
+        examples=jde.WithoutReplacement("example", size=2, population=2),
+    ),
+    noise_multiplier=NOISE,
+)
+
+
+class Rows(NamedTuple):
+    """Clip units whose contributions are what they hold."""
+
+    contribution: Any
+    unit_mask: Any
+
+
+def _dot(params: Any, unit: Rows) -> jax.Array:
+    """A loss whose gradient is the unit's contribution."""
+    products = jax.tree.map(lambda p, c: jnp.sum(p * c), params, unit.contribution)
+    return jnp.sum(jnp.stack(jax.tree.leaves(products)))
+
+
+def _audit_gradient(
+    loss: Callable[[Any, Any], jax.Array],
+    params: Any,
+    worlds: dict[bool, Any],
+    step: jde.GaussianStep,
+    score: Callable[[Any], jax.Array],
+    effort: Effort,
+) -> Verdict:
+    """Audits `PrivateGradient` on two fixed blocks, with the unit and without.
+
+    The score is one number of a release, large where the unit seems to be there; what
+    is claimed is the epsilon of one such ``step``.
+    """
+    gradient = private_gradient.PrivateGradient(loss)
+    settings = {"l2_clip_norm": CLIP, "noise_multiplier": NOISE, "normalizer": DIVISOR}
+
+    def scored(key: jax.Array, block: Any) -> jax.Array:
+        return score(gradient(params, [block], key, **settings)[0])
+
+    # A block is an argument: both worlds are one compiled function.
+    several = jax.jit(jax.vmap(scored, in_axes=(0, None)))
+    scores = {}
+    for world, block in worlds.items():
+        keys = jax.random.split(jax.random.key(int(world)), effort.releases)
+        parts = [
+            np.asarray(several(keys[start : start + _AT_ONCE], block), np.float64)
+            for start in range(0, effort.releases, _AT_ONCE)
+        ]
+        scores[world] = np.concatenate(parts)
+    choosing = int(_CHOOSING * effort.releases)
+    bounds = [
+        score_bound(
+            (scores[True][:choosing], scores[False][:choosing]),
+            (scores[True][choosing:], scores[False][choosing:]),
+            delta=delta,
+            share=1 / len(DELTAS),
+        )
+        for delta in DELTAS
+    ]
+    claims = jde.epsilon(step, num_steps=1, delta=list(DELTAS), method=effort.method)
+    return of_bounds(bounds, np.asarray(claims))
+
+
+def _audit_rows(
+    others: dict[str, np.ndarray],
+    unit: dict[str, np.ndarray],
+    score: Callable[[Any], jax.Array],
+    effort: Effort,
+) -> Verdict:
+    """Audits what others' contributions and one unit's, the last row, become."""
+    number = len(next(iter(others.values())))
+    rows = {name: np.vstack([others[name], unit[name]]) for name in unit}
+    rows = {name: row.astype(np.float32) for name, row in rows.items()}
+    there = np.ones(number + 1, np.float32)
+    worlds = {True: Rows(rows, there), False: Rows(rows, there.copy())}
+    worlds[False].unit_mask[-1] = 0
+    params = {name: np.zeros(row.shape[1], np.float32) for name, row in rows.items()}
+    return _audit_gradient(_dot, params, worlds, ONCE, score, effort)
+
+
+def loud_unit(effort: Effort) -> Verdict:
+    """One unit against three others, all of them much longer than the clip norm."""
+    others = {"a": np.outer(-0.1 * _LOUD * np.ones(3), [1.0, 0.0])}
+    return _audit_rows(
+        others, {"a": np.array([_LOUD, 0.0])}, lambda out: out["a"][0], effort
+    )
+
+
+def silent_unit(effort: Effort) -> Verdict:
+    """A unit whose contribution is zero, next to another: only the number tells."""
+    nothing = np.zeros(256)
+    return _audit_rows(
+        {"a": nothing[None]},
+        {"a": nothing},
+        lambda out: -jnp.sum(jnp.square(out["a"])),
+        effort,
+    )
+
+
+def two_layers(effort: Effort) -> Verdict:
+    """A unit that pulls two layers apart; the attacker looks at their difference."""
+    nobody = np.zeros((1, 2))
+    layer = np.array([_LOUD, 0.0])
+    return _audit_rows(
+        {"a": nobody, "b": nobody},
+        {"a": layer, "b": -layer},
+        lambda out: out["a"][0] - out["b"][0],
+        effort,
+    )
+
+
+def _protonet_block(*, with_unit: bool) -> Block:
+    """One episode of 1 shot and 1 query; the unit is the only example of class 0.
+
+    Every other query is nearest to its own class, until the unit stands nearer to all
+    of them: all their gradients change sign.
+    """
+    inputs = np.zeros((1, _WAYS, 2, _WAYS - 1), np.float32)
+    inputs[0, 1:, 0] = np.eye(_WAYS - 1)
+    inputs[0, 1:, 1] = 0.1 * np.eye(_WAYS - 1)
+    mask = np.ones((1, _WAYS, 2), np.float32)
+    mask[0, 0] = [float(with_unit), 0.0]
+    targets = np.broadcast_to(np.arange(_WAYS, dtype=np.float32)[:, None], (_WAYS, 2))
+    return Block(inputs, targets[None] * mask, mask, np.ones(1, np.float32))
+
+
+def support_example(effort: Effort) -> Verdict:
+    """An example in the support of a ProtoNet episode, which is clipped as a whole."""
+    learner: Any = ProtoNet(lambda params, inputs: params["w"] * inputs, ways=_WAYS)
+    return _audit_gradient(
+        contribution_loss(learner, (_WAYS, 2), shots=1),
+        {"w": np.ones(1, np.float32)},
+        {world: _protonet_block(with_unit=world) for world in (True, False)},
+        TWICE,
+        lambda out: out["w"][0],
+        effort,
+    )
+
+
+def clipped_by_slot(loss: Any, params: Any, unit: Block, clip: jax.Array) -> Any:
+    """What a fault does: each class's queries are a contribution of their own."""
+
+    def of_class(place: jax.Array) -> Any:
+        is_support = jnp.arange(2) < 1
+        is_own = jnp.arange(_WAYS) == place
+        kept = jnp.where(is_support | is_own[:, None], unit.slot_mask, 0.0)
+        contribution = jax.grad(loss)(params, unit._replace(slot_mask=kept))
+        return private_gradient.clip_by_norm(contribution, clip)
+
+    clipped, norm, finite = jax.vmap(of_class)(jnp.arange(_WAYS))
+    total = jax.tree.map(lambda leaf: jnp.sum(leaf, axis=0), clipped)
+    return total, jnp.max(norm), jnp.all(finite)
+
+
+def trainer_steps(effort: Effort) -> Verdict:
+    """Two runs of the trainer, with a task that shouts and without it."""
+    audit = audit_steps(_tasks(), num_draws=effort.trainer_steps, deltas=DELTAS)
+    return of_bounds(audit.bounds, audit.claimed)
+
+
+def _tasks() -> Training:
+    """MAML on 12 tasks, nearly all of them in every step."""
+    rng = np.random.default_rng(0)
+    number, points = 12, 4
+    x = rng.uniform(-3, 3, size=(number, points))
+    data = ExampleTable.from_records(
+        x.reshape(-1, 1),
+        np.sin(x + rng.uniform(0, 3, size=(number, 1))).ravel(),
+        units={"task": np.repeat(np.arange(number), points)},
+        example_level="point",
+    )
+    sampling = jde.MultistageSampling(
+        jde.Poisson("task", sampling_probability=0.9),
+        jde.WithoutReplacement("point", size=points),
+    )
+    step = jde.GaussianStep(
+        sampling, noise_multiplier=1.0, clip_unit="task", privacy_unit="task"
+    )
+    learner, params = sinusoid_learner()
+    return Training(
+        learner,
+        params,
+        data,
+        PrivacyBudget(step, 1e9, 1e-5, 1, 1),
+        2,
+        optax.sgd(0.01),
+        0.5,
+        normalizer=10.0,
+        # The same outcome every time, in a test.
+        make_trainer=lambda *args, **named: Trainer(*args, **{**named, "seed": 7}),
+    )
+
+
+def _described(step: jde.GaussianStep, delta: float, effort: Effort) -> Verdict:
+    """The accountant's claim about a step against the simulated step itself."""
+    audit = audit_mechanism(step, num_steps=1, delta=delta, num_draws=effort.simulated)
+    claimed = min(audit.claimed_rdp, audit.claimed_exact)
+    return of_numbers(audit.fixed_data.epsilon, claimed, delta)
+
+
+def swapped_example(effort: Effort) -> Verdict:
+    """Without replacement an example's place is taken by another: 2C."""
+    scheme = jde.WithoutReplacement("example", size=50, population=100)
+    return _described(jde.GaussianStep(scheme, noise_multiplier=2.0), 1e-3, effort)
+
+
+def classmates(effort: Effort) -> Verdict:
+    """Examples clipped one by one, of drawn tasks: their task's draw is seen."""
+    sampling = jde.MultistageSampling(
+        jde.WithoutReplacement("task", size=1, population=10),
+        jde.WithoutReplacement("example", size=20, population=40),
+    )
+    step = jde.GaussianStep(
+        sampling, noise_multiplier=2.0, clip_unit="example", privacy_unit="example"
+    )
+    return _described(step, 1e-3, effort)

@@ -1,0 +1,98 @@
+"""Checks that audit what is released of the sampler's draws."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+import jaxdp_episodic as jde
+from jaxdp_episodic.audit import audit_release
+from jaxdp_episodic.sampling import EpisodeSampler, Population
+from mutation.verdicts import Effort, Verdict, of_bounds
+
+_EPOCH, _CLASS = 10, 20
+
+
+def epoch(effort: Effort) -> Verdict:
+    """One example of ten, drawn with a chance of a tenth, in ten steps.
+
+    By coins it is in none of them with a chance of 0.35, and nothing shows.
+    """
+    sampling = jde.Poisson("example", sampling_probability=1 / _EPOCH)
+    step = jde.GaussianStep(sampling, noise_multiplier=0.2)
+    alone = np.zeros(_EPOCH)
+    alone[-1] = 1.0
+    return _audit(
+        step,
+        {True: _EPOCH, False: _EPOCH - 1},
+        alone,
+        effort,
+        num_steps=_EPOCH,
+        deltas=(0.5, 0.6),
+        score=np.max,
+    )
+
+
+def last_of_its_class(effort: Effort) -> Verdict:
+    """One of two classes is drawn; the second has one example or, without it, none."""
+    sampling = jde.MultistageSampling(
+        jde.WithoutReplacement("class", size=1, population=2),
+        jde.WithoutReplacement("example", size=_CLASS, population=1),
+    )
+    step = jde.GaussianStep(
+        sampling, noise_multiplier=2.0, clip_unit="example", privacy_unit="example"
+    )
+    return _audit(
+        step,
+        {True: [_CLASS, 1], False: [_CLASS, 0]},
+        np.array([-1.0] * _CLASS + [1.0]),
+        effort,
+        num_steps=1,
+        deltas=(1e-2, 1e-1),
+        score=np.sum,
+    )
+
+
+def _audit(
+    step: jde.GaussianStep,
+    sizes: dict[bool, Any],
+    contributions: np.ndarray,
+    effort: Effort,
+    *,
+    num_steps: int,
+    deltas: Sequence[float],
+    score: Callable[[Any], Any],
+) -> Verdict:
+    """Audits the noised sums of so many steps of a new sampler.
+
+    ``contributions`` are the examples', in clip norms.
+    """
+    trees = {world: Population.from_sizes(size) for world, size in sizes.items()}
+
+    def release(key: jax.Array, with_unit: bool) -> np.ndarray:
+        generator = np.random.default_rng(np.asarray(jax.random.key_data(key)))
+        sampler = EpisodeSampler(
+            step.design,
+            trees[with_unit],
+            clip_unit=str(step.clip_unit),
+            # Or it would refuse a list that lost a unit, before anything is drawn.
+            population_is_accounted=True,
+        )
+        draws = [sampler.draw(generator) for _ in range(num_steps)]
+        sums = [contributions[draw.examples[draw.mask]].sum() for draw in draws]
+        return sums + float(step.noise_multiplier) * generator.normal(size=num_steps)
+
+    claims = jde.epsilon(
+        step, num_steps=num_steps, delta=list(deltas), method=effort.method
+    )
+    audit = audit_release(
+        release,
+        claimed=np.asarray(claims),
+        deltas=deltas,
+        num_draws=effort.draws,
+        score=score,
+    )
+    return of_bounds(audit.bounds, audit.claimed)

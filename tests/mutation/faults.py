@@ -1,0 +1,327 @@
+"""The classic faults, each as the lines it changes and the check that notices."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from jaxdp_episodic.accounting import resolution
+from jaxdp_episodic.sampling import clip_rows
+from jaxdp_episodic.training import blocks, ledger, private_gradient, trainer
+from mutation import audits, crashes, draw_audits, sampled
+from mutation.planting import Edit, planted
+from mutation.verdicts import Check, Effort, Verdict
+
+AUDIT, SAMPLER, LEDGER = "audit", "sampler tests", "ledger"
+
+
+@dataclass(frozen=True)
+class Fault:
+    """A fault, and who notices.
+
+    Attributes:
+      name: what people call it.
+      edits: the lines that are other.
+      caught_by: "audit", "sampler tests" or "ledger".
+      check: must find something with the fault planted, and nothing without it.
+      reason: why the fault is one, and why the check sees it.
+      helpers: functions that the other lines call.
+      is_slow: the check takes more than a few seconds.
+    """
+
+    name: str
+    edits: tuple[Edit, ...]
+    caught_by: str
+    check: Check
+    reason: str
+    helpers: Mapping[str, Callable] = field(default_factory=dict)
+    is_slow: bool = False
+
+    def verdict(self, effort: Effort) -> Verdict:
+        """What the check says while the fault is there."""
+        with planted(self.edits, self.helpers):
+            return self.check(effort)
+
+    @property
+    def code(self) -> str:
+        """The fault, as lines taken away and lines put in their place."""
+        lines = []
+        for edit in self.edits:
+            lines.append(f"# {edit.place}")
+            lines += [f"- {line.strip()}" for line in edit.old.splitlines()]
+            lines += [f"+ {line.strip()}" for line in edit.new.splitlines()]
+        return "\n".join(lines)
+
+
+def _noise(new: str) -> Edit:
+    return Edit(private_gradient, "_with_noise", "leaf + deviation *", new)
+
+
+_CLIP = "clipped, norm, finite = clip_by_norm(contribution, clip)"
+_UNCLIPPED = Edit(
+    private_gradient,
+    "_summer",
+    _CLIP,
+    "_, norm, finite = clip_by_norm(contribution, clip)\n"
+    "        clipped = contribution",
+)
+_ADDED = "return jax.tree.map(jnp.add, totals, jax.lax.psum(mine, _AXIS))"
+_CLIPPED_SUM = Edit(
+    private_gradient,
+    "_summer",
+    _ADDED,
+    f"total = {_ADDED.removeprefix('return ')}\n        "
+    "return total._replace(gradient=clip_by_norm(total.gradient, clip)[0])",
+)
+_CHARGE = "taken + 1 if taken < self.ledger.charged else self.ledger.charge()"
+_DONE = "self._now = (self._update(state, gradient), number)"
+_SHUFFLED = Edit(
+    clip_rows.TreeRows,
+    "draw",
+    "tree_draw.draw_units(self.levels, generator)",
+    "batch_of_an_epoch(self, generator)",
+)
+_VANISHED = Edit(
+    clip_rows,
+    "rows_and_levels",
+    "tree_draw.make_levels(sampling.levels, population)",
+    "tree_draw.make_levels(sampling.levels, without_empty(population))",
+)
+
+FAULTS = (
+    Fault(
+        "noise halved",
+        (_noise("leaf + 0.5 * deviation *"),),
+        AUDIT,
+        audits.loud_unit,
+        "with half the deviation the unit stands out twice as far",
+    ),
+    Fault(
+        "noise halved, in a run of the trainer",
+        (_noise("leaf + 0.5 * deviation *"),),
+        AUDIT,
+        audits.trainer_steps,
+        "the same, seen in the steps of two real runs",
+        is_slow=True,
+    ),
+    Fault(
+        "noise for the mean instead of the sum",
+        (_noise("leaf + deviation / normalizer *"),),
+        AUDIT,
+        audits.loud_unit,
+        "the sum gets the noise of the mean and is then divided once more",
+    ),
+    Fault(
+        "no clipping",
+        (_UNCLIPPED,),
+        AUDIT,
+        audits.loud_unit,
+        "a contribution of any length goes through",
+    ),
+    Fault(
+        "clip after the sum",
+        (_UNCLIPPED, _CLIPPED_SUM),
+        AUDIT,
+        audits.loud_unit,
+        "one unit that outshouts the others turns the whole sum round: 2C, not C",
+    ),
+    Fault(
+        "realised batch size as divisor",
+        (
+            Edit(
+                private_gradient.PrivateGradient,
+                "__call__",
+                "clip * noise, divisor)",
+                "clip * noise, jnp.maximum(totals.units, 1.0))",
+            ),
+        ),
+        AUDIT,
+        audits.silent_unit,
+        "the noise in all other entries shows by what it was divided",
+    ),
+    Fault(
+        "a key used twice, by two layers",
+        (
+            Edit(
+                private_gradient,
+                "_with_noise",
+                "jax.random.split(key, len(leaves))",
+                "[key] * len(leaves)",
+            ),
+        ),
+        AUDIT,
+        audits.two_layers,
+        "the difference of two layers has no noise",
+    ),
+    Fault(
+        "a key used twice, by two steps",
+        (
+            Edit(
+                trainer.Trainer,
+                "step",
+                "jax.random.fold_in(key, number),",
+                "key,",
+            ),
+        ),
+        AUDIT,
+        audits.trainer_steps,
+        "the same noise in every step hides nothing",
+        is_slow=True,
+    ),
+    Fault(
+        "dropped Poisson tasks",
+        (
+            Edit(
+                clip_rows.TreeRows,
+                "draw",
+                "tree_draw.draw_units(self.levels, generator)",
+                "tree_draw.draw_units(self.levels, generator)"
+                "[: int(1.2 * self.expected)]",
+            ),
+        ),
+        SAMPLER,
+        sampled.drawn_tasks,
+        "a cap on the batch: whether a task takes part depends on the others",
+    ),
+    Fault(
+        "dropped Poisson tasks, behind the first block",
+        (
+            Edit(
+                blocks,
+                "make_blocks",
+                "range(0, max(number, 1), block_size)",
+                "range(0, 1, block_size)",
+            ),
+        ),
+        SAMPLER,
+        sampled.blocks_of_tasks,
+        "the same cap where draws become arrays of one shape",
+    ),
+    Fault(
+        "shuffled epochs charged as Poisson",
+        (_SHUFFLED,),
+        SAMPLER,
+        sampled.drawn_examples,
+        "batches of one size, no unit twice in an epoch: no coin was tossed",
+        {"batch_of_an_epoch": sampled.batch_of_an_epoch},
+    ),
+    Fault(
+        "shuffled epochs charged as Poisson, over an epoch",
+        (_SHUFFLED,),
+        AUDIT,
+        draw_audits.epoch,
+        "in an epoch every unit takes part for certain, by coins perhaps never",
+        {"batch_of_an_epoch": sampled.batch_of_an_epoch},
+        is_slow=True,
+    ),
+    Fault(
+        "sensitivity C where it is 2C",
+        (
+            Edit(
+                resolution,
+                "_multistage_pair",
+                "np.where(everyone, 1.0, 2.0) * contributions",
+                "1.0 * contributions",
+            ),
+        ),
+        AUDIT,
+        audits.swapped_example,
+        "without replacement another contribution takes the unit's place",
+    ),
+    Fault(
+        "the product rate with per-example clipping",
+        (
+            Edit(
+                resolution,
+                "_multistage_pair",
+                "outer = _product(levels.rates[: clip - 1])",
+                "outer = 1.0",
+            ),
+            Edit(
+                resolution,
+                "_multistage_pair",
+                "rate, inner = levels.rates[clip - 1],",
+                "rate, inner = _product(levels.rates[:clip]),",
+            ),
+        ),
+        AUDIT,
+        audits.classmates,
+        "the other examples of its task show that the task was drawn",
+    ),
+    Fault(
+        "a class slot clipped alone in a ProtoNet episode",
+        (
+            Edit(
+                private_gradient,
+                "_summer",
+                _CLIP,
+                "clipped, norm, finite = clipped_by_slot(loss, params, unit, clip)",
+            ),
+        ),
+        AUDIT,
+        audits.support_example,
+        "one support example turns the contributions of all class slots round",
+        {"clipped_by_slot": audits.clipped_by_slot},
+    ),
+    Fault(
+        "an emptied unit that vanishes",
+        (_VANISHED,),
+        SAMPLER,
+        sampled.fixed_number_of_tasks,
+        "when its last example leaves, all others are drawn more often",
+        {"without_empty": sampled.without_empty},
+    ),
+    Fault(
+        "an emptied unit that vanishes, in what is released",
+        (_VANISHED,),
+        AUDIT,
+        draw_audits.last_of_its_class,
+        "the other class is then drawn every time, with all of its examples",
+        {"without_empty": sampled.without_empty},
+        is_slow=True,
+    ),
+    Fault(
+        "charge after release",
+        (
+            Edit(trainer.Trainer, "step", _CHARGE, "taken + 1"),
+            Edit(
+                trainer.Trainer,
+                "step",
+                _DONE,
+                f"{_DONE}\n    if taken == self.ledger.charged:\n"
+                "        self.ledger.charge()",
+            ),
+        ),
+        LEDGER,
+        crashes.killed_and_resumed,
+        "whoever is killed in between has released a step that nobody charged",
+    ),
+    Fault(
+        "resume that forgets steps",
+        (
+            Edit(
+                ledger,
+                "taken_up",
+                "Ledger(budget, charged=charged, mark=content.end)",
+                "Ledger(budget, charged=taken, mark=content.end)",
+            ),
+        ),
+        LEDGER,
+        crashes.killed_and_resumed,
+        "steps after the checkpoint would be taken again as if for the first time",
+    ),
+    Fault(
+        "resume that forgets steps, and their noise",
+        (
+            Edit(
+                trainer.Trainer,
+                "resume",
+                "self._secrets = snapshot.secrets",
+                "pass",
+            ),
+        ),
+        LEDGER,
+        crashes.killed_and_resumed,
+        "steps are taken again, uncharged, with fresh noise: two releases of each",
+    ),
+)

@@ -1,0 +1,98 @@
+"""Plants a fault: runs a copy of one of our functions with other lines in it.
+
+A fault is written as the text it replaces. Text that is not in the function exactly
+once is refused, so a fault cannot silently turn into none when the code changes.
+"""
+
+from __future__ import annotations
+import __future__
+
+import inspect
+import itertools
+import sys
+import textwrap
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import pytest
+
+
+class Edit(NamedTuple):
+    """Lines of one function that a fault replaces.
+
+    Attributes:
+      owner: the module or class that holds the function.
+      function: its name there.
+      old: text in it, without the function's own indentation.
+      new: what stands there instead.
+    """
+
+    owner: Any
+    function: str
+    old: str
+    new: str
+
+    @property
+    def place(self) -> str:
+        """Where the function is written, as ``module.function``."""
+        function = getattr(self.owner, self.function)
+        module = function.__module__.removeprefix("jaxdp_episodic.")
+        return f"{module}.{function.__qualname__}"
+
+
+@contextmanager
+def planted(
+    edits: Sequence[Edit], helpers: Mapping[str, Callable] | None = None
+) -> Iterator[None]:
+    """Replaces the functions by copies with these edits, until the end of the block.
+
+    Args:
+      edits: of one function or of several; those of one function next to each other.
+      helpers: functions that the new lines call, by their name there.
+
+    Raises:
+      LookupError: a text that does not stand in its function exactly once.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        together = itertools.groupby(edits, key=lambda e: (e.owner, e.function))
+        for (owner, name), of_one in together:
+            original = getattr(owner, name)
+            for helper, function in (helpers or {}).items():
+                patch.setitem(original.__globals__, helper, function)
+            edited = _edited(original, name, list(of_one))
+            for holder in [owner, *_importers(original, name)]:
+                patch.setattr(holder, name, edited)
+        yield
+
+
+def _importers(original: Any, name: str) -> list[Any]:
+    """Our modules that hold the function under its name."""
+    return [
+        module
+        for path, module in sys.modules.items()
+        if path.partition(".")[0] == "jaxdp_episodic"
+        and vars(module).get(name) is original
+    ]
+
+
+def _edited(original: Any, name: str, edits: Sequence[Edit]) -> Any:
+    """The function compiled again from its edited source, in its own module."""
+    source = textwrap.dedent(inspect.getsource(original))
+    for edit in edits:
+        if source.count(edit.old) != 1:
+            raise LookupError(
+                f"{edit.place} has {source.count(edit.old)} times what the fault "
+                f"replaces, not once: {edit.old!r}"
+            )
+        source = source.replace(edit.old, edit.new)
+    code = compile(
+        source,
+        f"<{name} with a fault>",
+        "exec",
+        flags=__future__.annotations.compiler_flag,
+        dont_inherit=True,
+    )
+    found: dict[str, Any] = {}
+    exec(code, original.__globals__, found)
+    return found[name]

@@ -1,0 +1,88 @@
+"""Checks of the sampler: exact tests of what it draws, and of what reaches a step."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from jaxdp_episodic.data.table import ExampleTable
+from jaxdp_episodic.sampling import Draw, EpisodeSampler
+from jaxdp_episodic.training import blocks
+from mutation.verdicts import Effort, Verdict
+from sampling.test_draw_statistics import CASES, FALSE_ALARMS, check
+
+# A block size that most draws of a Poisson design exceed.
+_FEW = 1
+
+
+def drawn(name: str, effort: Effort) -> Verdict:
+    """One of the designs of the sampler's own tests."""
+    return _verdict(check(CASES[name](), effort.draws, seed=21))
+
+
+def drawn_tasks(effort: Effort) -> Verdict:
+    """Tasks by coins, examples without replacement."""
+    return drawn("tasks-poisson-subset", effort)
+
+
+def drawn_examples(effort: Effort) -> Verdict:
+    """Examples by coins."""
+    return drawn("examples-poisson", effort)
+
+
+def fixed_number_of_tasks(effort: Effort) -> Verdict:
+    """Tasks without replacement, one of them empty."""
+    return drawn("tasks-subset-poisson", effort)
+
+
+def blocks_of_tasks(effort: Effort) -> Verdict:
+    """What `make_blocks` hands to the trainer, under the tests of the sampler."""
+    case = CASES["tasks-poisson-subset"]()
+    return _verdict(check(case, effort.draws, seed=22, sampler=_InBlocks(case.sampler)))
+
+
+class _InBlocks:
+    """Draws, makes blocks, and reads from the blocks what was drawn."""
+
+    def __init__(self, sampler: EpisodeSampler) -> None:
+        self._sampler, tree = sampler, sampler.population
+        # An example's only feature is its place.
+        places = np.arange(tree.children_counts[-1].sum(), dtype=np.float32)
+        self._table = ExampleTable(places[:, None], None, tree)
+
+    def draw(self, generator: np.random.Generator) -> Draw:
+        """The draw as it stands in the blocks."""
+        draw = self._sampler.draw(generator)
+        made = blocks.make_blocks(draw, self._table, block_size=_FEW)
+        rows = [np.asarray(block.unit_mask) > 0 for block in made]
+        inputs, mask = (
+            np.concatenate([get(b)[r] for b, r in zip(made, rows, strict=True)])
+            for get in (lambda b: b.inputs[..., 0], lambda b: b.slot_mask > 0)
+        )
+        return Draw(inputs.astype(np.int64), mask, draw.units[: len(mask)])
+
+
+def _verdict(rejected_at: float) -> Verdict:
+    """Caught, if a correct sampler would draw so at most once in a million times."""
+    is_caught = rejected_at < FALSE_ALARMS
+    chance = f"{rejected_at:.1g}" if rejected_at > 1e-300 else "less than 1e-300"
+    sign = "<" if is_caught else ">="
+    return Verdict(is_caught, f"corrected p-value {chance} {sign} {FALSE_ALARMS:g}")
+
+
+def batch_of_an_epoch(rows: Any, generator: np.random.Generator) -> np.ndarray:
+    """What a fault does: the next units of a shuffled order, until it is used up."""
+    size, total = round(rows.expected), int(rows.levels[0].counts[0])
+    rest = getattr(rows, "rest", np.zeros(0, np.int64))
+    if len(rest) < size:
+        rest = generator.permutation(total)
+    rows.rest = rest[size:]
+    return rest[:size]
+
+
+def without_empty(population: Any) -> Any:
+    """What a fault does: units of the first level that hold nobody are taken away."""
+    first, below = population.children_counts
+    kept = below[below > 0]
+    return type(population)((np.full_like(first, len(kept)), kept))

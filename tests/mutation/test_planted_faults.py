@@ -1,0 +1,98 @@
+"""Every classic fault is caught, by a check that the code as it is passes."""
+
+import functools
+import inspect
+
+import numpy as np
+import pytest
+
+import jaxdp_episodic as jde
+from jaxdp_episodic.training import private_gradient
+from mutation import audits
+from mutation.faults import FAULTS
+from mutation.planting import Edit, planted
+from mutation.verdicts import FULL, QUICK, of_numbers
+
+
+@functools.cache
+def sound_verdict(check, effort):
+    """What the check says without a fault; several faults share one check."""
+    return check(effort)
+
+
+def assert_caught(fault, effort):
+    sound = sound_verdict(fault.check, effort)
+    assert not sound.is_caught, f"without the fault: {sound.evidence}"
+    faulty = fault.verdict(effort)
+    assert faulty.is_caught, faulty.evidence
+
+
+def by_name(faults):
+    return pytest.mark.parametrize("fault", faults, ids=lambda fault: fault.name)
+
+
+@by_name([fault for fault in FAULTS if not fault.is_slow])
+def test_a_planted_fault_is_caught(fault):
+    assert_caught(fault, QUICK)
+
+
+@pytest.mark.slow
+@by_name(FAULTS)
+def test_a_planted_fault_is_caught_at_full_strength(fault):
+    assert_caught(fault, FULL)
+
+
+def test_all_classic_faults_are_planted():
+    classic = {
+        "noise halved",
+        "noise for the mean instead of the sum",
+        "no clipping",
+        "clip after the sum",
+        "realised batch size as divisor",
+        "a key used twice",
+        "dropped Poisson tasks",
+        "shuffled epochs charged as Poisson",
+        "sensitivity C where it is 2C",
+        "the product rate with per-example clipping",
+        "a class slot clipped alone in a ProtoNet episode",
+        "an emptied unit that vanishes",
+        "charge after release",
+        "resume that forgets steps",
+    }
+    names = [fault.name for fault in FAULTS]
+    assert len(set(names)) == len(names)
+    assert {name.partition(", ")[0] for name in names} == classic
+
+
+def test_a_fault_is_gone_behind_its_block():
+    before = private_gradient._with_noise
+    edit = Edit(private_gradient, "_with_noise", "leaf + deviation", "leaf + helper()")
+    with planted([edit], {"helper": lambda: 0.0}):
+        assert private_gradient._with_noise is not before
+        assert vars(private_gradient)["helper"]() == 0.0
+    assert private_gradient._with_noise is before
+    assert not hasattr(private_gradient, "helper")
+
+
+@pytest.mark.parametrize("old", ["no such text", "leaf"])
+def test_a_fault_that_does_not_fit_the_code_is_refused(old):
+    before = inspect.getsource(private_gradient._with_noise)
+    edit = Edit(private_gradient, "_with_noise", old, "0.0")
+    with pytest.raises(LookupError, match="private_gradient._with_noise has"):
+        with planted([edit]):
+            pass
+    assert inspect.getsource(private_gradient._with_noise) == before
+
+
+def test_a_bound_at_the_claim_is_no_fault():
+    assert not of_numbers(1.0, 1.0, 1e-3).is_caught
+    assert of_numbers(1.1, 1.0, 1e-3).is_caught
+
+
+@pytest.mark.slow
+def test_the_claim_about_an_episode_is_that_of_its_design():
+    claims = [
+        jde.epsilon(step, num_steps=1, delta=list(audits.DELTAS))
+        for step in (audits.TWICE, audits.EPISODE)
+    ]
+    np.testing.assert_allclose(*claims, rtol=1e-6)

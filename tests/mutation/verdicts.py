@@ -1,0 +1,69 @@
+"""What a check makes of the code that runs, and how hard it looks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from jaxdp_episodic.audit import EpsilonBound
+
+
+class Effort(NamedTuple):
+    """How much a check may take.
+
+    Attributes:
+      releases: noised gradients that an audit draws in each of its two worlds.
+      trainer_steps: steps of the whole trainer, of each of two runs.
+      simulated: runs of a described mechanism, in each world.
+      draws: of a sampler.
+      method: of the claim about a gradient; both are upper bounds, "rdp" is quicker.
+    """
+
+    releases: int
+    trainer_steps: int
+    simulated: int
+    draws: int
+    method: str
+
+
+QUICK = Effort(
+    releases=4_096, trainer_steps=300, simulated=50_000, draws=1_500, method="rdp"
+)
+FULL = Effort(
+    releases=204_800, trainer_steps=2_000, simulated=10**7, draws=20_000, method="exact"
+)
+
+
+class Verdict(NamedTuple):
+    """What a check found.
+
+    Attributes:
+      is_caught: True if something is wrong.
+      evidence: the numbers that say so, or that say that nothing is.
+      claimed: epsilon, where one was audited; *upper bound* if the claim is true.
+      audited: its *lower bound*, where there is one.
+    """
+
+    is_caught: bool
+    evidence: str
+    claimed: float | None = None
+    audited: float | None = None
+
+
+Check = Callable[[Effort], Verdict]
+
+
+def of_bounds(bounds: Sequence[EpsilonBound], claims: np.ndarray) -> Verdict:
+    """The audit at the delta at which the claim fails most, or comes nearest to it."""
+    pairs = zip(bounds, claims, strict=True)
+    bound, claimed = max(pairs, key=lambda pair: pair[0].epsilon - pair[1])
+    return of_numbers(bound.epsilon, float(claimed), bound.delta)
+
+
+def of_numbers(audited: float, claimed: float, delta: float) -> Verdict:
+    """An audited epsilon against a claimed one."""
+    sign = ">" if audited > claimed else "<="
+    evidence = f"audited {audited:.3f} {sign} claimed {claimed:.3f} at delta {delta:g}"
+    return Verdict(audited > claimed, evidence, claimed, audited)

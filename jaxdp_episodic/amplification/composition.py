@@ -21,6 +21,8 @@ from jaxdp_episodic.numerics.binomial import (
 _ROUND_UP = 1 + 1e-14
 # From this epsilon on a step counts as a publication, which is an upper bound.
 _HIDES_NOTHING = 30.0
+# Products below this have a rounding error that may not be a normal float.
+_DEKKER_UNDERFLOWS = 1e-290
 
 
 def compose_naive(epsilon: Any, delta: Any, *, num_steps: Any) -> tuple[Any, Any]:
@@ -42,8 +44,8 @@ def compose_naive(epsilon: Any, delta: Any, *, num_steps: Any) -> tuple[Any, Any
     ourselves", Theorem 1.
     """
     eps, step_delta, k = _checked(epsilon, delta, num_steps)
-    total = np.where(k > 0, np.where(k > 0, k, 1.0) * eps, 0.0)
-    return total[()], np.minimum(k * step_delta, 1.0)[()]
+    total, price = _product_up(k, eps), _product_up(k, step_delta)
+    return total[()], np.minimum(price, 1.0)[()]
 
 
 def compose_strong(
@@ -77,7 +79,8 @@ def compose_strong(
     with np.errstate(over="ignore", invalid="ignore"):
         total = eps * np.sqrt(-2 * k * np.log(extra)) + k * eps * np.expm1(eps)
     total = np.where((k > 0) & (eps > 0), total * _ROUND_UP, 0.0)
-    return total[()], np.minimum(k * step_delta + extra, 1.0)[()]
+    price = np.nextafter(_product_up(k, step_delta) + extra, 2.0)
+    return total[()], np.minimum(price, 1.0)[()]
 
 
 def compose_closed_form(
@@ -113,7 +116,8 @@ def compose_closed_form(
     drift = k * e * np.tanh(e / 2)
     gentle = np.log(np.e + np.sqrt(k) * e / extra)
     least = np.minimum(gentle, -np.log(extra))
-    total = np.minimum(k * e, (drift + e * np.sqrt(2 * k * least)) * _ROUND_UP)
+    strong = (drift + e * np.sqrt(2 * k * least)) * _ROUND_UP
+    total = np.minimum(_product_up(k, e), strong)
     total = np.where(finite | (k == 0), total, np.inf)
     return total[()], _total_delta(step_delta, k, extra)[()]
 
@@ -212,6 +216,27 @@ def _checked(epsilon: Any, delta: Any, num_steps: Any) -> tuple[np.ndarray, ...]
     _validation.broadcast_shape(epsilon=eps, delta=step_delta, num_steps=k)
     eps, step_delta, k = np.broadcast_arrays(eps, step_delta, k)
     return eps, step_delta, k.astype(np.float64)
+
+
+def _product_up(k: np.ndarray, x: np.ndarray) -> np.ndarray:
+    """``k x`` rounded up: exact where it is a float; 0 where k is, be x infinite."""
+    times = np.where(k > 0, k, 1.0)
+    with np.errstate(over="ignore", invalid="ignore"):
+        value = times * x
+        # Dekker's error of the product, from halves of 26 bits (Veltkamp).
+        (a, b), (c, d) = (_halves(factor) for factor in (times, x))
+        error = ((a * c - value) + a * d + b * c) + b * d
+    # Where that error may underflow, up in any case.
+    inexact = (error > 0) | ((value < _DEKKER_UNDERFLOWS) & (times > 1) & (x > 0))
+    value = np.where(inexact, np.nextafter(value, np.inf), value)
+    return np.where(k > 0, value, 0.0)
+
+
+def _halves(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Two floats of at most 26 bits each whose sum is x."""
+    scaled = x * (2.0**27 + 1)
+    high = scaled - (scaled - x)
+    return high, x - high
 
 
 def _total_delta(delta: np.ndarray, k: np.ndarray, extra: np.ndarray) -> np.ndarray:

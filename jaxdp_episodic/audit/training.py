@@ -25,7 +25,13 @@ from jaxdp_episodic.audit.probes import canary_losses
 from jaxdp_episodic.audit.release import DELTAS, ReleaseAudit, score_bound
 from jaxdp_episodic.audit.worst_case import log_likelihood_ratio, worst_case
 from jaxdp_episodic.data.table import ExampleTable
+from jaxdp_episodic.sampling.designs import GroupedClasses
 from jaxdp_episodic.sampling.draw import EpisodeSampler
+from jaxdp_episodic.sampling.schemes import (
+    MultistageSampling,
+    Poisson,
+    WithoutReplacement,
+)
 from jaxdp_episodic.training.budget import PrivacyBudget
 from jaxdp_episodic.training.config import TrainingConfig, built_model
 from jaxdp_episodic.training.run import plan
@@ -273,10 +279,35 @@ def audit_steps(
 
 
 def on_data(step: GaussianStep, data: ExampleTable) -> GaussianStep:
-    """Returns the step with the data's sizes, where it rests on sizes of data."""
-    if step.population is None:
+    """Returns the step with the sizes that the data have, where it states sizes.
+
+    A unit that is out is empty. Sizes that the step states of levels within the privacy
+    unit do not hold then, and its privacy does not rest on them: they are left out.
+    """
+    if step.population is not None:
+        return dataclasses.replace(step, population=data.population)
+    design = step.sampling
+    if isinstance(design, GroupedClasses):
+        if design.examples.name == step.privacy_unit:
+            return step
+        within = dataclasses.replace(design.examples, population=None)
+        return dataclasses.replace(
+            step, sampling=dataclasses.replace(design, examples=within)
+        )
+    if not isinstance(design, MultistageSampling):
         return step
-    return dataclasses.replace(step, population=data.population)
+    names = [level.name for level in design.levels]
+    depth = names.index(str(step.privacy_unit)) + 1
+    within = map(_without_size, design.levels[depth:])
+    return dataclasses.replace(
+        step, sampling=MultistageSampling(*design.levels[:depth], *within)
+    )
+
+
+def _without_size(level: Poisson | WithoutReplacement) -> Poisson | WithoutReplacement:
+    if isinstance(level, WithoutReplacement):
+        return dataclasses.replace(level, population=None)
+    return level
 
 
 def _gradient_scores(

@@ -72,7 +72,7 @@ def load_parameters(path: Path, like: Any) -> Any:
 
     Raises:
       OSError: a file that cannot be read.
-      ValueError: no npz file of numbers, a larger one than the parameters need, or other
+      ValueError: no npz file of numbers, a larger one than parameters need, or other
         names or shapes than ``like`` has.
     """
     wanted = flat_params(like)

@@ -1,7 +1,7 @@
 """Checkpoints: complete or not there, and of this run or refused."""
 
-import os
 import json
+import os
 import shutil
 import signal
 import subprocess

@@ -81,8 +81,16 @@ def test_without_a_stated_population_the_data_give_it(tiny):
         ('kind = "protonet"', 'kind = "protonett"', "did you mean 'protonet'"),
         ("shots = 1", "shots = 0", "shots must be a whole number >= 1"),
         ("shots = 1", 'shots = 1\nloss = "squared_error"', "with kind='protonet'"),
-        ("channels = [4]", "channels = []", "channels must be a list of numbers"),
-        ("channels = [4]", "channels = [[4]]", "channels must be a list of numbers"),
+        (
+            "channels = [4]",
+            "channels = []",
+            "channels must be a list of 1 to 64 numbers",
+        ),
+        (
+            "channels = [4]",
+            "channels = [[4]]",
+            "channels must be a list of 1 to 64 numbers",
+        ),
         ("ways = 4", "ways = 41", "ways must be at most num_classes"),
         ("version = 1", "version = 2", "version must be 1"),
         ("num_episodes = 20", "num_episodes = 1", "num_episodes must be a whole"),

@@ -78,7 +78,7 @@ class Sizes:
 
     batch: int = 1_000
     peers: int = 64
-    autodp: int = 3
+    autodp: int = 1
     scalar_calls: int = 20
     memory: tuple[int, ...] = (10_000, 100_000)
     repeats: int = 3

@@ -121,6 +121,7 @@ def test_errors_are_one_line(
     assert complaint in lines[0]
 
 
+@pytest.mark.slow
 def test_the_pages_code_runs(tmp_path, monkeypatch):
     """In order and in one namespace, as somebody who reads along would run it."""
     monkeypatch.chdir(ROOT)

@@ -100,6 +100,7 @@ def test_a_difference_in_either_direction_counts():
     assert score_bound((-often[0], plain[0]), (-often[1], plain[1]), delta=1e-3)[0] == 0
 
 
+@pytest.mark.slow
 def test_the_confidence_is_kept():
     """One mechanism at the edge of its claim, audited 300 times."""
     edge = float(np.log(0.6 / 0.2))

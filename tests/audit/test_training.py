@@ -145,6 +145,8 @@ def noise_of_the_mean(monkeypatch):
     return trainer
 
 
+# tests/mutation plants these and others in the fast suite.
+@pytest.mark.slow
 @pytest.mark.parametrize("fault", [halved_noise, no_clipping, noise_of_the_mean])
 @pytest.mark.parametrize("training", [few_shot, tasks])
 def test_steps_of_a_faulty_trainer_are_found_out(training, fault, monkeypatch):

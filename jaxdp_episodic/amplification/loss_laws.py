@@ -9,14 +9,7 @@ integrand falls off instead of oscillating, and one fixed set of nodes serves ev
 The laws are *cut* where the Gaussian density has fallen below a level that the caller
 chooses. Without what is beyond it, M has no far bump that would grow like
 ``e^{c² s²/2}``: the contour may cross the real axis where it is best for the losses
-that do occur.
-
-The rule is the trapezoidal one after a change of variables: on analytic integrands that
-fall off at both ends it converges exponentially (Trefethen and Weideman 2014, SIAM
-Review 56(3)), with a third of the nodes that Gauss-Legendre panels take.
-
-The path must stay away from the zeros of the log-ratio's argument, at a height of
-pi/shift above its turning points; beyond those it may rise.
+that do occur. The nodes are those of `loss_paths`.
 """
 
 from __future__ import annotations
@@ -24,10 +17,16 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
-import jax
 import jax.numpy as jnp
 from jax import Array
 
+from jaxdp_episodic.amplification.loss_paths import (
+    Pair,
+    Path,
+    half_line,
+    points,
+    whole_line,
+)
 from jaxdp_episodic.amplification.windows import antipodal_turns
 from jaxdp_episodic.numerics.complex_exponentials import (
     expm1_complex,
@@ -38,24 +37,7 @@ from jaxdp_episodic.numerics.complex_exponentials import (
     versine_sine,
 )
 
-Pair = tuple[Array, Array]
-"""Real and imaginary part."""
-
 _LOG_SQRT_2PI = 0.5 * math.log(2 * math.pi)
-# Height of the path, in standard deviations: e^{1.8²/2} = 5 is what it may cost in
-# cancellation at real z.
-_TOP = 1.8
-# Height times shift where the log-ratio turns; its singularities are at pi.
-_TURN_ANGLE = 1.2
-# Slopes of the path: from the end of the domain (steep, so that e^{zL} falls off
-# faster than it oscillates), behind the turn, further out.
-_RISE_AT_FLOOR, _RISE_BEHIND_TURN, _RISE_AT_END = 2.0, 0.4, 0.3
-# Where a domain begins, e^{zL} has a boundary layer of width 1/|z|: nodes there are
-# e^{-u} from the end, down to this u, below which e^{zL} - 1 is 1e-15.
-_DEEPEST_LAYER = 17.0
-# At a turn nodes are closer than elsewhere by shift over this, in so many 1 / shift.
-_TURN_SHIFT, _TURN_WIDTH = 1.5, 3.0
-_FIXED_POINTS = 6
 # Left of it Q has a mass of 1e-19.
 _FURTHEST_LEFT = -9.0
 # Nodes of a law, unless the caller takes fewer.
@@ -87,17 +69,6 @@ class LossLaw(NamedTuple):
     end_loss: Array
 
 
-class _Path(NamedTuple):
-    """Real nodes (J, n) with their weights, and where a path has to be careful."""
-
-    node: Array
-    weight: Array
-    floor: Array
-    turn: Array
-    shift: Array
-    height: Array
-
-
 def sampled_law(
     sampling_probability: Array,
     shift: Array,
@@ -123,8 +94,8 @@ def sampled_law(
     low, high, turn = _sampled_ends(p, s, log_cut)
     # There P and Q differ by log(1 - p), and losses that low hardly matter.
     low = jnp.where(backward > 0, low, jnp.maximum(low, _FURTHEST_LEFT))
-    node, weight = _whole_line(low, high, turn, s, num_nodes)
-    path = _Path(node, weight, jnp.full_like(s, -jnp.inf), turn, s, height)
+    node, weight = whole_line(low, high, turn, s, num_nodes)
+    path = Path(node, weight, jnp.full_like(s, -jnp.inf), turn, s, height)
     y, density, element = _sampled_ratio(path, p)
     # P's density carries the losses y; Q's the losses -y of the exchanged pair, on the
     # path below the real line, where everything is conjugate.
@@ -155,8 +126,8 @@ def swapped_law(
     floor = 0.5 * s
     _, high, turn = _sampled_ends(p, s, log_cut)
     turn = jnp.maximum(turn, floor)
-    node, weight = _half_line(floor, high, (turn,), s, num_nodes)
-    path = _Path(node, weight, floor, turn, s, height)
+    node, weight = half_line(floor, high, (turn,), s, num_nodes)
+    path = Path(node, weight, floor, turn, s, height)
     y, density, element = _sampled_ratio(path, p)
     end_loss = _real_log_mixture(s * (node[-1] - 0.5 * s), p)
     return _symmetric(y, density, element, node[-1], end_loss)
@@ -183,8 +154,8 @@ def antipodal_law(
     floor = jnp.zeros_like(s)
     _, high, _ = _sampled_ends(p, s, log_cut)
     turns = tuple(jnp.clip(t, 0.0, 1e9) for t in (base_turn, turn))
-    node, weight = _half_line(floor, high, turns, s, num_nodes)
-    path = _Path(node, weight, floor, jnp.maximum(*turns), s, height)
+    node, weight = half_line(floor, high, turns, s, num_nodes)
+    path = Path(node, weight, floor, jnp.maximum(*turns), s, height)
 
     def ratio(x: Pair) -> tuple[Pair, Pair]:
         base = log_add_complex(log_q, (log_p - s * (x[0] + 0.5 * s), -s * x[1]))
@@ -196,7 +167,7 @@ def antipodal_law(
         )
         return log_add_complex(jnp.zeros_like(s), excess), base
 
-    x, element = _points(path)
+    x, element = points(path)
     y, base = ratio(x)
     normal = _log_normal(x)
     density = (base[0] + normal[0], base[1] + normal[1])
@@ -214,10 +185,10 @@ def _sampled_ends(p: Array, s: Array, log_cut: Array) -> tuple[Array, Array, Arr
     return -reach, high, turn
 
 
-def _sampled_ratio(path: _Path, p: Array) -> tuple[Pair, Pair, Pair]:
+def _sampled_ratio(path: Path, p: Array) -> tuple[Pair, Pair, Pair]:
     """Losses of the sampled pair on the path, log(density of Q), and dx."""
     s = path.shift
-    x, element = _points(path)
+    x, element = points(path)
     y = _log_mixture((s * (x[0] - 0.5 * s), s * x[1]), p)
     return y, _log_normal(x), element
 
@@ -247,125 +218,6 @@ def _law(loss: Pair, weight: Pair, end_log_weight: Array, end_loss: Array) -> Lo
     right, left = steepest(1.0), steepest(-1.0)
     size = jnp.sum(jnp.hypot(*weight) * jnp.hypot(*loss), axis=0)
     return LossLaw(loss, weight, mass, size, right, left, end_log_weight, end_loss)
-
-
-def _whole_line(low: Array, high: Array, turn: Array, s: Array, num_nodes: int) -> Pair:
-    """Nodes from about ``low`` to ``high`` and weights, (J, n): closer at the turn.
-
-    ``x(u) = u - share width tanh((u - turn) / width)``.
-    """
-    share, width = _crowding(s)
-
-    def place(x: Array) -> Array:
-        u = x
-        for _ in range(_FIXED_POINTS):
-            u = x + share * width * jnp.tanh((u - turn) / width)
-        return u
-
-    begin, end = place(low), place(high)
-    spacing = (end - begin) / (num_nodes - 1)
-    u = begin + spacing * jnp.arange(num_nodes, dtype=s.dtype)[:, None]
-    bent = jnp.tanh((u - turn) / width)
-    # An integral does not depend on its path: derivatives are taken with it held.
-    return jax.lax.stop_gradient(
-        (u - share * width * bent, spacing * (1 - share * (1 - bent * bent)))
-    )
-
-
-def _half_line(
-    floor: Array, high: Array, turns: tuple[Array, ...], s: Array, num_nodes: int
-) -> Pair:
-    """Nodes from ``floor`` to about ``high`` and weights; closer at the turns.
-
-    ``x = floor + v - sum of share width tanh((v - turn) / width)`` (0 at v = 0) with
-    ``v = log(1 + e^u)``.
-    """
-    share, width = _crowding(s)
-    if len(turns) == 2:
-        # Where both are at one place the share is one of them's.
-        apart = jnp.abs(turns[0] - turns[1]) / width
-        share = share / (1 + 1 / jnp.cosh(jnp.minimum(apart, 300.0)) ** 2)
-
-    def bends(v: Array, places: tuple[Array, ...]) -> tuple[Array, Array]:
-        shift, slope = jnp.zeros_like(v), jnp.zeros_like(v)
-        for place in places:
-            bent = jnp.tanh((v - place) / width)
-            shift = shift + share * width * (bent + jnp.tanh(place / width))
-            slope = slope + share * (1 - bent * bent)
-        return shift, slope
-
-    goals = tuple(turn - floor for turn in turns)
-    places, end = goals, high - floor
-    for _ in range(_FIXED_POINTS):
-        places = tuple(
-            goal + bends(place, places)[0]
-            for goal, place in zip(goals, places, strict=True)
-        )
-    for _ in range(_FIXED_POINTS):
-        end = high - floor + bends(end, places)[0]
-    spacing = (end + _DEEPEST_LAYER) / (num_nodes - 1)
-    u = spacing * jnp.arange(num_nodes, dtype=s.dtype)[:, None] - _DEEPEST_LAYER
-    v, rise = _softplus(u)
-    shift, slope = bends(v, places)
-    weight = spacing * rise * (1 - slope)
-    # The first one stands for all those before it, a geometric series.
-    weight = jnp.concatenate([weight[:1] / -jnp.expm1(-spacing), weight[1:]])
-    node, weight = jax.lax.stop_gradient((v - shift, weight))
-    # The path moves along with the end of the domain, where it must start.
-    return floor + node, weight
-
-
-def _crowding(s: Array) -> tuple[Array, Array]:
-    """Share of the spacing that is taken away at a turn, and the width of that."""
-    share = jnp.maximum(1 - _TURN_SHIFT / s, 0.0)
-    # In x the width is that of the place where x(u) is steep again.
-    return share, _TURN_WIDTH / s / (1 - 0.76 * share)
-
-
-def _softplus(x: Array) -> tuple[Array, Array]:
-    """``log(1 + e^x)`` and its derivative."""
-    small = jnp.exp(-jnp.abs(x))
-    rise = jnp.where(x > 0, 1.0, small) / (1 + small)
-    return jnp.maximum(x, 0.0) + jnp.log1p(small), rise
-
-
-def _points(path: _Path) -> tuple[Pair, Pair]:
-    """Nodes on the path, and ``dx`` with the weights."""
-    height, slope = jax.lax.stop_gradient(_heights(path))
-    return (path.node, height), (path.weight, path.weight * slope)
-
-
-def _heights(path: _Path) -> tuple[Array, Array]:
-    """Height of the path above its real nodes, and its slope."""
-    node = path.node
-    at_turn = jnp.minimum(_TOP, _TURN_ANGLE / path.shift)
-    starts = jnp.isfinite(path.floor)
-    along = jnp.where(starts, node - jnp.where(starts, path.floor, 0.0), 0.0)
-    bent = jnp.tanh(_RISE_AT_FLOOR * along / at_turn)
-    height = jnp.where(starts, at_turn * bent, at_turn)
-    slope = jnp.where(starts, _RISE_AT_FLOOR * (1 - bent * bent), 0.0)
-    begin = path.turn + 1.0
-    stop = begin + (_TOP - at_turn) / _RISE_BEHIND_TURN
-    # A path that starts on the real line must start there exactly.
-    origin = jnp.where(starts, path.floor, -1e30)
-    for corner, rise in (
-        (begin, _RISE_BEHIND_TURN),
-        (stop, -_RISE_BEHIND_TURN),
-        (jnp.maximum(stop, 2.0), _RISE_AT_END),
-    ):
-        before, _ = _bend(origin - corner)
-        behind, turned = _bend(node - corner)
-        height = height + rise * (behind - before)
-        slope = slope + rise * turned
-    return path.height * height, path.height * slope
-
-
-def _bend(x: Array) -> tuple[Array, Array]:
-    """A smooth ``max(x, 0)`` and its derivative; analytic while ``|Im x| < 2``."""
-    root = jnp.sqrt(x * x + 4.0)
-    # Without cancellation at x = -1e30.
-    smaller = 2.0 / (root + jnp.abs(x))
-    return jnp.where(x > 0, x + smaller, smaller), 0.5 * (1 + x / root)
 
 
 def _log_mixture(exponent: Pair, p: Array) -> Pair:

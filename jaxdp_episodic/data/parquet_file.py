@@ -13,6 +13,7 @@ from typing import Any
 
 from jaxdp_episodic import _validation
 from jaxdp_episodic.data.archive import check_plain_file
+from jaxdp_episodic.data.parquet_footer import column_items
 
 # Characters of a nested column that are made into Python's in one go.
 _MOST_TEXT = 2**29
@@ -62,6 +63,8 @@ def parquet_batches(
                     raise ValueError(f"no column {name!r}{hint}")
                 _check_type(arrow, schema.field(name), nested=names is None)
             _check_size(meta, len(wanted), max_bytes)
+            if any(schema.field(name).type.num_fields for name in wanted):
+                _check_items(path)
             texts = _text_leaves(meta)
         yield wanted, [[] for _ in wanted]
         if not meta.num_rows:
@@ -113,15 +116,17 @@ def _check_size(meta: Any, columns: int, max_bytes: int | None) -> None:
     total = sum(max(group.total_byte_size, 0) for group in groups)
     if max_bytes is not None and max(total, 8 * meta.num_rows * columns) > max_bytes:
         raise ValueError(f"more than max_bytes={max_bytes} bytes")
-    for group in groups:
-        for place in range(group.num_columns):
-            chunk = group.column(place)
-            # As many as there are rows, unless lists hold more.
-            if chunk.num_values > max(group.num_rows, _MOST_ITEMS):
-                raise ValueError(
-                    f"column {chunk.path_in_schema[:60]!r} must have at most "
-                    f"{_MOST_ITEMS} items a row group"
-                )
+
+
+def _check_items(path: Path) -> None:
+    """Refuses lists of more items than are made into Python objects in one go."""
+    for column in column_items(path):
+        # As many as there are rows, unless lists hold more.
+        if column.num_items > max(column.num_rows, _MOST_ITEMS):
+            raise ValueError(
+                f"column {column.path[:60]!r} must have at most {_MOST_ITEMS} items "
+                "a row group"
+            )
 
 
 def _is_text(arrow: Any, kind: Any) -> bool:

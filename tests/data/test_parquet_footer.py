@@ -1,0 +1,89 @@
+"""The items of columns against Arrow's own accessor, on files that are sound."""
+
+import numpy as np
+import pytest
+
+from jaxdp_episodic.data.parquet_footer import column_items
+
+pa = pytest.importorskip("pyarrow")
+pq = pytest.importorskip("pyarrow.parquet")
+
+COLUMNS = {
+    "number": [1.0, 2.0, None],
+    "flag": [True, False, True],
+    "text": ["a", "bé", ""],
+    "list": [[1, 2, 3], [], None],
+    "struct": [{"a": 1, "b": {"c": [True] * 20}}] * 3,
+    "lists": [[[1], [2, 3]], [[]], []],
+}
+
+
+@pytest.mark.parametrize("version", ["1.0", "2.6"])
+@pytest.mark.parametrize("rows", [1, 2, 3])
+def test_items_are_those_that_arrow_reads(tmp_path, version, rows):
+    path = tmp_path / "x.parquet"
+    pq.write_table(
+        pa.table(COLUMNS),
+        path,
+        version=version,
+        row_group_size=rows,
+        write_page_index=True,
+        sorting_columns=[pq.SortingColumn(0)],
+        store_schema=version == "1.0",
+    )
+    meta = pq.ParquetFile(path).metadata
+    expected = [
+        (chunk.path_in_schema, group.num_rows, chunk.num_values)
+        for group in map(meta.row_group, range(meta.num_row_groups))
+        for chunk in map(group.column, range(group.num_columns))
+    ]
+    assert [tuple(item) for item in column_items(path)] == expected
+
+
+def test_many_columns_and_row_groups(tmp_path):
+    """Lists of more than 14 items have a longer head."""
+    table = pa.table({f"column{i}": np.arange(40) for i in range(200)})
+    pq.write_table(table, tmp_path / "x.parquet", row_group_size=2)
+    items = column_items(tmp_path / "x.parquet")
+    assert len(items) == 200 * 20 and {item.num_items for item in items} == {2}
+
+
+def test_no_rows(tmp_path):
+    pq.write_table(pa.table({"a": pa.array([], "int64")}), tmp_path / "x.parquet")
+    assert all(item.num_items == 0 for item in column_items(tmp_path / "x.parquet"))
+
+
+def whole_file(footer):
+    return b"PAR1" + footer + len(footer).to_bytes(4, "little") + b"PAR1"
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", "too short"),
+        (b"PAR1" * 3, "no footer at its end"),
+        (b"PAR1" + b"\xff" * 8 + b"PAR1", "no footer at its end"),
+        (whole_file(b""), "ends too early"),
+        (whole_file(b"\x15" + b"\xff" * 11), "more than 64 bits"),
+        (whole_file(b"\x49\xfc\xff\xff\xff\x0f"), "ends too early"),
+        (whole_file(b"\x49\x15\x00"), "list of structs was expected"),
+        (whole_file(b"\x45\x02\x00"), "a list was expected"),
+        (whole_file(b"\x1e"), "type 14"),
+        (whole_file(b"\x1c" * 40), "deeper than 32 levels"),
+        # A row group with a column chunk that says nothing.
+        (whole_file(b"\x49\x1c\x19\x1c\x00\x00\x00"), "without a description"),
+        (whole_file(b"\x49\x1c\x19\x1c\x3c\x00\x00\x00"), "without a number of items"),
+    ],
+)
+def test_damaged_footers(tmp_path, content, message):
+    path = tmp_path / "x.parquet"
+    path.write_bytes(content)
+    with pytest.raises(ValueError, match=message):
+        column_items(path)
+
+
+def test_a_footer_of_many_megabytes_is_refused(tmp_path):
+    path = tmp_path / "x.parquet"
+    path.write_bytes(whole_file(bytes(2**24 + 1)))
+    with pytest.raises(ValueError, match="at most 16777216 bytes"):
+        column_items(path)

@@ -92,14 +92,21 @@ def half_line(
         return shift, slope
 
     goals = tuple(turn - floor for turn in turns)
-    places, end = goals, high - floor
-    for _ in range(_FIXED_POINTS):
-        places = tuple(
+
+    def better_places(_: Array, places: tuple[Array, ...]) -> tuple[Array, ...]:
+        return tuple(
             goal + bends(place, places)[0]
             for goal, place in zip(goals, places, strict=True)
         )
-    for _ in range(_FIXED_POINTS):
-        end = high - floor + bends(end, places)[0]
+
+    # Unrolled, twelve of them in a row are more than XLA's simplifier gets through.
+    places = jax.lax.fori_loop(0, _FIXED_POINTS, better_places, goals)
+    end = jax.lax.fori_loop(
+        0,
+        _FIXED_POINTS,
+        lambda _, end: high - floor + bends(end, places)[0],
+        high - floor,
+    )
     spacing = (end + _DEEPEST_LAYER) / (num_nodes - 1)
     u = spacing * jnp.arange(num_nodes, dtype=s.dtype)[:, None] - _DEEPEST_LAYER
     v, rise = _softplus(u)

@@ -1,5 +1,6 @@
 """Small steps, data and trainers that several test files train with."""
 
+import jax
 import numpy as np
 import optax
 from flax import nnx
@@ -153,3 +154,10 @@ def sinusoid_learner(seed=0):
         apply, inner_steps=1, inner_learning_rate=0.01, task_loss="squared_error"
     )
     return model, params
+
+
+def assert_same(run, other):
+    """Parameters and optimizer state are the same to the last bit."""
+    pairs = zip(jax.tree.leaves(run.state), jax.tree.leaves(other.state), strict=True)
+    for a, b in pairs:
+        np.testing.assert_array_equal(a, b)

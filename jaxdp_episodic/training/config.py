@@ -18,7 +18,7 @@ from jaxdp_episodic.data.toml_file import read_toml
 from jaxdp_episodic.sampling.spec import Spec
 from jaxdp_episodic.training import models
 from jaxdp_episodic.training.learners import ANIL, MAML, ProtoNet
-from jaxdp_episodic.training.private_gradient import checked_setting
+from jaxdp_episodic.training.private_gradient import NOISES, checked_setting
 from jaxdp_episodic.training.step_config import StepConfig
 
 _LOSSES = ("cross_entropy", "squared_error")
@@ -234,6 +234,7 @@ class TrainingConfig(Spec):
       block_size: clip units worked off in one go; see `Trainer`.
       evaluation: on held-out data; None: none.
       checkpoint_every: steps between checkpoints.
+      noise: "gaussian", or "discrete"; see `Trainer`.
       seed: None: the operating system's entropy. A number is *not private*.
     """
 
@@ -259,9 +260,11 @@ class TrainingConfig(Spec):
     block_size: int | None = None
     evaluation: EvaluationConfig | None = None
     checkpoint_every: int = 100
+    noise: str = "gaussian"
     seed: int | None = None
 
     def __post_init__(self) -> None:
+        _validation.choice("noise", self.noise, NOISES)
         for name in ("l2_clip_norm", "normalizer"):
             value = getattr(self, name)
             if value is not None or name == "l2_clip_norm":

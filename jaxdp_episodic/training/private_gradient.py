@@ -9,6 +9,7 @@ after the sum over blocks and devices.
 The noise is float32 Gaussian noise from JAX's threefry generator: a finite set of
 values, none beyond 5.42 standard deviations. It is not hardened against attacks on
 floating-point numbers; docs/training.md, "What epsilon does not cover", says more.
+With ``noise="discrete"`` it is: see `discrete_noise`.
 """
 
 from __future__ import annotations
@@ -23,6 +24,10 @@ from jax import Array
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxdp_episodic import _validation
+from jaxdp_episodic.training import discrete_noise
+
+NOISES = ("gaussian", "discrete")
+"""What can be added to a sum: float32 Gaussian noise, or the hardened discrete one."""
 
 _AXIS = "shard"
 # Float32 sums of squares over 10^8 numbers are good to about 1e-6: contributions are
@@ -68,7 +73,13 @@ class PrivateGradient:
       devices: JAX devices over which each block is spread; its rows must be a multiple
         of them. Default: the first local device.
       units_at_once: units whose gradients are computed side by side. One is fastest and
-        smallest for episodes on a CPU; for single examples take 32 or more.
+        smallest for episodes on a CPU; for single examples take 32 or more. With
+        discrete noise one is taken, so that no unit changes how another's are rounded.
+      noise: "gaussian", or "discrete": hardened against attacks on low-order bits, and
+        slower, as it is drawn by the host.
+
+    Raises:
+      ValueError: another noise.
     """
 
     def __init__(
@@ -77,12 +88,17 @@ class PrivateGradient:
         *,
         devices: Sequence[Any] | None = None,
         units_at_once: int = 1,
+        noise: str = "gaussian",
     ) -> None:
+        _validation.choice("noise", noise, NOISES)
+        self._is_discrete = noise == "discrete"
         chosen = list(devices) if devices is not None else jax.local_devices()[:1]
         self._mesh = Mesh(np.array(chosen), (_AXIS,))
         self._by_row = NamedSharding(self._mesh, PartitionSpec(_AXIS))
         self._everywhere = NamedSharding(self._mesh, PartitionSpec())
-        self._add = jax.jit(_summer(loss, self._mesh, units_at_once), donate_argnums=1)
+        at_once = 1 if self._is_discrete else units_at_once
+        summer = _summer(loss, self._mesh, at_once, self._is_discrete)
+        self._add = jax.jit(summer, donate_argnums=1)
         self._finish = jax.jit(_with_noise)
 
     def on_devices(self, state: Any) -> Any:
@@ -93,7 +109,7 @@ class PrivateGradient:
         self,
         params: Any,
         blocks: Sequence[UnitBlock],
-        key: Array,
+        key: Array | bytes,
         *,
         l2_clip_norm: float,
         noise_multiplier: float,
@@ -106,10 +122,11 @@ class PrivateGradient:
           blocks: at least one, all rows of which together are the draw; see
             `make_blocks`. ``loss`` is given one row of a block at a time. Masked rows
             behind the last drawn one of a device's share cost nothing.
-          key: typed key of this step's noise, never used for another draw.
+          key: typed key of this step's noise, never used for another draw; of discrete
+            noise at least 16 bytes.
           l2_clip_norm: C, in [1e-18, 1e18].
           noise_multiplier: standard deviation of the noise in clip norms; 0 (no
-            privacy), or in [1e-18, 1e18].
+            privacy), or in [1e-18, 1e18]. Of discrete noise in [1e-18, 1000].
           normalizer: public divisor, in [1e-18, 1e18].
 
         Returns:
@@ -119,35 +136,48 @@ class PrivateGradient:
           they contribute zero), which are *private*.
 
         Raises:
-          TypeError: a key without a type (use `jax.random.key`), or a setting that is
-            no number.
+          TypeError: a key of the wrong type (use `jax.random.key`), or a setting that
+            is no number.
           ValueError: no block, rows that the devices cannot share equally, or a number
             out of range.
         """
         _check_blocks(blocks, self._mesh.size)
-        if not (
-            isinstance(key, Array) and jnp.issubdtype(key.dtype, jax.dtypes.prng_key)
-        ):
-            raise TypeError(f"key must be a typed key (jax.random.key), got {key!r}")
+        _check_key(key, self._is_discrete)
         clip = jnp.float32(checked_setting("l2_clip_norm", l2_clip_norm))
-        noise = jnp.float32(
-            checked_setting("noise_multiplier", noise_multiplier, zero=True)
-        )
-        divisor = jnp.float32(checked_setting("normalizer", normalizer))
+        noise = checked_noise(noise_multiplier, self._is_discrete)
+        divisor = checked_setting("normalizer", normalizer)
+        if self._is_discrete:
+            discrete_noise.check_units(sum(len(b.unit_mask) for b in blocks))
         params = self.on_devices(params)
-        totals = jax.device_put(_no_totals(params), self._everywhere)
+        totals = jax.device_put(_no_totals(params, self._is_discrete), self._everywhere)
         for block in blocks:
             rows = jax.device_put(block, self._by_row)
             totals = self._add(params, totals, rows, clip)
-        gradient = self._finish(totals.gradient, key, clip * noise, divisor)
+        gradient = self._released(totals.gradient, key, clip, noise, divisor)
         return gradient, _diagnostics(totals)
+
+    def _released(
+        self, total: Any, key: Array | bytes, clip: Array, noise: float, divisor: float
+    ) -> Any:
+        """The sum with its noise, divided."""
+        if not isinstance(key, bytes):
+            deviation = clip * jnp.float32(noise)
+            return self._finish(total, key, deviation, jnp.float32(divisor))
+        gradient = discrete_noise.released_sum(
+            total,
+            key,
+            l2_clip_norm=float(clip),
+            noise_multiplier=noise,
+            normalizer=divisor,
+        )
+        return self.on_devices(gradient)
 
     def temporary_bytes(self, params: Any, block: UnitBlock) -> int:
         """Returns the working memory that a block takes on a device, in bytes.
 
         It is what the compiler plans: parameters, block and sums come on top.
         """
-        totals = _no_totals(params)
+        totals = _no_totals(params, self._is_discrete)
         lowered = self._add.lower(params, totals, block, jnp.float32(1.0))
         analysis: Any = lowered.compile().memory_analysis()
         return int(analysis.temp_size_in_bytes)
@@ -183,17 +213,24 @@ def clip_by_norm(contribution: Any, l2_clip_norm: Array) -> tuple[Any, Array, Ar
 
 
 def _summer(
-    loss: Callable[[Any, Any], Array], mesh: Mesh, units_at_once: int
+    loss: Callable[[Any, Any], Array],
+    mesh: Mesh,
+    units_at_once: int,
+    is_discrete: bool,
 ) -> Callable[..., Totals]:
     """Adds the clipped contributions of a block to the totals."""
 
     def one_unit(params: Any, unit: Any, clip: Array) -> Totals:
         value, contribution = jax.value_and_grad(loss)(params, unit)
         clipped, norm, finite = clip_by_norm(contribution, clip)
+        if is_discrete:
+            clipped = discrete_noise.on_grid(clipped, clip)
         drawn = unit.unit_mask > 0
         used = jnp.where(drawn, 1.0, 0.0)
         return Totals(
-            jax.tree.map(lambda leaf: jnp.where(drawn, leaf, 0.0), clipped),
+            jax.tree.map(
+                lambda leaf: jnp.where(drawn, leaf, jnp.zeros_like(leaf)), clipped
+            ),
             jnp.where(drawn & jnp.isfinite(value), value, 0.0).astype(jnp.float32),
             norm * used,
             jnp.where(norm > clip, used, 0.0),
@@ -228,7 +265,7 @@ def _summer(
                 new = several(params, units, clip)
             return jax.tree.map(jnp.add, sums, new)
 
-        start = jax.lax.pcast(_no_totals(params), _AXIS, to="varying")
+        start = jax.lax.pcast(_no_totals(params, is_discrete), _AXIS, to="varying")
         # A dynamic number of trips: rows behind the last unit cost nothing.
         mine = jax.lax.fori_loop(0, -(-last // at_once), add, start)
         return jax.tree.map(jnp.add, totals, jax.lax.psum(mine, _AXIS))
@@ -253,8 +290,11 @@ def _with_noise(total: Any, key: Array, deviation: Array, normalizer: Array) -> 
     return jax.tree.unflatten(structure, noised)
 
 
-def _no_totals(params: Any) -> Totals:
-    gradient = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, jnp.float32), params)
+def _no_totals(params: Any, is_discrete: bool) -> Totals:
+    if is_discrete:
+        gradient = discrete_noise.no_sum(params)
+    else:
+        gradient = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, jnp.float32), params)
     # Buffers of their own: they are donated.
     return Totals(gradient, *(jnp.zeros((), jnp.float32) for _ in range(5)))
 
@@ -269,6 +309,32 @@ def _check_blocks(blocks: Sequence[UnitBlock], num_devices: int) -> None:
                 f"rows of a block must be a positive multiple of the {num_devices} "
                 f"device(s), got {rows}"
             )
+
+
+def _check_key(key: Any, is_discrete: bool) -> None:
+    if is_discrete:
+        if not isinstance(key, bytes):
+            raise TypeError(f"key of discrete noise must be bytes, got {type(key)}")
+    elif not (
+        isinstance(key, Array) and jnp.issubdtype(key.dtype, jax.dtypes.prng_key)
+    ):
+        raise TypeError(f"key must be a typed key (jax.random.key), got {key!r}")
+
+
+def checked_noise(noise_multiplier: Any, is_discrete: bool) -> float:
+    """Returns a noise multiplier that the noise can have; see `PrivateGradient`.
+
+    Raises:
+      TypeError: no number.
+      ValueError: one out of range.
+    """
+    value = checked_setting("noise_multiplier", noise_multiplier, zero=True)
+    if is_discrete and not 0 < value <= discrete_noise.LARGEST_NOISE:
+        raise ValueError(
+            f"noise_multiplier of discrete noise must be in (0, "
+            f"{discrete_noise.LARGEST_NOISE:g}], got {noise_multiplier!r}"
+        )
+    return value
 
 
 def checked_setting(name: str, value: Any, *, zero: bool = False) -> float:

@@ -27,6 +27,7 @@ def privacy_statement(
     is_seeded: bool = False,
     has_default_normalizer: bool = False,
     for_release: bool = False,
+    noise: str = "gaussian",
 ) -> str:
     """Returns what is protected, how well, why, and under which conditions.
 
@@ -37,6 +38,7 @@ def privacy_statement(
       has_default_normalizer: the divisor was the mean number of clip units a step. At
         levels where that is private no epsilon is given.
       for_release: leave out whatever was computed from private sizes.
+      noise: "gaussian" or "discrete"; see `Trainer`.
 
     Returns:
       Markdown. Epsilon in it is an *upper bound*.
@@ -62,10 +64,8 @@ def privacy_statement(
     report = privacy_report(budget.step, num_steps=num_steps, delta=budget.delta)
     if has_default_normalizer:
         report = _without_private_divisor(report, budget.step)
-    return (
-        "\n".join([*lines, *_in_words(report, budget), "", "```", str(report), "```"])
-        + "\n"
-    )
+    words = _in_words(report, budget, noise)
+    return "\n".join([*lines, *words, "", "```", str(report), "```"]) + "\n"
 
 
 def _without_private_divisor(
@@ -102,7 +102,14 @@ def _without_sizes(budget: PrivacyBudget) -> list[str]:
     ]
 
 
-def _in_words(report: PrivacyReport, budget: PrivacyBudget) -> list[str]:
+def _in_words(report: PrivacyReport, budget: PrivacyBudget, noise: str) -> list[str]:
+    kind, law = (
+        "Gaussian noise",
+        "The low-order bits of float32 noise are not hardened.",
+    )
+    if noise == "discrete":
+        kind = "discrete Gaussian noise"
+        law = "Sums and noise were whole numbers, whose low-order bits tell nothing."
     unit, clip = report.privacy_unit, report.clip_units[0]
     changed = (
         f"one `{unit}` more or less"
@@ -116,10 +123,10 @@ def _in_words(report: PrivacyReport, budget: PrivacyBudget) -> list[str]:
         f"epsilon <= {budget.epsilon:g}.",
         "",
         f"It holds because in each of {sum(report.num_steps):,} steps the gradient of "
-        f"each drawn `{clip}` was clipped, Gaussian noise of "
+        f"each drawn `{clip}` was clipped, {kind} of "
         f"{report.noise_multipliers[0]:.5g} times the clip norm was added to their "
         "sum, and who was drawn stayed secret: the object that drew is the one that is "
-        "accounted.",
+        f"accounted. {law}",
         "",
         "Released are the parameters after every step. Not released, and not covered: "
         "checkpoints (they hold the noise key), the full log (it holds losses and "

@@ -158,6 +158,7 @@ def _trainer(
         l2_clip_norm=config.l2_clip_norm,
         normalizer=config.normalizer,
         block_size=config.block_size,
+        noise=config.noise,
         seed=config.seed,
         settings={
             "model": config.model.to_dict(),
@@ -197,6 +198,7 @@ def _finish(trainer: Trainer, folder: Path, title: str, console: Console) -> Res
     how = {
         "is_seeded": trainer.is_seeded,
         "has_default_normalizer": trainer.has_default_normalizer,
+        "noise": trainer.noise,
     }
     statement = privacy_statement(budget, taken, **how)
     uncounted = epsilon_without_last_stage(budget, taken)
@@ -205,6 +207,7 @@ def _finish(trainer: Trainer, folder: Path, title: str, console: Console) -> Res
         "epsilon spent": _number(spent),
         "epsilon without counting the draw of examples": _number(uncounted),
         "target": f"epsilon {budget.epsilon:g}, delta {budget.delta:g}",
+        "noise": trainer.noise,
         "noise multiplier": budget.step.noise_multiplier,
         "clip norm": trainer.l2_clip_norm,
         "protected": f"one {budget.step.privacy_unit} "

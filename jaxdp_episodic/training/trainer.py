@@ -23,11 +23,17 @@ from jaxdp_episodic.training.checkpoint import (
     new_secrets,
 )
 from jaxdp_episodic.training.contribution import contribution_loss
+from jaxdp_episodic.training.discrete_noise import step_seed
 from jaxdp_episodic.training.environment import described_environment
 from jaxdp_episodic.training.evaluation import Evaluation
 from jaxdp_episodic.training.ledger import Ledger, taken_up
 from jaxdp_episodic.training.ledger_writer import create_ledger
-from jaxdp_episodic.training.private_gradient import PrivateGradient, checked_setting
+from jaxdp_episodic.training.private_gradient import (
+    NOISES,
+    PrivateGradient,
+    checked_noise,
+    checked_setting,
+)
 from jaxdp_episodic.training.run_description import described_run
 from jaxdp_episodic.training.run_log import HELD_OUT, PRIVATE, read_log
 from jaxdp_episodic.training.run_records import StepProgress, opened_records
@@ -59,6 +65,8 @@ class Trainer:
       block_size: clip units that are worked off in one go; memory grows with it, the
         result does not depend on it. Default, and most: enough for almost every draw.
       devices: over which a block is spread. Default: all local devices.
+      noise: "gaussian", in float32; or "discrete", hardened against attacks on
+        low-order bits: see `discrete_noise`. The budget is the same.
       seed: None takes draws and noise from the operating system's entropy. A fixed seed
         makes the run repeatable and *not private*: whoever knows it can subtract the
         noise.
@@ -84,6 +92,7 @@ class Trainer:
         normalizer: float | None = None,
         block_size: int | None = None,
         devices: Sequence[Any] | None = None,
+        noise: str = "gaussian",
         seed: int | None = None,
         settings: Mapping[str, Any] | None = None,
     ) -> None:
@@ -93,7 +102,8 @@ class Trainer:
         checks.check_targets(learner, data, step)
         self.learner, self.data, self.budget = learner, data, budget
         self.l2_clip_norm = checked_setting("l2_clip_norm", l2_clip_norm)
-        checked_setting("noise_multiplier", step.noise_multiplier, zero=True)
+        self.noise = _validation.choice("noise", noise, NOISES)
+        checked_noise(step.noise_multiplier, noise == "discrete")
         checks.warn_about_delta(step, budget.delta, data)
         self.sampler = EpisodeSampler(
             step.design, data.population, clip_unit=str(step.clip_unit)
@@ -114,6 +124,7 @@ class Trainer:
             loss,
             devices=self._devices,
             units_at_once=1 if couples else _SINGLE_EXAMPLES_AT_ONCE,
+            noise=noise,
         )
         self._secrets = new_secrets(seed)
         self.ledger = Ledger(budget)
@@ -131,6 +142,7 @@ class Trainer:
             l2_clip_norm=self.l2_clip_norm,
             normalizer=self.normalizer,
             shots=shots,
+            noise=noise,
             settings=dict(settings or {}),
         )
 
@@ -180,19 +192,25 @@ class Trainer:
         # noise is the same release, so it is taken again and not charged again.
         number = taken + 1 if taken < self.ledger.charged else self.ledger.charge()
         blocks = self.draw_blocks(number) if blocks is None else blocks
-        words = jax.numpy.asarray(self._secrets.noise_key)
-        # The type of key is part of what a checkpoint holds: not the default's matter.
-        key = jax.random.wrap_key_data(words, impl="threefry2x32")
         gradient, diagnostics = self._gradient(
             state.params,
             blocks,
-            jax.random.fold_in(key, number),
+            self._noise_key(number),
             l2_clip_norm=self.l2_clip_norm,
             noise_multiplier=float(self.budget.step.noise_multiplier),
             normalizer=self.normalizer,
         )
         self._now = (self._update(state, gradient), number)
         return diagnostics
+
+    def _noise_key(self, step: int) -> Any:
+        """The key of a step's noise, a function of the run's secrets and ``step``."""
+        entropy, words = self._secrets
+        if self.noise == "discrete":
+            return step_seed(entropy, words, step)
+        # The type of key is part of what a checkpoint holds: not the default's matter.
+        key = jax.random.wrap_key_data(jax.numpy.asarray(words), impl="threefry2x32")
+        return jax.random.fold_in(key, step)
 
     def draw_blocks(self, step: int) -> list[Block]:
         """Returns the blocks of a step, a function of the run's entropy and ``step``.

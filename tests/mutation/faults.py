@@ -158,9 +158,9 @@ FAULTS = (
         (
             Edit(
                 trainer.Trainer,
-                "step",
-                "jax.random.fold_in(key, number),",
-                "key,",
+                "_noise_key",
+                "return jax.random.fold_in(key, step)",
+                "return key",
             ),
         ),
         AUDIT,

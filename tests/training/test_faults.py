@@ -33,7 +33,14 @@ from jaxdp_episodic.training import MLP, ProtoNet, Trainer, run_folder, split_mo
 from jaxdp_episodic.training.blocks import make_blocks
 from jaxdp_episodic.training.checkpoint import Checkpoints, RunMismatchError
 from jaxdp_episodic.training.export import export_run, load_parameters
-from training_runs import TINY, PlainBudget, classes, plain_trainer, protonet
+from training_runs import (
+    TINY,
+    PlainBudget,
+    assert_same,
+    classes,
+    plain_trainer,
+    protonet,
+)
 
 # After a failed write Orbax leaves coroutines behind whose loop is closed, and when
 # they are collected is anybody's guess.
@@ -43,12 +50,6 @@ pytestmark = pytest.mark.filterwarnings(
 
 ROOT = Path(__file__).resolve().parents[2]
 RIG = ROOT / "experiments" / "trust" / "kill_training.py"
-
-
-def assert_same(run, other):
-    pairs = zip(jax.tree.leaves(run.state), jax.tree.leaves(other.state), strict=True)
-    for a, b in pairs:
-        np.testing.assert_array_equal(a, b)
 
 
 @pytest.fixture(scope="module")

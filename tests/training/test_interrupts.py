@@ -6,26 +6,18 @@ import subprocess
 import sys
 from pathlib import Path
 
-import jax
-import numpy as np
 import pytest
 
 from jaxdp_episodic.training import run_folder
 from jaxdp_episodic.training.evaluation import Evaluation
 from jaxdp_episodic.training.run_log import HELD_OUT, read_log
-from training_runs import classes, trainer
+from training_runs import assert_same, classes, trainer
 
 TESTS = Path(__file__).resolve().parents[1]
 
 
 def steps_in(folder):
     return [record["step"] for record in read_log(folder / run_folder.LOG)]
-
-
-def assert_same(run, other):
-    pairs = zip(jax.tree.leaves(run.state), jax.tree.leaves(other.state), strict=True)
-    for a, b in pairs:
-        np.testing.assert_array_equal(a, b)
 
 
 def held_out():

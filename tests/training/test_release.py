@@ -102,6 +102,7 @@ def test_what_was_computed_from_private_sizes_is_not_released(tmp_path):
     assert "rest on public facts alone" in texts["privacy.md"]
     assert json.loads(texts["run.json"]).keys() == {
         "target",
+        "noise",
         "clip norm",
         "protected",
         "clipped",
@@ -109,9 +110,13 @@ def test_what_was_computed_from_private_sizes_is_not_released(tmp_path):
 
 
 def test_public_sizes_are_released(tmp_path):
+    """Here of a run with the hardened noise."""
     text = POINTS.replace("size = 20 }", "size = 20, population = 40 }")
-    result, texts, _ = released(tmp_path, text)
+    result, texts, _ = released(tmp_path, 'noise = "discrete"\n' + text)
     facts = json.loads(texts["run.json"])
+    assert facts["noise"] == "discrete"
+    words = " ".join(texts["privacy.md"].split())
+    assert "discrete Gaussian noise of" in words and "were whole numbers" in words
     assert facts["mean units a step"] == pytest.approx(777 * 0.04)  # tasks are public
     assert facts["noise multiplier"] == result.trainer.budget.step.noise_multiplier
     assert len(texts["log.jsonl"].splitlines()) == 3

@@ -20,6 +20,7 @@ from jaxdp_episodic.training.models import MLP, split_model
 from jaxdp_episodic.training.run_log import HELD_OUT, PRIVATE, read_log
 from training_runs import (
     GROUPED,
+    assert_same,
     classes,
     grouped_step,
     protonet,
@@ -30,11 +31,6 @@ from training_runs import (
 
 def leaves(run):
     return [np.asarray(leaf) for leaf in jax.tree.leaves(run.state)]
-
-
-def assert_same(run, other):
-    for a, b in zip(leaves(run), leaves(other), strict=True):
-        np.testing.assert_array_equal(a, b)
 
 
 def test_a_run_takes_its_steps_and_no_more(tmp_path):

@@ -1,0 +1,277 @@
+"""The hardened noise: whole numbers from the clipped contribution to the release."""
+
+import math
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from scipy import stats
+
+from jaxdp_episodic.numerics.discrete_gaussian import (
+    covering_variance,
+    sample_discrete_gaussian,
+)
+from jaxdp_episodic.training import discrete_noise
+from jaxdp_episodic.training.budget import BudgetExhaustedError
+from jaxdp_episodic.training.checkpoint import RunMismatchError
+from jaxdp_episodic.training.config import TrainingConfig, read_config
+from jaxdp_episodic.training.discrete_noise import (
+    GRID,
+    MOST_UNITS,
+    on_grid,
+    released_sum,
+    step_seed,
+    steps_in_norm,
+)
+from jaxdp_episodic.training.private_gradient import PrivateGradient
+from training_runs import assert_same, plain_trainer, trainer
+
+ROOT = Path(__file__).resolve().parents[2]
+SEED = bytes(range(32))
+
+
+class Rows(NamedTuple):
+    data: Any
+    unit_mask: Any
+
+
+def linear_loss(params, unit):
+    """Its gradient is the row itself."""
+    return jnp.vdot(params, unit.data)
+
+
+def rows(data):
+    return Rows(np.asarray(data, np.float32), np.ones(len(data), np.float32))
+
+
+def whole(tree):
+    """The numbers that pairs of halves stand for."""
+    leaves = [np.asarray(leaf, np.int64) for leaf in jax.tree.leaves(tree)]
+    return np.concatenate([(256 * a + b).ravel() for a, b in leaves])
+
+
+def released(blocks, *, entries, seed=SEED, noise=1.0, clip=1.0, normalizer=1.0):
+    gradient, _ = PrivateGradient(linear_loss, noise="discrete")(
+        jnp.zeros(entries),
+        blocks,
+        seed,
+        l2_clip_norm=clip,
+        noise_multiplier=noise,
+        normalizer=normalizer,
+    )
+    return np.asarray(gradient)
+
+
+# --- Contributions on the grid ---
+
+
+@pytest.mark.parametrize("entries", [1, 2, 100, 70_000, 1_200_000])
+@pytest.mark.parametrize("clip", [1e-18, 0.3, 1e18])
+def test_contributions_are_on_the_grid_and_within_it(entries, clip):
+    rng = np.random.default_rng(entries)
+    vector = rng.normal(size=entries)
+    vector = (vector / np.linalg.norm(vector)).astype(np.float32)
+    numbers = whole(jax.jit(on_grid)([vector * np.float32(clip)], jnp.float32(clip)))
+    assert 0 < (numbers**2).sum() <= GRID**2
+    back = numbers / steps_in_norm(entries)
+    assert np.abs(back - vector).max() <= 0.51 / steps_in_norm(entries)
+
+
+def test_rounding_all_entries_up_stays_within_the_grid():
+    """Every entry is just above a half, the worst case for the norm."""
+    entries = 1_000_000
+    steps = steps_in_norm(entries)
+    entry = (math.floor(steps / 1_000) + 0.502) / steps
+    numbers = whole(on_grid([np.full(entries, entry, np.float32)], jnp.float32(1.0)))
+    assert len(set(numbers)) == 1 and numbers[0] == math.floor(steps / 1_000) + 1
+    assert (numbers**2).sum() <= GRID**2
+
+
+@pytest.mark.parametrize(
+    "vector", [[1.1, 0.0], [0.8, 0.8], [np.nan, 0.0], [np.inf, 0.0], [3e38, 3e38]]
+)
+def test_what_is_longer_than_the_clip_norm_becomes_zero(vector):
+    """Clipping rules it out; the bound does not rest on it."""
+    numbers = whole(on_grid([np.array(vector, np.float32)], jnp.float32(1.0)))
+    np.testing.assert_array_equal(numbers, 0)
+
+
+@pytest.mark.parametrize("entries", [2, 40_000, 2**15 * 3 + 7])
+def test_squares_are_summed_exactly(entries):
+    """At the limit, one above it, and far beyond it."""
+    rng = np.random.default_rng(entries)
+    for _ in range(20):
+        most = math.isqrt(GRID**2 // entries)
+        numbers = rng.integers(-most, most + 1, entries)
+        # Filled up to the limit by squares, as any number is one of four.
+        rest, place = GRID**2 - int((numbers[4:] ** 2).sum()), 0
+        numbers[:4] = 0
+        while rest > 0 and place < min(4, entries):
+            numbers[place] = math.isqrt(rest)
+            rest -= int(numbers[place]) ** 2
+            place += 1
+        for change in (0, 1, 3):
+            numbers[0] += change
+            if np.abs(numbers).max() > GRID:
+                continue
+            parts = np.array_split(numbers.astype(np.int32), 2)
+            found = discrete_noise._is_within_grid([jnp.asarray(p) for p in parts])
+            assert bool(found) == (int((numbers**2).sum()) <= GRID**2)
+    everywhere = jnp.full(entries, GRID, jnp.int32)
+    assert not discrete_noise._is_within_grid([everywhere])
+
+
+def test_parameters_beyond_counting_are_refused():
+    with pytest.raises(ValueError, match="takes up to 3,600,000,000 parameters"):
+        steps_in_norm(10**10)
+
+
+# --- The sum with its noise ---
+
+
+def test_the_release_is_the_sum_of_whole_numbers_and_the_noise():
+    data = np.random.default_rng(0).normal(size=(9, 6))
+    clip, noise, normalizer = 0.7, 1.3, 4.0
+    steps = steps_in_norm(6)
+    clipped = (
+        data * np.minimum(1, clip * (1 - 1e-5) / np.linalg.norm(data, axis=1))[:, None]
+    )
+    total = np.round(clipped / clip * steps).sum(axis=0)
+    variance = covering_variance(noise * GRID * (1 + 1e-12))
+    drawn = sample_discrete_gaussian(variance, 6, SEED)
+    found = released([rows(data)], entries=6, noise=noise, clip=clip, normalizer=4.0)
+    expected = (total + drawn) * clip / steps / normalizer
+    # A rounding to the other side in float32 is a grid step.
+    np.testing.assert_allclose(found, expected, atol=2 * clip / GRID, rtol=1e-6)
+
+
+def test_the_noise_has_its_deviation():
+    found = released([rows(np.zeros((1, 40_000)))], entries=40_000, noise=0.8, clip=3.0)
+    deviation = 3.0 * 0.8 * GRID / steps_in_norm(40_000)
+    assert stats.kstest(found / deviation, "norm").pvalue > 1e-6
+
+
+def test_order_and_blocks_change_no_bit():
+    """Sums of whole numbers do not depend on the order; float32's do."""
+    data = (
+        np.random.default_rng(1).normal(size=(24, 50))
+        * 10.0 ** np.arange(-4, 20, 1)[:, None]
+    )
+    whole_draw = released([rows(data)], entries=50)
+    np.testing.assert_array_equal(released([rows(data[::-1])], entries=50), whole_draw)
+    parts = [rows(part) for part in np.array_split(data, 5)]
+    np.testing.assert_array_equal(released(parts, entries=50), whole_draw)
+
+
+def test_sums_of_very_many_units_do_not_overflow():
+    """The halves of a full step's sum, every unit at the clip norm in one entry."""
+    one = np.asarray(on_grid([np.array([1.0, -1.0], np.float32)[:1]], jnp.float32(1.0)))
+    total = one.astype(np.int64) * MOST_UNITS
+    assert np.abs(total).max() < 2**31
+    tree = [jnp.asarray(total[0], jnp.int32)]
+    found = released_sum(
+        tree, SEED, l2_clip_norm=1.0, noise_multiplier=1.0, normalizer=1.0
+    )
+    np.testing.assert_allclose(found[0], MOST_UNITS, rtol=1e-5)
+    with pytest.raises(ValueError, match=r"up to 4,194,304 rows.*got 4,194,305"):
+        discrete_noise.check_units(MOST_UNITS + 1)
+
+
+def test_every_step_and_every_secret_has_noise_of_its_own():
+    key = np.array([1, 2], np.uint32)
+    seeds = {
+        step_seed(5, key, 1),
+        step_seed(5, key, 2),
+        step_seed(6, key, 1),
+        step_seed(5, key[::-1], 1),
+        step_seed(2**255, key, 1),
+    }
+    assert len(seeds) == 5 and {len(seed) for seed in seeds} == {32}
+
+
+# --- In a run ---
+
+
+def test_a_run_takes_its_steps_and_no_more(tmp_path):
+    run = plain_trainer(noise="discrete")
+    records = run.train(tmp_path)
+    assert records[-1]["epsilon"] == run.budget.spent(6)
+    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(run.params))
+    with pytest.raises(BudgetExhaustedError):
+        run.step()
+
+
+def test_resume_is_bit_exact(tmp_path):
+    whole_run = plain_trainer(seed=None, noise="discrete")
+    secrets = whole_run.snapshot().secrets
+    whole_run.train(tmp_path / "whole")
+
+    class Stop(Exception):
+        pass
+
+    def stop(progress):
+        if progress.step == 4:
+            raise Stop
+
+    first = plain_trainer(seed=None, noise="discrete")
+    first._secrets = secrets
+    with pytest.raises(Stop):
+        first.train(tmp_path / "parts", checkpoint_every=2, on_step=stop)
+    second = plain_trainer(seed=None, noise="discrete")
+    second.resume(tmp_path / "parts")
+    second.train(tmp_path / "parts")
+    assert_same(whole_run, second)
+    with pytest.raises(RunMismatchError, match="noise"):
+        plain_trainer(seed=None).resume(tmp_path / "parts")
+
+
+@pytest.mark.parametrize(
+    ("noise", "error", "message"),
+    [
+        ("discret", ValueError, "did you mean 'discrete'"),
+        (None, TypeError, "noise must be one of"),
+    ],
+)
+def test_another_noise_is_refused(noise, error, message):
+    with pytest.raises(error, match=message):
+        plain_trainer(noise=noise)
+
+
+def test_without_noise_it_is_not_discrete():
+    message = r"noise_multiplier of discrete noise must be in \(0, 1000\], got 0"
+    with pytest.raises(ValueError, match=message):
+        trainer(noise="discrete", epsilon=np.inf)
+
+
+@pytest.mark.parametrize(
+    "changes, error, message",
+    [
+        ({"key": jax.random.key(0)}, TypeError, "key of discrete noise must be bytes"),
+        ({"key": b"short"}, ValueError, "at least 16 bytes"),
+        ({"noise_multiplier": 0.0}, ValueError, "noise_multiplier of discrete noise"),
+        ({"noise_multiplier": 2e3}, ValueError, "noise_multiplier of discrete noise"),
+    ],
+)
+def test_bad_input(changes, error, message):
+    arguments = {
+        "blocks": [rows(np.ones((2, 2)))],
+        "key": SEED,
+        "l2_clip_norm": 1.0,
+        "noise_multiplier": 1.0,
+        "normalizer": 1.0,
+        **changes,
+    }
+    with pytest.raises(error, match=message):
+        PrivateGradient(linear_loss, noise="discrete")(jnp.zeros(2), **arguments)
+
+
+def test_a_config_says_which_noise():
+    config = read_config(ROOT / "configs" / "glyphs_5w1s.toml")
+    assert config.noise == "gaussian"
+    hardened = {**config.to_dict(), "noise": "discrete"}
+    assert TrainingConfig.from_dict(hardened).noise == "discrete"
+    with pytest.raises(ValueError, match="noise must be one of"):
+        TrainingConfig.from_dict({**hardened, "noise": "laplace"})

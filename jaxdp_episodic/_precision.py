@@ -16,6 +16,8 @@ from typing import Any
 import jax
 import numpy as np
 
+from jaxdp_episodic._mappings import forget_kernels_if_crowded
+
 
 def float64_boundary(jitted_kernel: Callable[..., Any]) -> Callable[..., Any]:
     """Wraps a jitted kernel so that it runs in float64 and returns NumPy.
@@ -37,6 +39,8 @@ def float64_boundary(jitted_kernel: Callable[..., Any]) -> Callable[..., Any]:
         converted = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), args)
         # Kernels broadcast; a caller who forbids that means the caller's own code.
         with jax.enable_x64(True), jax.numpy_rank_promotion("allow"):
-            return jax.tree.map(np.asarray, jitted_kernel(*converted, **static))
+            answer = jax.tree.map(np.asarray, jitted_kernel(*converted, **static))
+        forget_kernels_if_crowded()
+        return answer
 
     return call

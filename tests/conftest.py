@@ -11,6 +11,8 @@ import jax
 import pytest
 from jax.experimental.compilation_cache import compilation_cache
 
+from jaxdp_episodic import _mappings
+
 hypothesis.settings.register_profile("project", derandomize=True, deadline=None)
 hypothesis.settings.load_profile("project")
 
@@ -37,6 +39,13 @@ def _compile_once(tmp_path_factory):
     compilation_cache.reset_cache()
     jax.config.update("jax_compilation_cache_dir", None)
     jax.config.update(limit, before)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _few_mappings():
+    """Training compiles outside of the boundary where the library looks after them."""
+    yield
+    _mappings.forget_kernels_if_crowded()
 
 
 def _x64_flag() -> bool:

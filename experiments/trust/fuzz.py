@@ -3,67 +3,40 @@
 ``python experiments/trust/fuzz.py --cases 100000 --out DIR`` writes ``fuzz.json`` and
 ``fuzz.md``. Cases are drawn by Hypothesis, the same in every run. A case may be
 accepted, or refused with a clear error (`TypeError`, `ValueError`,
-`NotImplementedError`, `OSError`, with a message); anything else ends the program with
-exit code 1, after the smallest such case has been printed.
+`NotImplementedError`, `OSError`, with a message); anything else makes the exit code 1,
+and the smallest such case is printed. Each reader has a process of its own: a case
+that ends it is a failure too, and lies in ``DIR/READER.case``.
 """
 
 from __future__ import annotations
 
 import argparse
-import collections
 import json
 import math
-import platform
+import shutil
 import sys
 import tempfile
-import time
-import traceback
 from pathlib import Path
 from typing import Any
 
-import hypothesis
-from hypothesis import HealthCheck
+from circumstances import circumstances
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tests"))
 
-from fuzzing.targets import Target, outcome, targets  # noqa: E402 - found by the path
+from fuzzing.children import CASE, fuzzed_in_child  # noqa: E402 - found by the path
+from fuzzing.targets import Target, targets  # noqa: E402 - the same
 
 SLOWEST = 5.0  # seconds that a case of a few hundred bytes may take
 
 
-def fuzzed(target: Target, cases: int) -> dict[str, Any]:
-    """Returns how many cases of a target came to what, and the first that failed."""
-    outcomes: collections.Counter[str] = collections.Counter()
-    slowest = 0.0
-
-    def run(case: Any) -> None:
-        nonlocal slowest
-        start = time.perf_counter()
-        outcomes[outcome(target, case, folder)] += 1
-        slowest = max(slowest, time.perf_counter() - start)
-
-    test = hypothesis.settings(
-        max_examples=cases,
-        derandomize=True,
-        deadline=None,
-        database=None,
-        suppress_health_check=(HealthCheck.too_slow, HealthCheck.filter_too_much),
-    )(hypothesis.given(target.cases)(run))
-    start, failure = time.perf_counter(), None
+def result_of(target: Target, cases: int, out: Path) -> dict[str, Any]:
+    """Fuzzes a reader in a process of its own; keeps the case that ended it."""
     with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        try:
-            test()
-        except Exception:
-            failure = traceback.format_exc()
-    return {
-        "target": target.name,
-        "cases": sum(outcomes.values()),
-        "outcomes": dict(sorted(outcomes.items())),
-        "slowest_seconds": round(slowest, 3),
-        "seconds": round(time.perf_counter() - start, 1),
-        "failure": failure,
-    }
+        result = fuzzed_in_child(target.name, cases, Path(name))
+        case = Path(name) / CASE
+        if result["failure"] and case.exists():
+            shutil.copy(case, out / f"{target.name.replace(' ', '_')}.case")
+    return result
 
 
 def markdown(results: list[dict[str, Any]]) -> str:
@@ -88,35 +61,40 @@ def main() -> int:
     """Fuzzes, prints, writes; returns the exit code."""
     parser = argparse.ArgumentParser(description="Fuzzes every reader of files.")
     parser.add_argument("--cases", type=int, default=100_000, help="of all readers")
-    parser.add_argument("--only", help="readers whose name holds this")
-    parser.add_argument("--out", type=Path, help="folder for fuzz.json and fuzz.md")
+    parser.add_argument("--only", default="", help="readers whose name holds this")
+    parser.add_argument("--out", type=Path, default=Path("results/fuzz"))
     options = parser.parse_args()
-    chosen = [t for t in targets() if not options.only or options.only in t.name]
+    options.out.mkdir(parents=True, exist_ok=True)
+    chosen = [target for target in targets() if options.only in target.name]
+    if not chosen:
+        parser.error(f"--only: no reader has {options.only!r} in its name")
     whole = sum(target.weight for target in chosen)
-    results = []
+    results: list[dict[str, Any]] = []
     for target in chosen:
-        share = math.ceil(options.cases * target.weight / whole)
-        result = fuzzed(target, share)
+        cases = math.ceil(options.cases * target.weight / whole)
+        result = result_of(target, cases, options.out)
         results.append(result)
         print(json.dumps({k: v for k, v in result.items() if k != "failure"}))
         if result["failure"]:
             print(result["failure"], file=sys.stderr)
         sys.stdout.flush()
+        write(options.out, results)
     print(markdown(results))
-    if options.out is not None:
-        options.out.mkdir(parents=True, exist_ok=True)
-        summary = {
-            "cases": sum(result["cases"] for result in results),
-            "python": platform.python_version(),
-            "hypothesis": hypothesis.__version__,
-            "results": results,
-        }
-        (options.out / "fuzz.json").write_text(json.dumps(summary, indent=1) + "\n")
-        (options.out / "fuzz.md").write_text(markdown(results))
     slow = [r["target"] for r in results if r["slowest_seconds"] > SLOWEST]
     for name in slow:
         print(f"{name}: a case took more than {SLOWEST} s", file=sys.stderr)
     return int(bool(slow) or any(result["failure"] for result in results))
+
+
+def write(out: Path, results: list[dict[str, Any]]) -> None:
+    """Leaves what was found so far."""
+    document = {
+        **circumstances(),
+        "cases": sum(result["cases"] for result in results),
+        "results": results,
+    }
+    (out / "fuzz.json").write_text(json.dumps(document, indent=1) + "\n")
+    (out / "fuzz.md").write_text(markdown(results))
 
 
 if __name__ == "__main__":

@@ -37,6 +37,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 import optax
+from circumstances import circumstances
 from flax import nnx
 
 import jaxdp_episodic as jde
@@ -355,6 +356,7 @@ def written(summary: Summary, out: Path) -> None:
     }
     out.mkdir(parents=True, exist_ok=True)
     document = {
+        **circumstances(),
         "facts": facts,
         "moments": dict(moments),
         "violations": summary.violations,

@@ -64,7 +64,7 @@ def task_table(num_tasks=60):
     )
 
 
-def tasks(*, noise=1.0, make_trainer=seeded):
+def tasks(*, noise=1.0, make_trainer=seeded, **more):
     sampling = jde.MultistageSampling(
         jde.Poisson("task", sampling_probability=0.9),
         jde.WithoutReplacement("point", size=6),
@@ -83,6 +83,7 @@ def tasks(*, noise=1.0, make_trainer=seeded):
         0.5,
         normalizer=50.0,
         make_trainer=make_trainer,
+        **more,
     )
 
 
@@ -94,6 +95,10 @@ def test_steps_of_a_sound_trainer_stand(training):
     # Canaries are as loud as the theorem allows.
     share = [b.epsilon / c for b, c in zip(audit.bounds, audit.claimed, strict=True)]
     assert max(share) > 0.3
+
+
+def hardened_tasks(**changes):
+    return tasks(noise="discrete", **changes)
 
 
 def halved_noise(monkeypatch):

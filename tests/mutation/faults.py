@@ -131,8 +131,8 @@ FAULTS = (
             Edit(
                 private_gradient.PrivateGradient,
                 "__call__",
-                "clip * noise, divisor)",
-                "clip * noise, jnp.maximum(totals.units, 1.0))",
+                "key, clip, noise, divisor)",
+                "key, clip, noise, jnp.maximum(totals.units, 1.0))",
             ),
         ),
         AUDIT,

@@ -106,7 +106,8 @@ def test_the_rig_notices_a_planted_fault(tmp_path, fault):
     assert code == 1 and summary["violations"]
 
 
-def test_what_the_rig_calls_a_violation():
+def test_what_the_rig_calls_a_violation(monkeypatch):
+    monkeypatch.syspath_prepend(RIG.parent)  # as where the rig is run
     spec = importlib.util.spec_from_file_location("kill_training", RIG)
     assert spec is not None and spec.loader is not None
     rig = importlib.util.module_from_spec(spec)

@@ -1,0 +1,259 @@
+"""A run in the worlds that an audit compares: its canaries in the data, or out."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import optax
+
+from jaxdp_episodic.accounting.step import GaussianStep
+from jaxdp_episodic.audit.canaries import Canaries
+from jaxdp_episodic.audit.canary_learner import CanaryLearner, recording
+from jaxdp_episodic.audit.probes import canary_losses
+from jaxdp_episodic.audit.worst_case import log_likelihood_ratio, worst_case
+from jaxdp_episodic.data.table import ExampleTable
+from jaxdp_episodic.sampling.designs import GroupedClasses
+from jaxdp_episodic.sampling.draw import EpisodeSampler
+from jaxdp_episodic.sampling.schemes import (
+    MultistageSampling,
+    Poisson,
+    WithoutReplacement,
+)
+from jaxdp_episodic.training.budget import PrivacyBudget
+from jaxdp_episodic.training.config import TrainingConfig, built_model
+from jaxdp_episodic.training.run import plan
+from jaxdp_episodic.training.trainer import Trainer
+
+OnStep = Callable[[int, int], None]
+"""``on_step(taken, of)``, called after every step."""
+
+
+@dataclass(frozen=True, eq=False)
+class Training:
+    """A run as an auditor needs it: what `Trainer` takes, before canaries go in.
+
+    Attributes:
+      learner: see `Trainer`, as all below.
+      params: initial parameters.
+      data: without canaries.
+      budget: the claim: its step, its delta and its number of steps.
+      shots: support examples.
+      optimizer: of the run.
+      l2_clip_norm: C.
+      normalizer: or None.
+      block_size: or None.
+      noise: "gaussian" or "discrete".
+      make_trainer: the trainer, or one with a fault that an audit should find.
+    """
+
+    learner: Any
+    params: Any
+    data: ExampleTable
+    budget: PrivacyBudget
+    shots: int
+    optimizer: optax.GradientTransformation
+    l2_clip_norm: float
+    normalizer: float | None = None
+    block_size: int | None = None
+    noise: str = "gaussian"
+    make_trainer: Callable[..., Trainer] = Trainer
+
+    def trainer(
+        self,
+        data: ExampleTable,
+        *,
+        num_steps: int,
+        learner: Any,
+        params: Any,
+        optimizer: optax.GradientTransformation,
+        seed: int | None,
+    ) -> Trainer:
+        """Returns the trainer on other data, for so many steps with the same noise."""
+        budget = self.budget
+        budget = PrivacyBudget(
+            on_data(budget.step, data),
+            budget.epsilon,
+            budget.delta,
+            num_steps,
+            num_steps,
+        )
+        return self.make_trainer(
+            learner,
+            params,
+            data=data,
+            budget=budget,
+            shots=self.shots,
+            optimizer=optimizer,
+            l2_clip_norm=self.l2_clip_norm,
+            normalizer=self.normalizer,
+            block_size=self.block_size,
+            noise=self.noise,
+            seed=seed,
+        )
+
+
+def training_of_config(
+    config: TrainingConfig, base: Path | None = None, *, privacy_unit: str | None = None
+) -> Training:
+    """Returns the run of a training config, for audits.
+
+    Args:
+      config: the run; its step's noise is calibrated as for training.
+      base: folder that paths in the config are relative to.
+      privacy_unit: protect, and audit, another unit than the config's, at the noise
+        of the config.
+    """
+    data = config.data.load("train", base)
+    budget = plan(config, data)
+    if not budget.is_private:
+        raise ValueError(
+            "epsilon must be finite for an audit, got inf: the run claims nothing"
+        )
+    step = budget.step
+    sampler = EpisodeSampler(
+        step.design, data.population, clip_unit=str(step.clip_unit)
+    )
+    ways = None if config.learner.is_regression else sampler.slot_shape[-2]
+    learner, params = built_model(config, data.features.shape[1:], ways)
+    if privacy_unit is not None:
+        step = dataclasses.replace(step, privacy_unit=privacy_unit, small_units=None)
+        budget = dataclasses.replace(budget, step=step)
+    return Training(
+        learner,
+        params,
+        data,
+        budget,
+        config.learner.shots,
+        config.optimizer.build(budget.num_steps),
+        config.l2_clip_norm,
+        config.normalizer,
+        config.block_size,
+        config.noise,
+    )
+
+
+def on_data(step: GaussianStep, data: ExampleTable) -> GaussianStep:
+    """Returns the step with the sizes that the data have, where it states sizes.
+
+    A unit that is out is empty. Sizes that the step states of levels within the privacy
+    unit do not hold then, and its privacy does not rest on them: they are left out.
+    """
+    if step.population is not None:
+        return dataclasses.replace(step, population=data.population)
+    design = step.sampling
+    if isinstance(design, GroupedClasses):
+        if design.examples.name == step.privacy_unit:
+            return step
+        within = dataclasses.replace(design.examples, population=None)
+        return dataclasses.replace(
+            step, sampling=dataclasses.replace(design, examples=within)
+        )
+    if not isinstance(design, MultistageSampling):
+        return step
+    names = [level.name for level in design.levels]
+    depth = names.index(str(step.privacy_unit)) + 1
+    within = map(_without_size, design.levels[depth:])
+    return dataclasses.replace(
+        step, sampling=MultistageSampling(*design.levels[:depth], *within)
+    )
+
+
+def _without_size(level: Poisson | WithoutReplacement) -> Poisson | WithoutReplacement:
+    if isinstance(level, WithoutReplacement):
+        return dataclasses.replace(level, population=None)
+    return level
+
+
+def released_ratios(
+    training: Training,
+    canaries: Canaries,
+    data: ExampleTable,
+    num_steps: int,
+    on_step: OnStep | None,
+) -> np.ndarray:
+    """Takes steps with gradient canaries, and returns what each release says of them.
+
+    Args:
+      training: the run.
+      canaries: of `gradient_canaries`.
+      data: the world: the canaries' table, with some of them in.
+      num_steps: to be taken, unseeded.
+      on_step: is called after every step.
+
+    Returns:
+      (num_steps, canaries) log-likelihood ratios, large where the canary seems to be
+      in. An audit stands with any score; this one is strong.
+    """
+    learner = CanaryLearner(
+        training.learner,
+        training.data.features.shape[1:],
+        str(training.data.features.dtype),
+        canaries.number,
+        training.l2_clip_norm,
+    )
+    trainer = training.trainer(
+        data,
+        num_steps=num_steps,
+        learner=learner,
+        params=learner.params(training.params),
+        optimizer=recording(training.optimizer),
+        seed=None,
+    )
+    step = trainer.budget.step
+    deviation = training.l2_clip_norm * float(step.noise_multiplier)
+    branches = worst_case(step)
+    rows = []
+    for taken in range(1, num_steps + 1):
+        trainer.step()
+        state: Any = trainer.state.optimizer_state
+        released = np.asarray(state.canaries, np.float64) * trainer.normalizer
+        rows.append(log_likelihood_ratio(branches, released / deviation))
+        if on_step is not None:
+            on_step(taken, num_steps)
+    return np.stack(rows)
+
+
+def falls_of_losses(
+    training: Training,
+    canaries: Canaries,
+    data: ExampleTable,
+    num_steps: int,
+    generator: np.random.Generator,
+    on_step: OnStep | None,
+) -> np.ndarray:
+    """Trains with input canaries; returns (canaries,) by how much each one's loss fell.
+
+    Args:
+      training: the run.
+      canaries: of `input_canaries`.
+      data: the world: the canaries' table, with some of them in.
+      num_steps: to be taken, unseeded.
+      generator: chooses the canaries' companions when the model is asked about them.
+      on_step: is called after every step.
+    """
+    trainer = training.trainer(
+        data,
+        num_steps=num_steps,
+        learner=training.learner,
+        params=training.params,
+        optimizer=training.optimizer,
+        seed=None,
+    )
+    for taken in range(1, num_steps + 1):
+        trainer.step()
+        if on_step is not None:
+            on_step(taken, num_steps)
+    before, after = canary_losses(
+        training.learner,
+        (training.params, trainer.params),
+        canaries,
+        slot_shape=trainer.sampler.slot_shape,
+        shots=training.shots,
+        generator=generator,
+    )
+    return before - after

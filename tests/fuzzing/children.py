@@ -1,0 +1,140 @@
+"""Fuzzes a reader in a process of its own, which a case may end: it is kept then."""
+
+from __future__ import annotations
+
+import collections
+import multiprocessing
+import signal
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import hypothesis
+from hypothesis import HealthCheck
+
+from fuzzing.targets import Target, outcome, targets
+
+CASE = "case.txt"
+LONGEST = 60.0
+"""Seconds after which a case counts as one that never ends."""
+
+
+def fuzzed(target: Target, cases: int, folder: Path) -> dict[str, Any]:
+    """Returns how many cases of a reader came to what, and the first that failed.
+
+    Args:
+      target: the reader.
+      cases: to be drawn, the same in every run.
+      folder: an empty one. Each case is left in it, in the file `CASE`, before it is
+        read: its number, and Python's expression for it.
+    """
+    outcomes: collections.Counter[str] = collections.Counter()
+    number, slowest = 0, 0.0
+
+    def run(case: Any) -> None:
+        nonlocal number, slowest
+        number += 1
+        (folder / CASE).write_text(f"{number}\n{_expression(case)}\n")
+        start = time.perf_counter()
+        outcomes[outcome(target, case, folder)] += 1
+        slowest = max(slowest, time.perf_counter() - start)
+
+    test = hypothesis.settings(
+        max_examples=cases,
+        derandomize=True,
+        deadline=None,
+        database=None,
+        suppress_health_check=(HealthCheck.too_slow, HealthCheck.filter_too_much),
+    )(hypothesis.given(target.cases)(run))
+    start, failure = time.perf_counter(), None
+    try:
+        test()
+    except Exception:
+        failure = traceback.format_exc()
+    return {
+        "target": target.name,
+        "cases": number,
+        "outcomes": dict(sorted(outcomes.items())),
+        "slowest_seconds": round(slowest, 3),
+        "seconds": round(time.perf_counter() - start, 1),
+        "failure": failure,
+    }
+
+
+def fuzzed_in_child(
+    name: str,
+    cases: int,
+    folder: Path,
+    *,
+    find: Callable[[], list[Target]] = targets,
+    longest: float = LONGEST,
+) -> dict[str, Any]:
+    """Does as `fuzzed` in another process, and says so if a case ends that process.
+
+    Args:
+      name: of the reader.
+      cases: to be drawn.
+      folder: an empty one; a case that ended the process is the one left in it.
+      find: finds the readers, in the other process too: a function of a module.
+      longest: seconds that a case may take until the process is ended.
+    """
+    context = multiprocessing.get_context("spawn")
+    receiver, sender = context.Pipe(duplex=False)
+    start = time.perf_counter()
+    child = context.Process(
+        target=_fuzz_and_send, args=(name, cases, folder, find, sender)
+    )
+    child.start()
+    sender.close()  # the child's end alone is open: if it dies, there is an end
+    while not receiver.poll(1.0):
+        if _age(folder / CASE) > longest:
+            child.kill()
+    try:
+        result = receiver.recv()
+    except EOFError:
+        result = None
+    child.join()
+    if result is not None:
+        return result
+    kept = folder / CASE
+    number = int(kept.read_text().partition("\n")[0]) if kept.exists() else 0
+    return {
+        "target": name,
+        "cases": number,
+        "outcomes": {},
+        "slowest_seconds": 0.0,
+        "seconds": round(time.perf_counter() - start, 1),
+        "failure": f"case {number} ended the process: {_end(child.exitcode)}",
+    }
+
+
+def _fuzz_and_send(
+    name: str, cases: int, folder: Path, find: Callable[[], list[Target]], sender: Any
+) -> None:
+    (target,) = (target for target in find() if target.name == name)
+    sender.send(fuzzed(target, cases, folder))
+
+
+def _expression(case: Any) -> str:
+    """Python's expression for a case, which `ast.literal_eval` reads if it can."""
+    try:
+        return ascii(case)
+    except (RecursionError, ValueError) as error:
+        return f"# too deep or too large to be written: {type(error).__name__}"
+
+
+def _age(path: Path) -> float:
+    """Seconds since a file was written; 0 where there is none."""
+    try:
+        return time.time() - path.stat().st_mtime
+    except FileNotFoundError:
+        return 0.0
+
+
+def _end(exitcode: int | None) -> str:
+    """What a process ended with."""
+    if exitcode is not None and exitcode < 0:
+        return signal.Signals(-exitcode).name
+    return f"exit code {exitcode}"

@@ -307,6 +307,9 @@ def certified_epsilon(
     # Below 0, or far below the answer, where the weights overflow, no one looks.
     least = max(law.start, -2 * law.spacing, center - 300 / (1 + law.tilt))
     begin = max(math.floor((least - law.start) / law.spacing), 0)
+    # ... nor where a cell is so wide that exponentials of its ends overflow.
+    first = math.ceil((center - _LARGEST_EXCESS - law.start) / law.spacing)
+    begin = min(max(begin, first), len(law.cells) - 1)
     excess = (law.start - center) + np.arange(begin, len(law.cells)) * law.spacing
     scale = np.exp(-law.tilt * excess)
     growth = np.exp(np.minimum(excess, _LARGEST_EXCESS))

@@ -25,6 +25,9 @@ from jaxdp_episodic.accounting.loss_lattice import FineLaw
 
 # Shares of what the bins beside a knot can give it that are asked of them.
 _REACHES = (0.7, 0.85)
+# Of knots further apart than so many nats the upper one gets e^-690 of the mass between
+# them at the most, where it would be less.
+_MOST_RISE = 690.0
 # Share of a law in one knot from which on it is looked at as a spike.
 _SPIKE = 0.05
 # How far knots move at most, over the spacing at the spike; how often it is tried.
@@ -104,7 +107,8 @@ def _halves(points: np.ndarray, law: FineLaw, move: float) -> _Halves:
         near, far = -np.expm1(move - low), -np.expm1(move - high)
         size = mass * np.abs(near) + sure * (far - near)
         gain = mass * near - off * np.abs(near) + sure * (far - near) - _UNIT * size
-        near, far = np.expm1(whole - high + move), np.expm1(whole - low + move)
+        near = np.expm1(np.minimum(whole - high + move, _MOST_RISE))
+        far = np.expm1(np.minimum(whole - low + move, _MOST_RISE))
         size = mass * np.abs(far) + sure * (far - near)
         loss = mass * far + off * np.abs(far) - sure * (far - near) + _UNIT * size
         # What may lie below its knot goes nowhere; less than no loss counts as none.

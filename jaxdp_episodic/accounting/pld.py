@@ -141,7 +141,8 @@ def _steps_of(
         if np.any(times != np.rint(times)):
             raise ValueError("counts must be whole numbers")
         idle = (outer * rate * inner == 0) | (times == 0) | np.isinf(noise)
-        with np.errstate(divide="ignore"):
+        # Noise near 1e-308 is as good as none.
+        with np.errstate(divide="ignore", over="ignore"):
             shift = moved / np.where(noise > 0, noise, 1.0)
         columns.append(
             [

@@ -80,9 +80,7 @@ class LedgerFile:
             the ledger is opened again; or the file is no longer ours.
         """
         before = self.charged
-        self._append(CHARGE * number)
-        self.charged += number
-        self._is_sealed = False
+        self._append(CHARGE * number, charges=number)
         if before // _STEPS_A_SEAL != self.charged // _STEPS_A_SEAL:
             self.seal()
 
@@ -114,7 +112,7 @@ class LedgerFile:
     def __exit__(self, *exception: object) -> None:
         self.close()
 
-    def _append(self, data: bytes) -> None:
+    def _append(self, data: bytes, charges: int = 0) -> None:
         """Appends whole lines; when this returns they are on the disk."""
         if self._in_doubt:
             raise OSError(
@@ -125,11 +123,27 @@ class LedgerFile:
         # sync of the same data may succeed without writing it.
         self._in_doubt = True
         self._refuse_foreign_changes()
+        try:
+            self._write(data)
+        except KeyboardInterrupt:
+            # Nothing failed. The rest is written, so that the run can end in order.
+            written = os.fstat(self._descriptor).st_size - self._chain.num_bytes
+            self._write(data[written:])
+            self._count(data, charges)
+            raise
+        self._count(data, charges)
+
+    def _write(self, data: bytes) -> None:
         rest = memoryview(data)
         while rest:
             rest = rest[os.write(self._descriptor, rest) :]
         os.fsync(self._descriptor)
+
+    def _count(self, data: bytes, charges: int) -> None:
+        """Counts what is on the disk now."""
         self._chain.add(data)
+        self.charged += charges
+        self._is_sealed = self._is_sealed and not charges
         self._in_doubt = False
 
     def _refuse_foreign_changes(self) -> None:

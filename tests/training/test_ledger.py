@@ -341,6 +341,34 @@ def test_a_full_disk_charges_one_step_at_most(path, monkeypatch, call, written):
     assert read_ledger(path).charged == there + 1
 
 
+@pytest.mark.parametrize("written", [0, 1, 2])
+@pytest.mark.parametrize("call", ["write", "fsync"])
+def test_an_interrupted_charge_is_finished(path, monkeypatch, call, written):
+    """Nothing failed: the run ends in order, its ledger closed and sealed."""
+    count = Ledger(budget())
+    real, interrupts = getattr(os, call), []
+
+    def interrupted(descriptor, *data):
+        if interrupts:
+            return real(descriptor, *data)
+        interrupts.append(1)
+        if call == "write":
+            real(descriptor, bytes(data[0])[:written])
+        raise KeyboardInterrupt
+
+    with LedgerFile(path) as file, count.writing_to(file, HERE):
+        assert count.charge() == 1
+        monkeypatch.setattr(os, call, interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            count.charge()
+    content = read_ledger(path)
+    assert content.is_sealed and content.charged == 2
+    # The step was not taken: it is taken now, charged already.
+    with LedgerFile(path) as file, count.writing_to(file, HERE):
+        assert count.charged == 2
+        assert count.charge() == 3
+
+
 def test_a_record_cut_off_by_a_crash_is_dropped(path):
     charged_in(path, 2)
     with open(path, "ab") as file:

@@ -18,7 +18,8 @@ PACKAGE = ROOT / "jaxdp_episodic"
 
 # Each line imports only from the lines above it.
 LAYERS = (
-    ("_precision", "_validation"),
+    ("_mappings", "_validation"),
+    ("_precision",),
     ("numerics",),
     ("mechanisms",),
     ("sampling",),

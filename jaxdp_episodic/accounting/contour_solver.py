@@ -28,8 +28,9 @@ SMALLEST_EPSILON = 1e-3
 _CUT = 70.0
 # Nats by which what is cut off must stay below delta.
 _CUT_MARGIN = 30.0
-# Nats of log(delta) between the epsilon that a contour is laid for and the answer.
-_FAR = 10.0
+# Nats of log(delta) between the epsilon that a contour is laid for and the answer: from
+# where on the error may be larger than it looks, and from where on it is not known.
+_NEAR, _FAR = 3.0, 10.0
 _CPU_CHUNKS = (1, 8)
 # So few settings are cheaper one by one than in a chunk that is mostly padding.
 _ONE_BY_ONE = 3
@@ -149,16 +150,14 @@ class ContourSolver:
                 falling = slope > 0
                 off = log_error / np.where(falling, slope, 1.0)
                 new_error = np.where(falling, off, np.inf)
-                # On a contour for an epsilon six deviations away the sum cancels: its
-                # error was seen to be seven times the estimate.
-                far = np.abs(new_value - used) * np.abs(slope) > _FAR
-                new_error = np.where(far, 10.0 * new_error, new_error)
-                # 0 is exact where delta is below its target there, on a contour that
-                # was laid for it; another one is laid first.
-                near = falling & ~far
-                new_error = np.where(
-                    log_error == 0, np.where(near, 0.0, 1.0), new_error
-                )
+                # 0 is exact where delta is below its target there.
+                new_error = np.where(falling & (log_error == 0), 0.0, new_error)
+                # A contour for another epsilon may end before the integrand does, and
+                # its error looks small: what it gives is a guess, and no answer.
+                distance = np.abs(new_value - used) * np.abs(slope)
+                new_error = np.where(distance > _NEAR, 10.0 * new_error, new_error)
+                guessed = np.where(np.isfinite(new_error), new_value, np.nan)
+                new_error = np.where(distance > _FAR, np.inf, new_error)
             new_error = np.where(np.isnan(new_error), np.inf, new_error)
             better = ~(new_error > error[index])
             value[index] = np.where(better, new_value, value[index])
@@ -166,9 +165,8 @@ class ContourSolver:
             if self.quantity == "epsilon":
                 # The first answer, even a poor one, says where the saddle point is;
                 # without one the guess was too large.
-                found = np.isfinite(new_value) & (new_error < np.inf)
                 guess = guess.copy()
-                guess[index] = np.where(found, new_value, 0.5 * used)
+                guess[index] = np.where(np.isnan(guessed), 0.5 * used, guessed)
                 guess = np.clip(guess, 0.0, self.bound)
             else:
                 # The nearer the cut is, the less cancels.

@@ -125,6 +125,8 @@ def plan_direction(
       ceiling: the other direction's answer is surely above it: Chernoff's bound is to
         show that this direction's is below it.
     """
+    if known and not known.slope > 0:
+        known = None  # of a window in which there was nothing
     goal = _aim(laws, counts, target, known)
     log_cut = goal + _log_rarity(target, scale, known)
     whole = laws

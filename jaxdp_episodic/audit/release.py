@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -114,21 +114,19 @@ def audit_release(
         raise ValueError(f"num_draws must be one number, got {num_draws!r}")
     if not 0.5 <= confidence < 1:
         raise ValueError(f"confidence must lie in [0.5, 1), got {confidence!r}")
-    calls = _Calls(release, jax.random.key(seed), is_jax, draws_at_once, on_draws)
+    calls = _Calls(
+        release, score, jax.random.key(seed), is_jax, draws_at_once, on_draws
+    )
     choosing = int(_CHOOSING * int(number))
+    pilot = calls.scores(choosing, True), calls.scores(choosing, False)
+    direction = None
     if score is None:
-        rows = [calls.scores(calls.flat, choosing, world) for world in (True, False)]
-        direction = (rows[0].mean(axis=0) - rows[1].mean(axis=0)).astype(np.float32)
-        pilot = rows[0] @ direction, rows[1] @ direction
-        chosen: Score = lambda released: calls.flat(released) @ direction  # noqa: E731
-    else:
-        chosen = score
-        with_unit = calls.scores(chosen, choosing, True)
-        pilot = with_unit, calls.scores(chosen, choosing, False)
+        direction = pilot[0].mean(axis=0) - pilot[1].mean(axis=0)
+        pilot = pilot[0] @ direction, pilot[1] @ direction
     counting = int(number) - choosing
     scores = (
-        calls.scores(chosen, counting, True),
-        calls.scores(chosen, counting, False),
+        calls.scores(counting, True, direction),
+        calls.scores(counting, False, direction),
     )
     bounds = [
         score_bound(
@@ -218,50 +216,56 @@ class _Calls:
     def __init__(
         self,
         release: Release,
+        score: Score | None,
         key: jax.Array,
         is_jax: bool,
         at_once: int,
         on_draws: Callable[[int], None] | None,
     ) -> None:
-        self._release, self._key, self._is_jax = release, key, is_jax
+        self._key, self._is_jax = key, is_jax
         self._at_once, self._on_draws = at_once, on_draws
+        of_release = self._flat if score is None else score
+        self._scored: dict[bool, Callable[[jax.Array], Any]] = {
+            world: lambda one, world=world: of_release(release(one, world))
+            for world in (True, False)
+        }
+        if is_jax:  # compiled once, for the pilot and for what is counted
+            for world, scored in self._scored.items():
+                self._scored[world] = jax.jit(jax.vmap(scored))
 
-    def flat(self, released: Any) -> Any:
+    def _flat(self, released: Any) -> Any:
         """All numbers of a release, as one vector."""
         numpy: Any = jnp if self._is_jax else np
         leaves = [numpy.ravel(leaf) for leaf in jax.tree.leaves(released)]
         return numpy.concatenate(leaves)
 
-    def scores(self, score: Score, number: int, with_unit: bool) -> np.ndarray:
-        """(number, ...) scores of so many fresh calls."""
+    def scores(
+        self, number: int, with_unit: bool, direction: np.ndarray | None = None
+    ) -> np.ndarray:
+        """(number, ...) scores of fresh calls; of vectors, along a direction."""
         self._key, key = jax.random.split(self._key)
-        one_by_one = self._vectorized if self._is_jax else self._in_turn
-        return one_by_one(score, key, number, with_unit)
+        parts = self._vectorized if self._is_jax else self._in_turn
+        rows = [
+            part if direction is None else part @ direction
+            for part in parts(key, number, self._scored[with_unit])
+        ]
+        return np.concatenate(rows)[:number]
 
     def _in_turn(
-        self, score: Score, key: jax.Array, number: int, with_unit: bool
-    ) -> np.ndarray:
-        rows = []
+        self, key: jax.Array, number: int, scored: Callable[[jax.Array], Any]
+    ) -> Iterator[np.ndarray]:
         for one in jax.random.split(key, number):
-            rows.append(np.asarray(score(self._release(one, with_unit)), np.float64))
+            yield np.asarray(scored(one), np.float64)[None]
             self._count(1)
-        return np.stack(rows)
 
     def _vectorized(
-        self, score: Score, key: jax.Array, number: int, with_unit: bool
-    ) -> np.ndarray:
-        def scored(one: jax.Array) -> Any:
-            return score(self._release(one, with_unit))
-
-        several = jax.jit(jax.vmap(scored))
-        rows, done = [], 0
+        self, key: jax.Array, number: int, scored: Callable[[jax.Array], Any]
+    ) -> Iterator[np.ndarray]:
         size = min(self._at_once, number)
-        while done < number:
+        for done in range(0, number, size):
             keys = jax.random.split(jax.random.fold_in(key, done), size)
-            rows.append(np.asarray(several(keys), np.float64))
-            done += size
+            yield np.asarray(scored(keys), np.float64)
             self._count(size)
-        return np.concatenate(rows)[:number]
 
     def _count(self, calls: int) -> None:
         if self._on_draws is not None:

@@ -23,6 +23,7 @@ from jaxdp_episodic.accounting.request_file import read_request
 from jaxdp_episodic.accounting.resolution import dominating_pair, resolve
 from jaxdp_episodic.accounting.step import ComposedSteps, GaussianStep
 from jaxdp_episodic.sampling.population import Population
+from jaxdp_episodic.sampling.serialization import refuse_hostile
 from jaxdp_episodic.sampling.spec import Spec
 from jaxdp_episodic.sweep import fields
 from jaxdp_episodic.sweep.grid import AXIS_WAYS, METHOD, QUANTITY, Axis, Grid
@@ -111,6 +112,8 @@ class Sweep(Spec):
 
         The axes' types may be left out, and fields of the step that axes give.
         """
+        # Here already: what fills in names below follows the nesting.
+        refuse_hostile(where or cls.__name__, mapping)
         if isinstance(mapping, Mapping):
             mapping = dict(mapping)
             if not isinstance(mapping.get("axes", ()), list | tuple):

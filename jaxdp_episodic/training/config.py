@@ -280,6 +280,7 @@ class TrainingConfig(Spec):
             raise ValueError(
                 f"epsilon must be > 0 and one number, got {self.epsilon!r}"
             )
+        self._check_parts()
         self._check_model()
         if (self.num_steps is None) == (self.step.noise_multiplier is None):
             given = "neither" if self.num_steps is None else "both"
@@ -287,6 +288,17 @@ class TrainingConfig(Spec):
                 "give exactly one of num_steps (the noise is calibrated) and "
                 f"step.noise_multiplier (the steps are), got {given}"
             )
+
+    def _check_parts(self) -> None:
+        """Refuses a part of the run that is none of its specs, such as a list."""
+        for name, classes in self.nested_specs.items():
+            part = getattr(self, name)
+            if part is None and name == "evaluation":
+                continue
+            if not isinstance(part, classes):
+                names = " or ".join(cls.__name__ for cls in classes)
+                shown = _validation.shown(part)
+                raise TypeError(f"{name} must be a {names}, got {shown}")
 
     def _check_model(self) -> None:
         """Refuses a network whose outputs are not what the learner takes them for."""

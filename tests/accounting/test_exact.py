@@ -211,3 +211,20 @@ def test_the_stated_error_covers_too_few_nodes(monkeypatch):
     found, info = jde.epsilon(step, **run, return_info=True)
     assert not info.is_certified_bound
     assert abs(found - 1.94496478292) <= info.error
+
+
+@pytest.mark.parametrize("num_steps", [2, 3])
+def test_an_answer_far_from_what_its_contour_was_laid_for_is_none(num_steps):
+    """Rare episodes: the first guess of epsilon is 1.1, the answer 1.4e-4.
+
+    On the contour for the guess it came out as 1.2e-4, its error stated as 3e-11.
+    """
+    example = jde.Poisson("example", sampling_probability=2e-5)
+    episodes = jde.IndependentEpisodes(example, num_episodes=5)
+    step = jde.GaussianStep(episodes, noise_multiplier=5.0)
+    found, info = jde.epsilon(step, num_steps=num_steps, delta=1e-6, return_info=True)
+    assert not info.is_certified_bound
+    lower, upper = jde.delta_interval(step, num_steps=num_steps, epsilon=found)
+    assert lower <= 1e-6 <= upper
+    again = jde.delta(step, num_steps=num_steps, epsilon=found)
+    assert again == pytest.approx(1e-6, rel=1e-6)

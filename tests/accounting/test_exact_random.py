@@ -151,10 +151,19 @@ class Problem(NamedTuple):
         return f"{pairs} {[float(c[i]) for c in self.counts]} {self.log_delta[i]!r}"
 
 
-def problem(name: str, size: int, seed: int) -> Problem:
+def problem(name: str, size: int, seed: int, *, rare: bool = False) -> Problem:
+    """Settings of all sizes, or ``rare`` units in a few steps."""
     rng = np.random.default_rng([seed, len(name), ord(name[0])])
-    steps = [KINDS[part](draw(rng, size)) for part in COMPOSED.get(name, (name,))]
-    counts = tuple(np.rint(10 ** rng.uniform(0, 7, size)) for _ in steps)
+    draws = [draw(rng, size) for _ in COMPOSED.get(name, (name,))]
+    most = 7.0
+    if rare:
+        draws = [d._replace(rate=d.rate * 1e-3, noise=d.noise**0.5) for d in draws]
+        most = 2.0
+    steps = [
+        KINDS[part](d)
+        for part, d in zip(COMPOSED.get(name, (name,)), draws, strict=True)
+    ]
+    counts = tuple(np.rint(10 ** rng.uniform(0, most, size)) for _ in steps)
     pairs = []
     for step in steps:
         pair = dominating_pair(step)
@@ -208,8 +217,8 @@ class Outcome(NamedTuple):
     num_compared: int
 
 
-def examine(name: str, size: int, seed: int) -> Outcome:
-    given = problem(name, size, seed)
+def examine(name: str, size: int, seed: int, *, rare: bool = False) -> Outcome:
+    given = problem(name, size, seed, rare=rare)
     answer = exact.exact_epsilon(*given)
     lower, upper = pld.epsilon_bounds(*given)
     bound, _ = evaluate("best_epsilon", *given)
@@ -230,6 +239,18 @@ def examine(name: str, size: int, seed: int) -> Outcome:
     enough = np.maximum(0.01 * answer.value, 1e-4) * (1 + 1e-9)
     demand(upper - lower <= enough, "wide", lower, upper)
     demand(answer.value <= bound * (1 + 1e-9), "above Rényi", answer.value, bound)
+    # Delta at the answer, on a contour laid for it: an epsilon too small by more
+    # than is stated would show, however small it is.
+    above = exact.exact_log_delta(answer.value + slack, *given[1:])
+    least = above.value + np.log1p(-np.minimum(above.error, 0.999))
+    demand(
+        (least <= given.log_delta + 1e-9) | ~settled,
+        "delta is larger",
+        answer.value,
+        answer.error,
+        above.value,
+        given.log_delta,
+    )
     many = np.flatnonzero(settled & (sum(given.counts) > 1) & (answer.value > 1e-3))
     rows = Problem(
         given.log_delta[many],
@@ -252,6 +273,20 @@ def test_sampled_settings():
     assert not outcome.violations + outcome.too_wide
     assert outcome.num_certified <= 2
     assert outcome.num_compared >= 12
+
+
+@pytest.mark.parametrize("name", ["sampled", "episodes"])
+def test_rare_units_in_a_few_steps(name):
+    """Epsilons far below 1e-3, where a contour laid for another one misleads."""
+    outcome = examine(name, 16, 3, rare=True)
+    assert not outcome.violations
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", (*KINDS, *COMPOSED))
+def test_more_rare_units_in_a_few_steps(name):
+    outcome = examine(name, 64, 4, rare=True)
+    assert not outcome.violations, "\n".join(outcome.violations)
 
 
 @pytest.mark.slow

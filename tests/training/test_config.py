@@ -1,5 +1,6 @@
 """Training configs: every shipped one is valid, and mistakes are named."""
 
+import tomllib
 from pathlib import Path
 
 import jax
@@ -129,6 +130,13 @@ def test_without_a_stated_population_the_data_give_it(tiny):
 def test_mistakes_are_named(tiny, old, new, message):
     with pytest.raises((TypeError, ValueError), match=message):
         read_config(changed(tiny, old, new))
+
+
+@pytest.mark.parametrize("name", TrainingConfig.nested_specs)
+def test_a_list_is_no_part_of_a_run(name):
+    mapping = {"type": "TrainingConfig", **tomllib.loads(TINY), name: []}
+    with pytest.raises(TypeError, match=rf"{name} must be a \w+.*, got \(\)"):
+        TrainingConfig.from_dict(mapping)
 
 
 def test_not_text(tmp_path):

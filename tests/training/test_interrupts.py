@@ -178,10 +178,10 @@ import json, sys
 from pathlib import Path
 import jax
 import numpy as np
-from training_runs import trainer
+from training_runs import plain_trainer
 
 folder = Path(sys.argv[1])
-whole, first, second = trainer(), trainer(), trainer()
+whole, first, second = plain_trainer(), plain_trainer(), plain_trainer()
 whole.train(folder / "whole")
 
 def stop(progress):

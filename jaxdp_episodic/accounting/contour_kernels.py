@@ -142,6 +142,7 @@ class _Integrand(NamedTuple):
       error: bound of the rounding error relative to that.
       core: (n,) variance of the Gaussian core; 0 without one.
       log_share: (n,) logarithm of the core's probability.
+      density: (n,) nodes in a unit of the parameter.
     """
 
     z: Pair
@@ -151,6 +152,7 @@ class _Integrand(NamedTuple):
     error: Array
     core: Array
     log_share: Array
+    density: Array
 
 
 def _prepare(num_nodes: int, contour: Contour, groups: tuple[Steps, ...]) -> _Integrand:
@@ -176,7 +178,8 @@ def _prepare(num_nodes: int, contour: Contour, groups: tuple[Steps, ...]) -> _In
     square = 0.5 * contour.core * (z[0] * z[0] + z[1] * z[1])
     error = error + _ROUNDING * square
     share = log_core_share(log_atom)
-    return _Integrand(z, log_weight, left, size, error, contour.core, share)
+    core = contour.core
+    return _Integrand(z, log_weight, left, size, error, core, share, 1 / step)
 
 
 def _integrate(integrand: _Integrand, epsilon: Array) -> tuple[Array, Array, Array]:
@@ -199,8 +202,9 @@ def _integrate(integrand: _Integrand, epsilon: Array) -> tuple[Array, Array, Arr
     size = jnp.exp(integrand.log_size + tilt_re - peak)
     phase = jnp.abs(z[1] * epsilon) + jnp.abs(z[0] * epsilon)
     inner = jnp.sum(size * (integrand.error + _ROUNDING * (8 + phase)), axis=0)
-    last = jnp.hypot(re[-1], im[-1])
-    error = spacing + (inner + _ROUNDING * known + 10.0 * last) / jnp.abs(total)
+    # What is left out falls off as e^-u at least: as many nodes as u has in one.
+    beyond = 10.0 * jnp.hypot(re[-1], im[-1]) * jnp.maximum(integrand.density, 1.0)
+    error = spacing + (inner + _ROUNDING * known + beyond) / jnp.abs(total)
     good = total > 0
     total = jnp.where(good, total, 1.0)
     value = jnp.where(good, jnp.log(total) + peak, jnp.nan)

@@ -31,6 +31,8 @@ _CUT_MARGIN = 30.0
 # Nats of log(delta) between the epsilon that a contour is laid for and the answer: from
 # where on the error may be larger than it looks, and from where on it is not known.
 _NEAR, _FAR = 3.0, 10.0
+# Of the epsilon that a contour is laid for, if it is larger, to the answer.
+_LARGEST_RATIO = 2.0
 _CPU_CHUNKS = (1, 8)
 # So few settings are cheaper one by one than in a chunk that is mostly padding.
 _ONE_BY_ONE = 3
@@ -152,12 +154,14 @@ class ContourSolver:
                 new_error = np.where(falling, off, np.inf)
                 # 0 is exact where delta is below its target there.
                 new_error = np.where(falling & (log_error == 0), 0.0, new_error)
-                # A contour for another epsilon may end before the integrand does, and
-                # its error looks small: what it gives is a guess, and no answer.
+                # A contour for a larger epsilon ends where it is nothing, and may miss
+                # what the small losses give further out, where an epsilon as small as
+                # they are is: such an answer is a guess.
                 distance = np.abs(new_value - used) * np.abs(slope)
                 new_error = np.where(distance > _NEAR, 10.0 * new_error, new_error)
                 guessed = np.where(np.isfinite(new_error), new_value, np.nan)
-                new_error = np.where(distance > _FAR, np.inf, new_error)
+                far = (distance > _FAR) | (used > _LARGEST_RATIO * new_value)
+                new_error = np.where(far, np.inf, new_error)
             new_error = np.where(np.isnan(new_error), np.inf, new_error)
             better = ~(new_error > error[index])
             value[index] = np.where(better, new_value, value[index])

@@ -285,7 +285,7 @@ def test_rare_units_in_a_few_steps(name):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", (*KINDS, *COMPOSED))
 def test_more_rare_units_in_a_few_steps(name):
-    outcome = examine(name, 64, 4, rare=True)
+    outcome = examine(name, 32, 4, rare=True)
     assert not outcome.violations, "\n".join(outcome.violations)
 
 

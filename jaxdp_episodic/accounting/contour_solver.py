@@ -127,7 +127,13 @@ class ContourSolver:
             guess = np.clip(least, 0.0, self.bound)
         if least is None:
             least = np.full(self.bound.shape, -np.inf)
-        for effort in _PASSES:
+        far = np.zeros(self.bound.shape, bool)
+        # Where the first guess was poor, no more nodes are needed, only another line.
+        for effort, only_far in (
+            (_PASSES[0], False),
+            (_PASSES[0], True),
+            *((effort, False) for effort in _PASSES[1:]),
+        ):
             scale = 1.0
             if self.quantity == "epsilon":
                 scale = np.maximum(np.abs(value), SMALLEST_EPSILON)
@@ -135,9 +141,9 @@ class ContourSolver:
             settled = error <= 0.1 * TOLERANCE * scale
             # The other direction's answer hides what is surely below it.
             settled |= value + error <= least
-            index = np.flatnonzero(wanted & ~settled)
+            index = np.flatnonzero(wanted & ~settled & (far | (not only_far)))
             if index.size == 0:
-                break
+                continue
             new_value, log_error, slope, used = self._run(
                 self.quantity, index, guess[index], effort, backward
             )
@@ -160,8 +166,8 @@ class ContourSolver:
                 distance = np.abs(new_value - used) * np.abs(slope)
                 new_error = np.where(distance > _NEAR, 10.0 * new_error, new_error)
                 guessed = np.where(np.isfinite(new_error), new_value, np.nan)
-                far = (distance > _FAR) | (used > _LARGEST_RATIO * new_value)
-                new_error = np.where(far, np.inf, new_error)
+                far[index] = (distance > _FAR) | (used > _LARGEST_RATIO * new_value)
+                new_error = np.where(far[index], np.inf, new_error)
             new_error = np.where(np.isnan(new_error), np.inf, new_error)
             better = ~(new_error > error[index])
             value[index] = np.where(better, new_value, value[index])

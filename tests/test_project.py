@@ -18,8 +18,8 @@ PACKAGE = ROOT / "jaxdp_episodic"
 
 # Each line imports only from the lines above it.
 LAYERS = (
-    ("_mappings", "_validation"),
-    ("_precision",),
+    ("_mappings",),
+    ("_precision", "_validation"),
     ("numerics",),
     ("mechanisms",),
     ("sampling",),

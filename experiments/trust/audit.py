@@ -19,11 +19,13 @@ import math
 import sys
 import time
 import tomllib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from circumstances import circumstances
 
 import jaxdp_episodic as jde
 from jaxdp_episodic.audit import (
@@ -37,6 +39,7 @@ from jaxdp_episodic.audit import (
     release_rows,
 )
 from jaxdp_episodic.audit.training import (
+    KINDS,
     Training,
     audit_run,
     audit_steps,
@@ -166,100 +169,107 @@ def mechanism_audits(draws: int, long_draws: int) -> dict[str, Callable[[], list
     return audits
 
 
-GLYPHS = """
-epsilon = 8.0
-delta = 1e-5
-num_steps = 100
-l2_clip_norm = 0.1
-data = { type = "Glyphs", size = 14 }
-[step]
-privacy_unit = "example"
-[step.sampling]
-type = "GroupedClasses"
-num_classes = 1_800
-ways = 5
-episodes = { type = "Poisson", name = "episode", sampling_probability = 0.2 }
-examples = { type = "WithoutReplacement", name = "example", size = 4, population = 20 }
-[learner]
-kind = "protonet"
-shots = 1
-[model]
-kind = "conv_embedding"
-channels = [8]
-embedding = 16
-"""
-SINUSOIDS = """
-epsilon = 8.0
-delta = 1e-5
-num_steps = 200
-l2_clip_norm = 0.5
-normalizer = 100
-data = { type = "Sinusoids", num_tasks = 2_000, points = 40 }
-[step]
-clip_unit = "task"
-privacy_unit = "task"
-[step.sampling]
-type = "MultistageSampling"
-levels = [
-  { type = "Poisson", name = "task", sampling_probability = 0.05 },
-  { type = "WithoutReplacement", name = "point", size = 20 },
-]
-[learner]
-kind = "maml"
-shots = 10
-inner_steps = 1
-inner_learning_rate = 0.01
-loss = "squared_error"
-[model]
-kind = "mlp"
-channels = [20]
-"""
+# Changes to configs that are shipped. A run has less to compute; where single steps are
+# audited, and thousands of them are taken, there are few units, drawn often.
+CONFIGS = Path(__file__).resolve().parents[2] / "configs"
+GLYPHS = "glyphs_5w1s.toml"
+SMALL_CONVOLUTION = {"model.channels": [8], "model.embedding": 16}
+GLYPHS_RUN: dict[str, Any] = {
+    **SMALL_CONVOLUTION,
+    "num_steps": 100,
+    "step.sampling.episodes.sampling_probability": 0.2,
+}
+GLYPHS_STEP: dict[str, Any] = {
+    **SMALL_CONVOLUTION,
+    "data.small": True,
+    "step.sampling.num_classes": 40,
+}
+SINUSOIDS = "sinusoids.toml"
+SMALL_NETWORK = {"model.channels": [20]}
+SINUSOIDS_RUN: dict[str, Any] = {
+    **SMALL_NETWORK,
+    "num_steps": 200,
+    "normalizer": 100,
+    "data.num_tasks": 2_000,
+    "step.sampling.levels.0.sampling_probability": 0.05,
+}
+SINUSOIDS_STEP: dict[str, Any] = {
+    **SMALL_NETWORK,
+    "normalizer": 20,
+    "data.num_tasks": 40,
+    "step.sampling.levels.0.sampling_probability": 0.5,
+}
 
 
 def training_audits(step_draws: int) -> dict[str, Callable[[], list]]:
     """Runs of the trainer with canaries, for examples and for tasks."""
     audits: dict[str, Callable[[], list]] = {}
 
-    def add_runs(name: str, text: str, canaries: int) -> None:
-        for kind in ("gradient", "input"):
+    def add_run(name: str, run: Callable[[], Training], kind: str, number: int) -> None:
+        def audit() -> list[AuditRow]:
+            found = audit_run(run(), kind=kind, num_canaries=number)
+            attacker = f"one run, {number} {kind} canaries"
+            claims = found.claimed_rdp, found.claimed_exact
+            evidence = found.guesses
+            return [AuditRow(name, attacker, evidence.delta, *claims, evidence)]
 
-            def audit(kind: str = kind) -> list[AuditRow]:
-                found = audit_run(training(text), kind=kind, num_canaries=canaries)
-                attacker = f"one run, {canaries} {kind} canaries"
-                claims = found.claimed_rdp, found.claimed_exact
-                evidence = found.guesses
-                return [AuditRow(name, attacker, evidence.delta, *claims, evidence)]
+        audits[f"{name}, {kind}"] = audit
 
-            audits[f"{name}, {kind}"] = audit
+    def add_steps(name: str, run: Callable[[], Training], noise: str) -> None:
+        def audit() -> list[AuditRow]:
+            changed = with_noise(run(), 1.0, noise)
+            found = audit_steps(changed, num_draws=step_draws)
+            return release_rows(name, found, f"{step_draws:,} steps with a canary")
 
-        def step_audit() -> list[AuditRow]:
-            found = audit_steps(with_noise(training(text), 1.0), num_draws=step_draws)
-            attacker = f"{step_draws:,} steps with a canary"
-            return release_rows(f"{name}, one step, noise 1", found, attacker)
+        audits[name] = audit
 
-        audits[f"{name}, step"] = step_audit
-
-    add_runs("glyphs, an example", GLYPHS, 300)
-    add_runs("sinusoids, a task", SINUSOIDS, 500)
+    for name, run, canaries in (
+        ("glyphs, an example", partial(training, GLYPHS, GLYPHS_RUN), 300),
+        ("sinusoids, a task", partial(training, SINUSOIDS, SINUSOIDS_RUN), 500),
+    ):
+        for kind in KINDS:
+            add_run(name, run, kind, canaries)
+    glyphs = partial(training, GLYPHS, GLYPHS_STEP)
+    add_steps("glyphs, an example, one step, noise 1", glyphs, "gaussian")
+    sinusoids = partial(training, SINUSOIDS, SINUSOIDS_STEP)
+    add_steps("sinusoids, a task, one step, noise 1", sinusoids, "gaussian")
+    add_steps("sinusoids, a task, one step, discrete noise 1", sinusoids, "discrete")
     return audits
 
 
-def training(text: str) -> Training:
-    """The run that a config describes."""
-    mapping = {"type": "TrainingConfig", "version": 1, **tomllib.loads(text)}
-    return training_of_config(TrainingConfig.from_dict(mapping))
+def training(name: str, changes: Mapping[str, Any]) -> Training:
+    """The run of a shipped config, with some fields, by dotted names, changed."""
+    mapping = tomllib.loads((CONFIGS / name).read_text(encoding="utf-8"))
+    for field, value in changes.items():
+        *above, last = field.split(".")
+        table: Any = mapping
+        for key in above:
+            table = table[int(key) if key.isdigit() else key]
+        table[last] = value
+    mapping = {"type": "TrainingConfig", **mapping}
+    return training_of_config(TrainingConfig.from_dict(mapping), CONFIGS)
 
 
-def with_noise(run: Training, noise: float) -> Training:
+def with_noise(run: Training, multiplier: float, noise: str) -> Training:
     """The run with other noise: one step at the noise of a whole run shows little."""
-    step = dataclasses.replace(run.budget.step, noise_multiplier=noise)
-    return dataclasses.replace(run, budget=dataclasses.replace(run.budget, step=step))
+    step = dataclasses.replace(run.budget.step, noise_multiplier=multiplier)
+    budget = dataclasses.replace(run.budget, step=step)
+    return dataclasses.replace(run, budget=budget, noise=noise)
 
 
-def write(out: Path, rows: list[AuditRow], seconds: dict[str, float]) -> None:
+def write(
+    out: Path, rows: list[AuditRow], seconds: dict[str, float], draws: dict[str, int]
+) -> None:
     """Leaves what was found so far."""
     rounded = {name: round(value, 1) for name, value in seconds.items()}
-    document = audit_document(rows, delta=DELTA, confidence=0.95, seconds=rounded)
+    document = audit_document(
+        rows,
+        **circumstances(),
+        delta=DELTA,
+        confidence=0.95,
+        draws=draws,
+        seconds=rounded,
+    )
     text = json.dumps(document, indent=1, allow_nan=False)
     (out / "audit.json").write_text(text + "\n", encoding="utf-8")
     (out / "audit.md").write_text(audit_markdown(rows), encoding="utf-8")
@@ -281,22 +291,28 @@ def main() -> int:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--draws", type=float, default=1e8)
     parser.add_argument("--long-draws", type=float, default=1e8)
-    parser.add_argument("--step-draws", type=float, default=10_000)
+    parser.add_argument("--step-draws", type=float, default=5_000)
     parser.add_argument("--only", default="")
     arguments = parser.parse_args()
     arguments.out.mkdir(parents=True, exist_ok=True)
-    audits = mechanism_audits(int(arguments.draws), int(arguments.long_draws))
-    audits |= training_audits(int(arguments.step_draws))
+    draws = {
+        "one step": int(arguments.draws),
+        "100 steps": int(arguments.long_draws),
+        "steps of the trainer": int(arguments.step_draws),
+    }
+    audits = mechanism_audits(draws["one step"], draws["100 steps"])
+    audits |= training_audits(draws["steps of the trainer"])
     rows: list[AuditRow] = []
     seconds: dict[str, float] = {}
-    for name, audit in audits.items():
+    # A hundred steps take longest, and come last.
+    for name in sorted(audits, key=lambda name: name.endswith("T=100")):
         if arguments.only not in name:
             continue
         begun = time.perf_counter()
-        found = audit()
+        found = audits[name]()
         seconds[name] = time.perf_counter() - begun
         rows += found
-        write(arguments.out, rows, seconds)
+        write(arguments.out, rows, seconds, draws)
         for row in found:
             print(
                 f"{row.name}: {row.attacker}: {row.audited:.4f} of "

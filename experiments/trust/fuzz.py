@@ -4,8 +4,8 @@
 ``fuzz.md``. Cases are drawn by Hypothesis, the same in every run. A case may be
 accepted, or refused with a clear error (`TypeError`, `ValueError`,
 `NotImplementedError`, `OSError`, with a message); anything else makes the exit code 1,
-and the smallest such case is printed. Each reader has a process of its own: a case
-that ends it is a failure too, and lies in ``DIR/READER.case``.
+and the smallest such case lies in ``DIR/READER.case``. Each reader has a process of its
+own: a case that ends it, or never ends, is a failure like others.
 """
 
 from __future__ import annotations
@@ -23,18 +23,19 @@ from circumstances import circumstances
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tests"))
 
-from fuzzing.children import CASE, fuzzed_in_child  # noqa: E402 - found by the path
+from fuzzing.children import CASE, FAILED, fuzzed_in_child  # noqa: E402 - found by the path
 from fuzzing.targets import Target, targets  # noqa: E402 - the same
 
 SLOWEST = 5.0  # seconds that a case of a few hundred bytes may take
 
 
 def result_of(target: Target, cases: int, out: Path) -> dict[str, Any]:
-    """Fuzzes a reader in a process of its own; keeps the case that ended it."""
+    """Fuzzes a reader in a process of its own; keeps the case that failed."""
     with tempfile.TemporaryDirectory() as name:
         result = fuzzed_in_child(target.name, cases, Path(name))
-        case = Path(name) / CASE
-        if result["failure"] and case.exists():
+        left = [Path(name) / file for file in (FAILED, CASE)]
+        case = next((file for file in left if file.exists()), None)
+        if result["failure"] and case is not None:
             shutil.copy(case, out / f"{target.name.replace(' ', '_')}.case")
     return result
 

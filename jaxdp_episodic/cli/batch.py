@@ -9,6 +9,7 @@ from pathlib import Path
 from rich.console import Console
 
 from jaxdp_episodic.accounting.batch_files import answer_file
+from jaxdp_episodic.accounting.batch_rows import check_suffix
 from jaxdp_episodic.accounting.request import EpsilonRequest
 from jaxdp_episodic.accounting.request_file import read_request
 from jaxdp_episodic.accounting.step import ComposedSteps
@@ -33,6 +34,7 @@ def run_batch(source: Path, out: Path, *, method: str) -> int:
     console = Console(stderr=True)
 
     def answered() -> list[str]:
+        _make_place(out)
         with console.status("answering") as status:
             result = answer_file(
                 source,
@@ -55,6 +57,7 @@ def run_per_unit(file: Path, out: Path) -> int:
         request = read_request(file, EpsilonRequest)
         if request.delta is None:
             raise ValueError("--per-unit gives epsilons, so the request needs a delta")
+        _make_place(out)
         budgets = unit_budgets(
             request.step,
             num_steps=request.num_steps,
@@ -72,6 +75,12 @@ def run_per_unit(file: Path, out: Path) -> int:
         return [*lines, f"written: {out}"]
 
     return _said(file, answered)
+
+
+def _make_place(out: Path) -> None:
+    """Refuses a name, or makes its folder, before the work rather than after it."""
+    check_suffix(out)
+    out.parent.mkdir(parents=True, exist_ok=True)
 
 
 def _is_add_remove(request: EpsilonRequest) -> bool:

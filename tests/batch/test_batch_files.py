@@ -10,6 +10,7 @@ import pytest
 
 from jaxdp_episodic.accounting import batch_files
 from jaxdp_episodic.accounting.batch_files import answer_file
+from jaxdp_episodic.cli.program import run
 
 NOISES = (1.0, 2.0, -1.0, 0.0)
 COLUMNS = {
@@ -149,3 +150,43 @@ def test_missing_source_and_folder(tmp_path):
     (tmp_path / "r.jsonl").write_text("{}")
     with pytest.raises(FileNotFoundError):
         answer_file(tmp_path / "r.jsonl", tmp_path / "no" / "a.jsonl")
+
+
+_UNITS = """
+version = 1
+delta = 1e-5
+num_steps = 10
+method = "rdp"
+
+[population]
+sizes = [5, 6]
+levels = ["school", "pupil"]
+
+[step]
+type = "GaussianStep"
+noise_multiplier = 2.0
+clip_unit = "school"
+
+[step.sampling]
+type = "MultistageSampling"
+levels = [
+  { type = "Poisson", name = "school", sampling_probability = 0.5 },
+  { type = "WithoutReplacement", name = "pupil", size = 4 },
+]
+"""
+
+
+def test_command_makes_the_folder_and_refuses_a_name_before_work(
+    tmp_path, capsys, monkeypatch
+):
+    file, requests = tmp_path / "x.toml", tmp_path / "r.jsonl"
+    file.write_text(_UNITS)
+    requests.write_text("{}\n")
+    for i, what in enumerate(([str(file), "--per-unit"], ["--batch", str(requests)])):
+        out = tmp_path / f"new{i}" / "folder" / "a.csv"
+        assert run(["epsilon", *what, "--out", str(out)]) == 0
+        assert out.is_file()
+    monkeypatch.setattr("jaxdp_episodic.cli.batch.unit_budgets", None)  # no work
+    capsys.readouterr()
+    assert run(["epsilon", str(file), "--per-unit", "--out", "a.txt"]) == 2
+    assert "a.txt: the name must end in" in capsys.readouterr().err

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import multiprocessing
+import shutil
 import signal
 import time
 import traceback
@@ -16,7 +17,7 @@ from hypothesis import HealthCheck
 
 from fuzzing.targets import Target, outcome, targets
 
-CASE = "case.txt"
+CASE, FAILED = "case.txt", "failed.txt"
 LONGEST = 60.0
 """Seconds after which a case counts as one that never ends."""
 
@@ -28,17 +29,25 @@ def fuzzed(target: Target, cases: int, folder: Path) -> dict[str, Any]:
       target: the reader.
       cases: to be drawn, the same in every run.
       folder: an empty one. Each case is left in it, in the file `CASE`, before it is
-        read: its number, and Python's expression for it.
+        read: its number, and Python's expression for it; the smallest that failed is
+        kept as `FAILED`.
     """
     outcomes: collections.Counter[str] = collections.Counter()
-    number, slowest = 0, 0.0
+    number, slowest, failure = 0, 0.0, None
 
     def run(case: Any) -> None:
-        nonlocal number, slowest
+        nonlocal number, slowest, failure
         number += 1
         (folder / CASE).write_text(f"{number}\n{_expression(case)}\n")
         start = time.perf_counter()
-        outcomes[outcome(target, case, folder)] += 1
+        try:
+            outcomes[outcome(target, case, folder)] += 1
+        except Exception:
+            # Noted here, as Hypothesis may be unable to print the case. It tries
+            # smaller and smaller ones: the last is the smallest.
+            failure = traceback.format_exc()
+            shutil.copy(folder / CASE, folder / FAILED)
+            raise
         slowest = max(slowest, time.perf_counter() - start)
 
     test = hypothesis.settings(
@@ -48,11 +57,11 @@ def fuzzed(target: Target, cases: int, folder: Path) -> dict[str, Any]:
         database=None,
         suppress_health_check=(HealthCheck.too_slow, HealthCheck.filter_too_much),
     )(hypothesis.given(target.cases)(run))
-    start, failure = time.perf_counter(), None
+    start = time.perf_counter()
     try:
         test()
     except Exception:
-        failure = traceback.format_exc()
+        failure = failure or traceback.format_exc()
     return {
         "target": target.name,
         "cases": number,

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from fuzzing import seeds
-from jaxdp_episodic.sweep.description import read_sweep
+from jaxdp_episodic.sweep.description import Sweep, read_sweep
 from jaxdp_episodic.sweep.folder import (
     MANIFEST,
     SHARDS,
@@ -113,3 +113,14 @@ def test_a_table_of_other_columns_or_rows_is_refused(tmp_path):
 def test_axes_that_numbers_cannot_hold(axis, message):
     with pytest.raises(ValueError, match=message):
         Axis(**axis).points()
+
+
+@pytest.mark.parametrize("place", ["type", "sampling"])
+def test_nesting_deeper_than_the_stack(place):
+    """Before anything follows it, such as what fills in the names of fields."""
+    deep = {}
+    for _ in range(5000):
+        deep = {place: deep}
+    axes = [{"field": "noise_multiplier", "values": [1.0]}]
+    with pytest.raises(ValueError, match="nested deeper than 32 levels"):
+        Sweep.from_dict({"type": "Sweep", "version": 1, "axes": axes, "step": deep})

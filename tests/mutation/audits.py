@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -89,7 +90,14 @@ def _audit_gradient(
             for start in range(0, effort.releases, _AT_ONCE)
         ]
         scores[world] = np.concatenate(parts)
-    choosing = int(_CHOOSING * effort.releases)
+    return _verdict(scores, step, effort)
+
+
+def _verdict(
+    scores: dict[bool, np.ndarray], step: jde.GaussianStep, effort: Effort
+) -> Verdict:
+    """Scores with the unit and without it, against the claim about one such step."""
+    choosing = int(_CHOOSING * len(scores[True]))
     bounds = [
         score_bound(
             (scores[True][:choosing], scores[False][:choosing]),
@@ -110,6 +118,14 @@ def _audit_rows(
     effort: Effort,
 ) -> Verdict:
     """Audits what others' contributions and one unit's, the last row, become."""
+    params, worlds = _two_worlds(others, unit)
+    return _audit_gradient(_dot, params, worlds, ONCE, score, effort)
+
+
+def _two_worlds(
+    others: dict[str, np.ndarray], unit: dict[str, np.ndarray]
+) -> tuple[dict[str, np.ndarray], dict[bool, Rows]]:
+    """Parameters of zero, and the rows of all units, with the last one and without."""
     number = len(next(iter(others.values())))
     rows = {name: np.vstack([others[name], unit[name]]) for name in unit}
     rows = {name: row.astype(np.float32) for name, row in rows.items()}
@@ -117,7 +133,7 @@ def _audit_rows(
     worlds = {True: Rows(rows, there), False: Rows(rows, there.copy())}
     worlds[False].unit_mask[-1] = 0
     params = {name: np.zeros(row.shape[1], np.float32) for name, row in rows.items()}
-    return _audit_gradient(_dot, params, worlds, ONCE, score, effort)
+    return params, worlds
 
 
 def loud_unit(effort: Effort) -> Verdict:
@@ -126,6 +142,29 @@ def loud_unit(effort: Effort) -> Verdict:
     return _audit_rows(
         others, {"a": np.array([_LOUD, 0.0])}, lambda out: out["a"][0], effort
     )
+
+
+def hardened_unit(effort: Effort) -> Verdict:
+    """A loud unit against the discrete noise, which the host draws one by one."""
+    params, worlds = _two_worlds({"a": np.zeros((1, 2))}, {"a": np.array([_LOUD, 0.0])})
+    gradient = private_gradient.PrivateGradient(_dot, noise="discrete")
+    step = dataclasses.replace(ONCE, noise_multiplier=2 * NOISE)
+    settings = {
+        "l2_clip_norm": CLIP,
+        "noise_multiplier": step.noise_multiplier,
+        "normalizer": DIVISOR,
+    }
+
+    def scored(number: int, world: bool) -> float:
+        seed = (2 * number + world).to_bytes(16, "little")
+        released, _ = gradient(params, [worlds[world]], seed, **settings)
+        return float(released["a"][0])
+
+    scores = {
+        world: np.asarray([scored(n, world) for n in range(effort.hardened)])
+        for world in worlds
+    }
+    return _verdict(scores, step, effort)
 
 
 def silent_unit(effort: Effort) -> Verdict:

@@ -7,7 +7,13 @@ from dataclasses import dataclass, field
 
 from jaxdp_episodic.accounting import resolution
 from jaxdp_episodic.sampling import clip_rows
-from jaxdp_episodic.training import blocks, ledger, private_gradient, trainer
+from jaxdp_episodic.training import (
+    blocks,
+    discrete_noise,
+    ledger,
+    private_gradient,
+    trainer,
+)
 from mutation import audits, crashes, draw_audits, sampled
 from mutation.planting import Edit, planted
 from mutation.verdicts import Check, Effort, Verdict
@@ -103,6 +109,20 @@ FAULTS = (
         audits.trainer_steps,
         "the same, seen in the steps of two real runs",
         is_slow=True,
+    ),
+    Fault(
+        "discrete noise without its multiplier",
+        (
+            Edit(
+                discrete_noise,
+                "released_sum",
+                "covering_variance(noise_multiplier * GRID",
+                "covering_variance(GRID",
+            ),
+        ),
+        AUDIT,
+        audits.hardened_unit,
+        "the noise is that of a multiplier of one, here a quarter of what is claimed",
     ),
     Fault(
         "noise for the mean instead of the sum",

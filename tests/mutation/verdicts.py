@@ -15,6 +15,7 @@ class Effort(NamedTuple):
 
     Attributes:
       releases: noised gradients that an audit draws in each of its two worlds.
+      hardened: of them with discrete noise, which the host draws one by one.
       trainer_steps: steps of the whole trainer, of each of two runs.
       simulated: runs of a described mechanism, in each world.
       draws: of a sampler.
@@ -22,6 +23,7 @@ class Effort(NamedTuple):
     """
 
     releases: int
+    hardened: int
     trainer_steps: int
     simulated: int
     draws: int
@@ -29,10 +31,20 @@ class Effort(NamedTuple):
 
 
 QUICK = Effort(
-    releases=4_096, trainer_steps=300, simulated=50_000, draws=1_500, method="rdp"
+    releases=4_096,
+    hardened=400,
+    trainer_steps=300,
+    simulated=50_000,
+    draws=1_500,
+    method="rdp",
 )
 FULL = Effort(
-    releases=204_800, trainer_steps=2_000, simulated=10**7, draws=20_000, method="exact"
+    releases=204_800,
+    hardened=20_000,
+    trainer_steps=2_000,
+    simulated=10**7,
+    draws=20_000,
+    method="exact",
 )
 
 

@@ -1,0 +1,261 @@
+"""Puts the results of `make trust` into the documentation.
+
+``python experiments/trust/page.py --results results/trust`` copies the four results to
+``docs/tables``, draws ``docs/images/trust_audit.png``, and writes the tables of
+``docs/trust.md``, ``docs/audit.md`` and ``docs/guarantees.md``, each between two
+comments that name it. Without ``--results`` the tables are those of ``docs/tables``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import shutil
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from jaxdp_episodic.audit import AuditRow, EpsilonBound, Guesses, plot_audit
+from jaxdp_episodic.audit.report import downward, upward
+
+DOCS = Path(__file__).resolve().parents[2] / "docs"
+PAGES = ("trust.md", "audit.md", "guarantees.md")
+RESULTS = {
+    "audit": "audit/audit.json",
+    "mutations": "mutations/mutations.json",
+    "kills": "kills/summary.json",
+    "fuzz": "fuzz/fuzz.json",
+}
+COMMANDS = {
+    "audit": "experiments/trust/audit.py",
+    "mutations": "experiments/trust/mutations.py",
+    "kills": "experiments/trust/kill_training.py",
+    "fuzz": "experiments/trust/fuzz.py",
+}
+PAIR, FIXED = "dominating pair", "fixed data"
+DESIGN = re.compile(r"(?P<design>.*) \((?P<rates>.*)\), T=(?P<steps>\d+)")
+AUDITED = re.compile(r"audited (\S+) (\S+) claimed (\S+) at delta (\S+)")
+
+Results = dict[str, dict[str, Any]]
+
+
+def tables(results: Results) -> dict[str, str]:
+    """Returns the tables of the pages by their names."""
+    audit, kills, fuzz = results["audit"], results["kills"], results["fuzz"]
+    facts = [[name, f"{value:,}"] for name, value in kills["facts"].items()]
+    facts += [[f"killed {name}", f"{n:,}"] for name, n in kills["moments"].items()]
+    return {
+        "summary": summary(results),
+        "circumstances": circumstances(results),
+        "mechanisms": mechanisms(audit["rows"]),
+        "runs": runs(audit["rows"]),
+        "faults": faults(results["mutations"]["faults"]),
+        "kills": table(["", ""], facts),
+        "readers": readers(fuzz["results"]),
+    }
+
+
+def table(head: list[str], rows: Iterable[list[str]]) -> str:
+    """Returns a table in Markdown."""
+    lines = [head, ["---"] * len(head), *rows]
+    cells = ([cell.replace("|", "\\|") for cell in line] for line in lines)
+    return "\n".join("| " + " | ".join(line) + " |" for line in cells)
+
+
+def summary(results: Results) -> str:
+    """What was done, how often, and what was found."""
+    audit, fuzz = results["audit"], results["fuzz"]
+    draws, rows = audit["draws"], audit["rows"]
+    found = results["mutations"]["faults"]
+    caught = sum(fault["is_caught"] for fault in found)
+    kills = results["kills"]["facts"]
+    failed = sum(result["failure"] is not None for result in fuzz["results"])
+    lines = []
+    for steps, words in ((1, "one step"), (100, "100 steps")):
+        chosen = [row for row in rows if row["name"].endswith(f"T={steps}")]
+        asked = [
+            row["share_of_exact"]
+            for row in chosen
+            if row["name"].startswith(("tasks", "grouped")) and PAIR in row["attacker"]
+        ]
+        lines.append(
+            [
+                f"audits of designs, {words}",
+                f"{len({row['name'] for row in chosen})} designs, {draws[words]:,} "
+                "runs of each with the unit and as many without",
+                f"{disproved(chosen)}; for tasks and grouped classes at least "
+                f"{min(asked):.0%} of the exact epsilon is shown",
+            ]
+        )
+    trained = [row for row in rows if not DESIGN.fullmatch(row["name"])]
+    lines += [
+        [
+            "audits of the trainer",
+            f"{len({(r['name'], r['attacker']) for r in trained})} audits, by canaries "
+            f"and by {draws['steps of the trainer']:,} steps in each world",
+            disproved(trained),
+        ],
+        ["planted faults", f"{len(found)} faults", f"{caught} caught"],
+        [
+            "kill -9 at random moments of training",
+            f"{kills['processes killed']} kills, {kills['runs finished']} runs",
+            f"{kills['violations']} violations of the ledger's contract",
+        ],
+        [
+            "hostile input",
+            f"{fuzz['cases']:,} broken files, {len(fuzz['results'])} readers",
+            f"{failed} readers with anything but a clear error",
+        ],
+    ]
+    return table(["what", "how often", "what was found"], lines)
+
+
+def disproved(rows: list[dict[str, Any]]) -> str:
+    """How many claims an audit disproved."""
+    number = sum(row["is_violated"] for row in rows)
+    return f"{number or 'no'} claim{'s' if number > 1 else ''} disproved"
+
+
+def circumstances(results: Results) -> str:
+    """By which command, when and on what."""
+    rows = []
+    for name, command in COMMANDS.items():
+        found = results[name]
+        versions = ", ".join(f"{k} {v}" for k, v in found["versions"].items() if v)
+        rows.append([f"`{command}`", found["date"], found["machine"], versions])
+    return table(["command", "date", "machine", "versions"], rows)
+
+
+def mechanisms(rows: list[dict[str, Any]]) -> str:
+    """Audits of designs; those that are the same simulation share a line."""
+    found: dict[str, dict[str, dict[str, Any]]] = {}
+    for row in rows:
+        if DESIGN.fullmatch(row["name"]):
+            found.setdefault(row["name"], {})[row["attacker"]] = row
+    lines: dict[tuple[str, ...], list[str]] = {}
+    for name, audits in found.items():
+        match = DESIGN.fullmatch(name)
+        assert match is not None
+        first = next(iter(audits.values()))
+        pair = audits.get(PAIR, first)
+        fixed = shown(audits[FIXED]) if FIXED in audits else "the same mechanism"
+        key = (
+            f"{match['rates']}, {match['steps']}",
+            upward(first["claimed_rdp"]),
+            upward(first["claimed_exact"]),
+            shown(pair),
+            fixed,
+        )
+        lines.setdefault(key, []).append(match["design"])
+    head = ["design", "p, r, noise, steps", "claimed, RDP", "claimed, exact"]
+    head += [f"{PAIR}, audited", f"{FIXED}, audited"]
+    return table(head, (["; ".join(n), *key] for key, n in lines.items()))
+
+
+def shown(row: dict[str, Any]) -> str:
+    """A lower bound, and its share of the exact claim."""
+    return f"{downward(row['audited'])} ({row['share_of_exact']:.0%})"
+
+
+def runs(rows: list[dict[str, Any]]) -> str:
+    """Audits of the trainer, each at the delta at which it shows most."""
+    best: dict[tuple[str, str], dict[str, Any]] = {}
+    for row in rows:
+        key = row["name"], row["attacker"]
+        if DESIGN.fullmatch(row["name"]):
+            continue
+        if key not in best or row["share_of_exact"] > best[key]["share_of_exact"]:
+            best[key] = row
+    head = ["run", "attacker", "delta", "claimed, exact", "audited"]
+    lines = (
+        [*key, f"{row['delta']:g}", upward(row["claimed_exact"]), shown(row)]
+        for key, row in best.items()
+    )
+    return table(head, lines)
+
+
+def faults(found: list[dict[str, Any]]) -> str:
+    """What was planted and who noticed."""
+    head = ["fault", "caught by", "with the fault", "without it"]
+    rows = []
+    for fault in found:
+        who = fault["caught_by"] if fault["is_caught"] else "**not caught**"
+        evidence = [
+            AUDITED.sub(r"\1 \2 \3 (delta \4)", fault[which]["evidence"])
+            for which in ("with", "without")
+        ]
+        rows.append([fault["fault"], who, *evidence])
+    return table(head, rows)
+
+
+def readers(results: list[dict[str, Any]]) -> str:
+    """What became of the broken files."""
+    rows = [
+        [
+            result["target"],
+            f"{result['cases']:,}",
+            f"{result['outcomes'].get('accepted', 0):,}",
+            f"{result['cases'] - result['outcomes'].get('accepted', 0):,}",
+            f"{result['slowest_seconds']:.2f}",
+        ]
+        for result in results
+    ]
+    head = ["reader", "cases", "accepted", "refused, clearly", "slowest case, s"]
+    return table(head, rows)
+
+
+def picture(rows: list[dict[str, Any]], path: Path) -> None:
+    """Draws the audits, those that are the same simulation once."""
+    drawn: dict[Any, AuditRow] = {}
+    for row in rows:
+        evidence = row["evidence"]
+        kind: Any = Guesses if "num_canaries" in evidence else EpsilonBound
+        values = [row[k] for k in AuditRow._fields[:5]]
+        is_design = DESIGN.fullmatch(row["name"]) is not None
+        if is_design and PAIR not in row["attacker"]:
+            continue
+        if not is_design and kind is EpsilonBound and row["delta"] != 1e-3:
+            continue  # one of several deltas
+        key = row["name"].split("T=")[-1], tuple(evidence.values())
+        drawn.setdefault(key, AuditRow._make([*values, kind(**evidence)]))
+    plot_audit(list(drawn.values()), path, title="Claimed and audited epsilon")
+
+
+def filled(text: str, parts: dict[str, str]) -> str:
+    """Returns a page with these tables between the comments that name them."""
+
+    def part(match: re.Match[str]) -> str:
+        return f"{match[1]}\n\n{parts[match[2]]}\n\n{match[3]}"
+
+    comments = r"(<!-- trust: (\w+) -->).*?(<!-- end of trust -->)"
+    return re.sub(comments, part, text, flags=re.DOTALL)
+
+
+def read_tables() -> Results:
+    """Returns the results that are committed."""
+    return {
+        name: json.loads((DOCS / "tables" / f"trust_{name}.json").read_text("utf-8"))
+        for name in RESULTS
+    }
+
+
+def main() -> None:
+    """Copies, draws and writes."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--results", type=Path)
+    options = parser.parse_args()
+    if options.results is not None:
+        for name, path in RESULTS.items():
+            target = DOCS / "tables" / f"trust_{name}.json"
+            shutil.copy(options.results / path, target)
+    results = read_tables()
+    picture(results["audit"]["rows"], DOCS / "images" / "trust_audit.png")
+    for name in PAGES:
+        page = DOCS / name
+        text = page.read_text(encoding="utf-8")
+        page.write_text(filled(text, tables(results)), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

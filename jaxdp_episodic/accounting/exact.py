@@ -133,6 +133,8 @@ def _of_many_steps(quantity: str, problem: Problem) -> ExactAnswer:
         least = np.where(np.isnan(value), 0.0 if quantity == "epsilon" else -1e9, value)
         rival = _may_exceed(quantity, given, least, order)
         rival &= ~too_many & np.isfinite(bound)
+        asked = least if quantity == "epsilon" else problem.target
+        rival &= asked < _most_backward(problem)
         if quantity == "epsilon":
             rival &= ~state.surely_private(rival, least, backward=True)
         other, other_error = state.solve(rival, backward=True, least=least)
@@ -144,6 +146,20 @@ def _of_many_steps(quantity: str, problem: Problem) -> ExactAnswer:
         upper, width = _certified(quantity, problem.take(chosen), bound[chosen])
         value[chosen], error[chosen] = upper, width
     return ExactAnswer(value, error, unsure)
+
+
+def _most_backward(problem: Problem) -> np.ndarray:
+    """The most that a run can lose backward, (n,): delta is 0 from there on.
+
+    The density of a sampled pair with the unit is at least ``1 - p`` of that without.
+    """
+    most = np.zeros(problem.target.shape)
+    for pair, count in zip(problem.pairs, problem.counts, strict=True):
+        bounded = (pair.kind == SAMPLED) & (pair.rate < 1)
+        loss = -np.log1p(-np.where(bounded, pair.rate, 0.0))
+        taken = np.where(bounded, count * loss, np.inf)
+        most += np.where(count > 0, taken, 0.0)
+    return most * (1 + 1e-12)
 
 
 def _larger(

@@ -275,10 +275,9 @@ def test_sampled_settings():
     assert outcome.num_compared >= 12
 
 
-@pytest.mark.parametrize("name", ["sampled", "episodes"])
-def test_rare_units_in_a_few_steps(name):
+def test_rare_units_in_a_few_steps():
     """Epsilons far below 1e-3, where a contour laid for another one misleads."""
-    outcome = examine(name, 16, 3, rare=True)
+    outcome = examine("sampled", 16, 3, rare=True)
     assert not outcome.violations
 
 

@@ -86,6 +86,7 @@ def shuffling_settings(rng, most_users):
     return eps0, n, eps0 * rng.uniform(0, 1, COUNT) ** 2
 
 
+@pytest.mark.slow
 def test_shuffled_responses_up_to_2000_users():
     """The answers enumerated at random data and data that agree; both upper bounds."""
     rng = np.random.default_rng(50)

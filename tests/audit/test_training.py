@@ -107,7 +107,7 @@ def hardened_tasks(*, noise=1.0, make_trainer=seeded):
 @pytest.mark.parametrize(
     ("training", "num_draws", "share"),
     [
-        ("few_shot", 500, 0.15),
+        pytest.param("few_shot", 500, 0.15, marks=pytest.mark.slow),
         ("hardened_tasks", 500, 0.15),
         *(
             pytest.param(name, 2_000, 0.3, marks=pytest.mark.slow)

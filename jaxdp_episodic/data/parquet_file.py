@@ -63,7 +63,7 @@ def parquet_batches(
                     raise ValueError(f"no column {name!r}{hint}")
                 _check_type(arrow, schema.field(name), nested=names is None)
             _check_size(meta, len(wanted), max_bytes)
-            if any(schema.field(name).type.num_fields for name in wanted):
+            if _has_lists(meta):
                 _check_items(path)
             texts = _text_leaves(meta)
         yield wanted, [[] for _ in wanted]
@@ -116,6 +116,12 @@ def _check_size(meta: Any, columns: int, max_bytes: int | None) -> None:
     total = sum(max(group.total_byte_size, 0) for group in groups)
     if max_bytes is not None and max(total, 8 * meta.num_rows * columns) > max_bytes:
         raise ValueError(f"more than max_bytes={max_bytes} bytes")
+
+
+def _has_lists(meta: Any) -> bool:
+    """By the file's own schema: Arrow's types, which a file may add, can hide them."""
+    columns = [meta.schema.column(i) for i in range(meta.num_columns)]
+    return any(column.max_repetition_level > 0 for column in columns)
 
 
 def _check_items(path: Path) -> None:

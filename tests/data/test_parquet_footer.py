@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from jaxdp_episodic.data import parquet_file
 from jaxdp_episodic.data.parquet_footer import column_items
 
 pa = pytest.importorskip("pyarrow")
@@ -87,3 +88,21 @@ def test_a_footer_of_many_megabytes_is_refused(tmp_path):
     path.write_bytes(whole_file(bytes(2**24 + 1)))
     with pytest.raises(ValueError, match="at most 16777216 bytes"):
         column_items(path)
+
+
+def rows_of(path):
+    batches = parquet_file.parquet_batches(pa, pq, path, None, rows=10)
+    return [columns for _, columns in batches]
+
+
+def test_lists_of_too_many_items_are_refused(tmp_path, monkeypatch):
+    """Flat columns are not counted, however many rows there are."""
+    path = tmp_path / "x.parquet"
+    monkeypatch.setattr(parquet_file, "_MOST_ITEMS", 5)
+    pq.write_table(pa.table({"a": np.arange(40), "text": ["x"] * 40}), path)
+    assert rows_of(path)
+    pq.write_table(pa.table({"a": [[1, 2, 3], [4, 5]]}), path)
+    assert rows_of(path)
+    pq.write_table(pa.table({"a": [[1, 2, 3], [4, 5, 6]]}), path)
+    with pytest.raises(ValueError, match="'a.list.element' must have at most 5 items"):
+        rows_of(path)

@@ -1,7 +1,7 @@
 """The library audits itself: every design simulated, real runs with canaries.
 
-``python experiments/trust/audit.py --out results/audit`` simulates 10^8 runs of each
-design, the protected unit in and out, and trains with canaries; it writes
+``python experiments/trust/audit.py --out results/audit`` simulates each design 2e8 times
+for one step and 10^8 times for a hundred, the protected unit in and out, and trains with canaries; it writes
 ``audit.json``, ``audit.md`` and ``audit.png`` after every audit, so that an interrupted
 run leaves what it has. Its exit code is 1 if a claim was disproved, or an audit of the
 dominating pair of tasks or grouped classes explains less than 80 % of exact epsilon.
@@ -26,6 +26,7 @@ from typing import Any
 
 import numpy as np
 from circumstances import circumstances
+from rich.console import Console
 
 import jaxdp_episodic as jde
 from jaxdp_episodic.audit import (
@@ -38,6 +39,8 @@ from jaxdp_episodic.audit import (
     plot_audit,
     release_rows,
 )
+from jaxdp_episodic.audit.mechanism import total_draws
+from jaxdp_episodic.audit.progress import AuditProgress
 from jaxdp_episodic.audit.training import (
     KINDS,
     Training,
@@ -153,9 +156,15 @@ def mechanism_audits(draws: int, long_draws: int) -> dict[str, Callable[[], list
             tables = worst_case(step), dominating_branches(step)
             key = steps, *(np.asarray(f).tobytes() for t in tables for f in t)
             if key not in known:
-                known[key] = audit_mechanism(
-                    step, delta=DELTA, num_steps=steps, num_draws=number
-                )
+                total = total_draws(step, number)
+                with AuditProgress(Console(stderr=True), "draws", total) as progress:
+                    known[key] = audit_mechanism(
+                        step,
+                        delta=DELTA,
+                        num_steps=steps,
+                        num_draws=number,
+                        on_draws=progress.advance,
+                    )
             return mechanism_rows(name, known[key])
 
         audits[name] = audit
@@ -289,7 +298,7 @@ def main() -> int:
     """Audits everything; returns the exit code."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--draws", type=float, default=1e8)
+    parser.add_argument("--draws", type=float, default=2e8)
     parser.add_argument("--long-draws", type=float, default=1e8)
     parser.add_argument("--step-draws", type=float, default=5_000)
     parser.add_argument("--only", default="")

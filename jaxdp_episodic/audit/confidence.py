@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from statistics import NormalDist
 from typing import NamedTuple
 
 import numpy as np
 
 from jaxdp_episodic import _validation
+from jaxdp_episodic.audit import ratio_test
 from jaxdp_episodic.numerics.binomial import log_binomial_tail
 
 _BISECTIONS = 64
@@ -127,28 +127,40 @@ def log_ratio_bound(
     delta: float,
     error: float,
 ) -> np.ndarray:
-    """Returns ``log((p - delta) / q)`` with p bounded from below and q from above.
+    """Returns a lower bound of ``log((p - delta) / q)`` by the counts of an event.
 
     An (epsilon, delta)-private mechanism has ``p <= e^epsilon q + delta`` for the
     probabilities p and q of any event on neighbouring data, so this is a *lower bound*
     of epsilon that fails with probability ``error`` at most. The event must have been
     chosen without looking at the draws that are counted here.
 
+    Both counts are tested at once, exactly: see `ratio_test`. Clopper and Pearson's
+    interval for each alone, with half of the error, would show less.
+
     Args:
       hits: (...,) counts of the event among ``num_draws`` draws where it is likely.
       false_hits: (...,) counts among as many draws where it is not.
       num_draws: of each.
       delta: in [0, 1).
-      error: in (0, 1), shared equally by the two chances.
+      error: in (0, 1/2], of each bound.
 
     Returns:
-      (...,) nats, not below 0.
+      (...,) nats, not below 0. Takes about a second for each.
     """
-    low, _ = clopper_pearson(hits, num_draws, error=0.5 * error)
-    _, high = clopper_pearson(false_hits, num_draws, error=0.5 * error)
-    gain = low - delta
-    ratio = np.log(np.where(gain > 0, gain, 1.0)) - np.log(high)
-    return np.where(gain > 0, np.maximum(ratio, 0.0), 0.0)
+    x, y = np.broadcast_arrays(np.asarray(hits), np.asarray(false_hits))
+    low, high = clopper_pearson(y, num_draws, error=0.5 * ratio_test.NUISANCE * error)
+    bounds = [
+        ratio_test.log_ratio_lower_bound(
+            int(x[place]),
+            int(y[place]),
+            num_draws,
+            (float(low[place]), float(high[place])),
+            delta=delta,
+            error=error,
+        )
+        for place in np.ndindex(x.shape)
+    ]
+    return np.reshape(np.asarray(bounds, np.float64), x.shape)
 
 
 def best_event(
@@ -162,7 +174,7 @@ def best_event(
 ) -> tuple[float, int]:
     """Returns the largest `log_ratio_bound` that an event promises, and its place.
 
-    A choice, not a bound: it takes Wilson's intervals in place of exact ones, and must
+    A choice, not a bound: it takes the normal law in place of the exact ones, and must
     be followed by counts of fresh draws.
 
     Args:
@@ -171,22 +183,16 @@ def best_event(
       num_draws: of each.
       num_later: draws of each that are going to be counted.
       delta: in [0, 1).
-      error: in (0, 1), of the bound to come.
+      error: in (0, 1/2], of the bound to come.
     """
-    z = NormalDist().inv_cdf(1 - 0.5 * error)
-    scale, total = num_later / num_draws, num_later + z * z
-    counts = scale * np.asarray(hits), scale * np.asarray(false_hits)
-    low, high = (
-        (
-            k
-            + 0.5 * z * z
-            + sign * z * np.sqrt(k * abs(1 - k / num_later) + 0.25 * z * z)
-        )
-        / total
-        for k, sign in zip(counts, (-1, 1), strict=True)
+    scale = num_later / num_draws
+    ratio = ratio_test.score(
+        scale * np.asarray(hits),
+        scale * np.asarray(false_hits),
+        num_later,
+        delta=delta,
+        error=error,
     )
-    gain = low - delta
-    ratio = np.log(np.where(gain > 0, gain, 1.0)) - np.log(high)
-    promised = np.where(gain > 0, ratio, -np.inf)
-    place = int(np.argmax(promised))
-    return float(promised[place]), place
+    place = int(np.argmax(ratio))
+    best = float(ratio[place])
+    return (math.log(best) if best > 0 else -math.inf), place

@@ -12,6 +12,9 @@ from jaxdp_episodic import _validation
 from jaxdp_episodic.audit import ratio_test
 from jaxdp_episodic.numerics.binomial import log_binomial_tail
 
+# A claim is called disproved at this confidence only. Exact claims leave no room: at
+# 95 % the audits of a faultless mechanism would disprove one in twenty.
+VERDICT = 0.9999
 _BISECTIONS = 64
 _MOST_TRIALS = 10**10
 # Rounding: 1 - p of a p near 1e-9 keeps seven digits. Errs to the safe side.
@@ -40,6 +43,23 @@ class EpsilonBound(NamedTuple):
     hits: int
     false_hits: int
     num_draws: int
+
+    def disproves(self, claim: float) -> bool:
+        """True if the counts refute a claimed epsilon with 99.99 % confidence.
+
+        A bound above the claim alone does not: of exact claims that hold, the bounds at
+        a confidence of 95 % exceed one in twenty.
+        """
+        if not self.epsilon > claim:
+            return False
+        surer = log_ratio_bound(
+            self.hits,
+            self.false_hits,
+            self.num_draws,
+            delta=self.delta,
+            error=1 - max(VERDICT, self.confidence),
+        )
+        return bool(surer > claim)
 
 
 def clopper_pearson(

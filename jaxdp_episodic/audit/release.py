@@ -42,9 +42,9 @@ class ReleaseAudit(NamedTuple):
 
     @property
     def is_violated(self) -> bool:
-        """True if the calls disprove the claim at one of the deltas."""
+        """True if the calls disprove the claim at a delta with 99.99 % confidence."""
         return any(
-            bound.epsilon > claim
+            bound.disproves(float(claim))
             for bound, claim in zip(self.bounds, self.claimed, strict=True)
         )
 

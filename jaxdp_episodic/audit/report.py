@@ -55,12 +55,22 @@ class AuditRow(NamedTuple):
         return self.audited / self.claimed_exact if self.claimed_exact > 0 else 0.0
 
     @property
+    def claimed(self) -> float:
+        """The smallest claim, nats."""
+        return min(
+            self.claimed_exact,
+            math.inf if self.claimed_rdp is None else self.claimed_rdp,
+        )
+
+    @property
+    def is_above(self) -> bool:
+        """True if the lower bound exceeds a claim; by chance, or rightly."""
+        return self.audited > self.claimed
+
+    @property
     def is_violated(self) -> bool:
-        """True if the audit disproves the claim, up to its confidence."""
-        claims = [self.claimed_exact]
-        if self.claimed_rdp is not None:
-            claims.append(self.claimed_rdp)
-        return self.audited > min(claims)
+        """True if the audit disproves a claim with 99.99 % confidence."""
+        return self.evidence.disproves(self.claimed)
 
 
 def mechanism_rows(name: str, audit: MechanismAudit) -> list[AuditRow]:
@@ -102,6 +112,7 @@ def audit_document(rows: Sequence[AuditRow], **facts: Any) -> dict[str, Any]:
                 "audited": row.audited,
                 "gap": _plain(row.gap),
                 "share_of_exact": row.share,
+                "is_above": row.is_above,
                 "is_violated": row.is_violated,
                 "evidence": {k: _plain(v) for k, v in row.evidence._asdict().items()},
             }
@@ -119,7 +130,8 @@ def audit_markdown(rows: Sequence[AuditRow]) -> str:
     ]
     for row in rows:
         rdp = "" if row.claimed_rdp is None else upward(row.claimed_rdp)
-        mark = " **violated**" if row.is_violated else ""
+        mark = " above" if row.is_above else ""
+        mark = " **violated**" if row.is_violated else mark
         lines.append(
             f"| {row.name} | {row.attacker} | {row.delta:g} | {rdp} | "
             f"{upward(row.claimed_exact)} | {downward(row.audited)}{mark} | "

@@ -1,5 +1,3 @@
-import math
-
 import numpy as np
 import pytest
 from scipy import stats
@@ -56,18 +54,14 @@ def test_bad_counts_are_refused(arguments, complaint):
         clopper_pearson(*counts, error=error)
 
 
-def test_the_ratio_bound_is_what_its_formula_says():
-    low, _ = clopper_pearson(900, 10_000, error=0.0125)
-    _, high = clopper_pearson(50, 10_000, error=0.0125)
-    found = log_ratio_bound(900, 50, 10_000, delta=1e-3, error=0.025)
-    assert found == pytest.approx(math.log((low - 1e-3) / high), rel=1e-12)
-    # Nothing is shown by an event that a mechanism may allow itself.
+def test_nothing_is_shown_by_an_event_that_a_mechanism_may_allow_itself():
     assert log_ratio_bound(900, 0, 10_000, delta=0.1, error=0.025) == 0
     assert log_ratio_bound(50, 900, 10_000, delta=1e-3, error=0.025) == 0
+    assert log_ratio_bound(0, 0, 10_000, delta=0.0, error=0.025) == 0
 
 
 def test_the_best_event_is_near_the_best_bound():
-    edges = np.linspace(0, 4, 200)
+    edges = np.linspace(1, 3, 9)
     number = 100_000
     hits = np.rint(number * stats.norm.sf(edges - 1)).astype(int)
     misses = np.rint(number * stats.norm.sf(edges)).astype(int)

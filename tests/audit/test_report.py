@@ -3,9 +3,9 @@ import math
 
 import pytest
 
-from jaxdp_episodic.audit.confidence import EpsilonBound
+from jaxdp_episodic.audit.confidence import EpsilonBound, log_ratio_bound
 from jaxdp_episodic.audit.mechanism import MechanismAudit
-from jaxdp_episodic.audit.one_run import Guesses
+from jaxdp_episodic.audit.one_run import Guesses, one_run_epsilon, one_run_p_value
 from jaxdp_episodic.audit.report import (
     AuditRow,
     audit_document,
@@ -34,6 +34,37 @@ def test_rows_know_their_gap_and_share():
     assert row(audited=2.1, exact=3.0, rdp=2.05).is_violated
     assert not row(rdp=None).is_violated
     assert row(audited=0.0, exact=0.0, rdp=0.0).share == 0
+
+
+def test_a_bound_above_the_claim_by_chance_disproves_nothing():
+    found = EpsilonBound(1.0, 0.0, 0.95, "forward", 1.5, 400, 100, 10_000)
+    bound_here = float(log_ratio_bound(400, 100, 10_000, delta=0.0, error=0.05))
+    surely = float(log_ratio_bound(400, 100, 10_000, delta=0.0, error=1e-4))
+    assert surely < bound_here - 0.1
+    found = found._replace(epsilon=bound_here)
+    for claim, is_above, is_violated in (
+        (bound_here + 1e-3, False, False),
+        (bound_here - 1e-3, True, False),
+        (surely + 1e-3, True, False),
+        (surely - 1e-3, True, True),
+    ):
+        one = AuditRow("x", "fixed data", 0.0, None, claim, found)
+        assert (one.is_above, one.is_violated) == (is_above, is_violated)
+        mark = "violated" if is_violated else "above" if is_above else ""
+        assert mark in audit_markdown([one])
+        both = MechanismAudit(1, math.inf, claim, found, found, True, 1.0)
+        assert both.is_violated == is_violated
+
+
+def test_guesses_disprove_a_claim_at_99_99_percent_only():
+    settings = {"delta": 1e-5, "confidence": 0.95}
+    bound_here = one_run_epsilon(200, 40, 38, **settings)
+    guesses = Guesses(bound_here, 1e-5, 0.95, 200, 40, 38)
+    assert not guesses.disproves(bound_here + 1e-3)
+    assert not guesses.disproves(bound_here - 1e-3)
+    chance = one_run_p_value(200, 40, 38, epsilon=bound_here - 1.5, delta=1e-5)
+    assert guesses.disproves(bound_here - 1.5) == (chance <= 2e-5)
+    assert guesses.disproves(0.0)
 
 
 def test_a_mechanism_has_one_row_or_two():

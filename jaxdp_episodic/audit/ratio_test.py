@@ -86,8 +86,8 @@ def log_ratio_lower_bound(
       error: in (0, 1/2], of the bound.
 
     Returns:
-      nats, >= 0; a *lower bound* of ``log((p - delta) / q)`` that fails with probability
-      ``error`` at most; 0 where the counts show nothing.
+      nats, >= 0; a *lower bound* of ``log((p - delta) / q)`` that fails with
+      probability ``error`` at most; 0 where the counts show nothing.
 
     Reference: Barnard (1945), Nature 156, 177; Berger and Boos (1994), "P values
     maximized over a confidence set for the nuisance parameter", JASA 89(427).
@@ -193,7 +193,7 @@ def _chance_of_fewer(
     none = chance < 1e-15
     rest = 1 - np.where(none, 0.5, chance)
     tail = log_binomial_tail(
-        num_draws - counts + 1, num_draws, rest[:, None], side="upper"
+        num_draws - counts + 1, np.asarray(num_draws), rest[:, None], side="upper"
     )
     return np.where(none[:, None], 1.0, np.exp(tail))
 
@@ -209,13 +209,16 @@ def _worst_chance(
     """Upper bound of the chance of an outcome beyond the staircase, at any cell.
 
     In a cell the hits are as likely as at its upper end, false hits as at its lower.
-    Summed by parts: ``sum_b P(y in block b) s_b`` with ``s_b`` the chance of at least
-    ``firsts[b]`` hits, falling in b, is the sum of ``(s_b - s_{b+1}) P(y < start_{b+1})``.
+    Summed by parts: ``sum_b P(y in block b) s_b``, with ``s_b`` the chance of at least
+    ``firsts[b]`` hits, falling in b, is ``sum_b (s_b - s_{b+1}) P(y < start_{b+1})``.
     """
     chance = math.exp(epsilon) * high + delta
     sure = chance >= 1 - 1e-12
     tail = log_binomial_tail(
-        firsts, num_draws, np.where(sure, 0.5, chance)[:, None], side="upper"
+        firsts,
+        np.asarray(num_draws),
+        np.where(sure, 0.5, chance)[:, None],
+        side="upper",
     )
     tail = np.where(sure[:, None], firsts <= num_draws, np.exp(tail))
     tail = np.maximum.accumulate(tail[:, ::-1], axis=1)[:, ::-1]

@@ -69,7 +69,7 @@ class AuditRow(NamedTuple):
 
     @property
     def is_violated(self) -> bool:
-        """True if the audit disproves a claim with 99.99 % confidence."""
+        """True if the audit disproves a claim; see the evidence's ``disproves``."""
         return self.evidence.disproves(self.claimed)
 
 

@@ -64,7 +64,7 @@ class TrainingAudit(NamedTuple):
 
     @property
     def is_violated(self) -> bool:
-        """True if the run disproves a claim with 99.99 % confidence."""
+        """True if the run disproves a claim, up to the audit's confidence."""
         return self.guesses.disproves(min(self.claimed_rdp, self.claimed_exact))
 
 

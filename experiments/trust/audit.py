@@ -1,11 +1,11 @@
 """The library audits itself: every design simulated, real runs with canaries.
 
-``python experiments/trust/audit.py --out results/audit`` simulates each design 2e8 times
-for one step and 10^8 times for a hundred, with the protected unit and as often without,
+``python experiments/trust/audit.py --out results/audit`` simulates each design, one step
+2e8 times and a hundred steps 10^8 times, with the protected unit and as often without,
 and trains with canaries; it writes ``audit.json``, ``audit.md`` and ``audit.png`` after
-every audit, so that an interrupted run leaves what it has. Its exit code is 1 if a claim
-was disproved, or an audit of the dominating pair of tasks, grouped classes or examples
-explains less than 80 % of exact epsilon.
+every audit, so that an interrupted run leaves what it has. Its exit code is 1 if a
+claim was disproved, or an audit of the dominating pair of tasks, grouped classes or
+examples explains less than 80 % of exact epsilon.
 
 ``--draws`` and ``--long-draws`` set the number of runs of one step and of 100 steps;
 ``--only`` takes the audits whose name contains a word.

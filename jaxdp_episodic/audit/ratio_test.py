@@ -30,8 +30,8 @@ _OUTWARD = 1e-7
 
 
 def score(
-    hits: np.ndarray,
-    false_hits: np.ndarray,
+    hits: np.ndarray | int,
+    false_hits: np.ndarray | int,
     num_draws: float,
     *,
     delta: float,

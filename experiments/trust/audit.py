@@ -1,6 +1,6 @@
 """The library audits itself: every design simulated, real runs with canaries.
 
-``python experiments/trust/audit.py --out results/audit`` simulates each design, one step
+``python experiments/trust/audit.py --out results/audit`` simulates designs, one step
 2e8 times and a hundred steps 10^8 times, with the protected unit and as often without,
 and trains with canaries; it writes ``audit.json``, ``audit.md`` and ``audit.png`` after
 every audit, so that an interrupted run leaves what it has. Its exit code is 1 if a

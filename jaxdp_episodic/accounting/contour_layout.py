@@ -25,7 +25,6 @@ from jaxdp_episodic.accounting.contour_moments import (
     real_moments,
     without_core,
 )
-from jaxdp_episodic.amplification.profiles import log_gaussian_profile
 from jaxdp_episodic.numerics.complex_exponentials import log_complex
 
 # Share of the steepest lean that is used, and the largest: at 1 a Gaussian would no
@@ -37,14 +36,10 @@ _NEGLIGIBLE = -30.0
 _FALL = 42.0
 _NUM_SCOUTS = 24
 _BISECTIONS = 18
-# Nats by which delta is usually below Chernoff's bound of it.
-_USUAL_GAP = 3.0
 # Crossings that are tried, relative to the saddle point of all losses, where the core
 # is subtracted; and by how many nats that must pay.
 _CROSSINGS = 1.25 ** np.arange(16.0)
 _LEAST_GAIN = 1.0
-# Crossings from which a first epsilon is taken, relative to the order of Rényi's bound.
-_FIRST_CROSSINGS = 1.25 ** np.arange(-8.0, 14.0)
 # How far apart M^T and its core must be for their difference to mean something, and
 # that for each step.
 _APART, _APART_PER_STEP = 1e-6, 1e-11
@@ -75,7 +70,7 @@ class Contour(NamedTuple):
 def lay_contour(epsilon: Array, groups: tuple[Steps, ...]) -> Contour:
     """The contour for delta at ``epsilon``, (n,)."""
     center, core = _crossing(epsilon, groups)
-    scale = 1 / jnp.sqrt(_transform(center, core, groups).curvature)
+    scale = 1 / jnp.sqrt(transform(center, core, groups).curvature)
     location, spread = jnp.zeros_like(epsilon), jnp.zeros_like(epsilon)
     steepest = [jnp.full_like(epsilon, jnp.inf)] * 2
     for steps in groups:
@@ -117,54 +112,9 @@ def _end(bend: Array, reach: Array) -> Array:
     return jnp.where(v > 20, v - jnp.log(bend), near)
 
 
-def first_epsilon(
-    log_delta: Array, highest: Array, order: Array, groups: tuple[Steps, ...]
-) -> Array:
-    """Roughly epsilon at the given delta, (n,), to lay a first contour for.
-
-    By the saddle-point approximation of delta, at crossings about ``order - 1``, which
-    gives Rényi's bound ``highest``. The laws are cut, so that it may be far below that.
-    """
-    c = jnp.maximum(order - 1, 1e-8)
-    usual = jnp.maximum(highest - _USUAL_GAP / c, 0.2 * highest)
-    near = _by_saddle_points(log_delta, c, groups)
-    return jnp.where((near > 0) & (near < highest), near, usual)
-
-
-def _by_saddle_points(log_delta: Array, c: Array, groups: tuple[Steps, ...]) -> Array:
-    """Epsilon where the saddle-point approximation is delta; NaN if it is nowhere."""
-    largest = _largest_center(log_delta, groups)
-    c = jnp.minimum(c * _FIRST_CROSSINGS[:, None], largest)
-    core = core_variance(groups)
-    with_core = _transform(c, core, groups)
-    plain = _transform(c, jnp.zeros_like(core), groups)
-    at = _Transform(
-        *(
-            jnp.where(with_core.valid, a, b)
-            for a, b in zip(with_core, plain, strict=True)
-        )
-    )
-    x = at.slope
-    used = with_core.valid & (core > 0)
-    mu = jnp.sqrt(jnp.where(core > 0, core, 1.0))
-    known = jnp.where(used, log_gaussian_profile(mu, jnp.maximum(x, 0.0)), -1e300)
-    approximate = at.log_value - c * x - 0.5 * jnp.log(2 * math.pi * at.curvature)
-    approximate = jnp.logaddexp(approximate, known)
-    # delta falls with c: the last point above it, and the next one
-    above = (approximate >= log_delta) & (x > 0)
-    index = jnp.arange(c.shape[0])[:, None]
-    last = jnp.max(jnp.where(above, index, -1), axis=0)
-    ends = jnp.stack([last, jnp.minimum(last + 1, c.shape[0] - 1)])
-    ends = jnp.maximum(ends, 0)
-    x, approximate = (jnp.take_along_axis(a, ends, axis=0) for a in (x, approximate))
-    share = (approximate[0] - log_delta) / (approximate[0] - approximate[1])
-    found = (last >= 0) & (share >= 0) & (share <= 1)
-    return jnp.where(found, x[0] + share * (x[1] - x[0]), jnp.nan)
-
-
 def _crossing(epsilon: Array, groups: tuple[Steps, ...]) -> Pair:
     """Where the contour crosses the axis, and the core that is subtracted; (n,)."""
-    largest = _largest_center(epsilon, groups)
+    largest = largest_center(epsilon, groups)
 
     def slope(c: Array) -> Array:
         _, mean, _ = real_moments(c, groups)
@@ -174,8 +124,8 @@ def _crossing(epsilon: Array, groups: tuple[Steps, ...]) -> Pair:
     core = core_variance(groups)
     c = jnp.minimum(plain * _CROSSINGS[:, None], jnp.maximum(largest, plain))
     nothing = jnp.zeros_like(core)
-    whole = _transform(plain, nothing, groups).log_value - plain * epsilon
-    left = _transform(c, core, groups)
+    whole = transform(plain, nothing, groups).log_value - plain * epsilon
+    left = transform(c, core, groups)
     size = jnp.where(left.valid, left.log_value - c * epsilon, jnp.inf)
     best = jnp.argmin(size, axis=0)[None]
     gained = jnp.take_along_axis(size, best, axis=0)[0] < whole - _LEAST_GAIN
@@ -183,7 +133,7 @@ def _crossing(epsilon: Array, groups: tuple[Steps, ...]) -> Pair:
     return jnp.where(gained, center, plain), jnp.where(gained, core, 0.0)
 
 
-class _Transform(NamedTuple):
+class Transform(NamedTuple):
     """``F(c) = (M(c)^T - core) / (c (1 + c))`` at real c; arrays of the shape of c.
 
     Attributes:
@@ -199,7 +149,8 @@ class _Transform(NamedTuple):
     valid: Array
 
 
-def _transform(c: Array, core: Array, groups: tuple[Steps, ...]) -> _Transform:
+def transform(c: Array, core: Array, groups: tuple[Steps, ...]) -> Transform:
+    """F and its derivatives at real c, (..., n); a Gaussian core of 0 is none."""
     log_power, mean, curvature = real_moments(c, groups)
     log_core_, _ = log_core((c, jnp.zeros_like(c)), core, log_atoms(groups))
     inverse = 1 / c**2 + 1 / (1 + c) ** 2
@@ -212,7 +163,7 @@ def _transform(c: Array, core: Array, groups: tuple[Steps, ...]) -> _Transform:
     core_mean = core * (c + 0.5)
     slope = (mean - share * core_mean) / left
     second = (curvature + mean**2 - share * (core + core_mean**2)) / left
-    return _Transform(
+    return Transform(
         log_power + jnp.log(left) - jnp.log(c) - jnp.log1p(c),
         slope - 1 / c - 1 / (1 + c),
         jnp.maximum(second - slope**2, 0.0) + inverse,
@@ -235,7 +186,7 @@ def _last_below(function: Callable[[Array], Array], largest: Array) -> Array:
     return jnp.exp(low)
 
 
-def _largest_center(like: Array, groups: tuple[Steps, ...]) -> Array:
+def largest_center(like: Array, groups: tuple[Steps, ...]) -> Array:
     """Up to which c the losses that are cut off do not matter; (n,)."""
     highest = jnp.full_like(like, 1e12)
     for steps in groups:

@@ -14,7 +14,11 @@ import jax
 import numpy as np
 
 from jaxdp_episodic._precision import float64_boundary
-from jaxdp_episodic.accounting import contour_kernels, contour_layout
+from jaxdp_episodic.accounting import (
+    contour_guess,
+    contour_kernels,
+    contour_layout,
+)
 from jaxdp_episodic.accounting.contour_steps import steps_kernel
 from jaxdp_episodic.accounting.evaluation import in_chunks, step_groups
 from jaxdp_episodic.accounting.rdp_kernels import StepGroup
@@ -252,7 +256,8 @@ def _chunk_kernel(
             for kind, count, group in zip(kinds, terms, groups, strict=True)
         )
         if quantity == "epsilon" and find:
-            guess = _jitted("first_epsilon")(target, highest, order, steps)
+            first = _jitted("first_epsilon")
+            guess = first(kinds, target, highest, order, groups, steps)
         contour = _jitted("lay_contour")(guess, steps)
         nodes = effort.contour_nodes
         if quantity == "epsilon":
@@ -266,6 +271,7 @@ def _chunk_kernel(
 
 @functools.cache
 def _jitted(name: str) -> Callable[..., Any]:
-    if name in ("epsilon", "log_delta"):
-        return jax.jit(getattr(contour_kernels, name), static_argnums=0)
-    return jax.jit(getattr(contour_layout, name))
+    if name == "lay_contour":
+        return jax.jit(contour_layout.lay_contour)
+    module = contour_guess if name == "first_epsilon" else contour_kernels
+    return jax.jit(getattr(module, name), static_argnums=0)

@@ -186,13 +186,17 @@ def log_antipodal_profile(
 
 
 def log_episodes_profile(
-    u: ArrayLike, episode_rate: ArrayLike, shift: ArrayLike, num_episodes: ArrayLike
+    u: ArrayLike,
+    episode_rate: ArrayLike,
+    shift: ArrayLike,
+    num_episodes: ArrayLike,
+    num_terms: ArrayLike = math.inf,
 ) -> tuple[Array, Array]:
     """Profile of independent episodes, each of which may hold the protected unit.
 
     Both directions are ``sum_k P(J = k) D(k s, 1 + (g-1)/e1)`` over k = 1 … B, with
     ``J ~ Binomial(B, eta)`` the number of episodes that hold it, ``e1 = P(J >= 1)``.
-    All B terms are kept. Holds under both relations.
+    Holds under both relations.
 
     Args:
       u: (...,) log g >= 0.
@@ -201,6 +205,8 @@ def log_episodes_profile(
         noise.
       num_episodes: (...,) B, whole numbers >= 1 as floats. The cost grows with the
         largest B of the batch.
+      num_terms: (...,) from 1: how many terms are kept, all B by default. Fewer give
+        less, which is no bound of the mechanism.
 
     Returns:
       Two equal arrays (...,) nats; *exact* for the mixture, *upper bound* for the
@@ -208,6 +214,7 @@ def log_episodes_profile(
     """
     u, eta, s, episodes = jnp.broadcast_arrays(u, episode_rate, shift, num_episodes)
     episodes = jax.lax.stop_gradient(episodes)
+    kept = jnp.minimum(episodes, num_terms)
     safe = _positive(eta, 1.0)
     certain = safe >= 1
     log_absent = jnp.log1p(-jnp.where(certain, 0.5, safe))
@@ -222,9 +229,9 @@ def log_episodes_profile(
         log_weight += (episodes - count) * log_absent
         term = log_weight + log_gaussian_profile(count * s, inner)
         term = jnp.where(s > 0, term, _LOG_ZERO)
-        return jnp.where(index <= episodes, jnp.logaddexp(total, term), total)
+        return jnp.where(index <= kept, jnp.logaddexp(total, term), total)
 
-    last = jnp.max(episodes, initial=0.0).astype(jnp.int32)
+    last = jnp.max(kept, initial=0.0).astype(jnp.int32)
     start = jnp.full_like(s, _LARGEST * _LOG_ZERO)
     log_h = jax.lax.fori_loop(1, last + 1, add_term, start)
     log_h = _where_positive(log_h, eta, s)

@@ -22,7 +22,7 @@ from jaxdp_episodic.accounting import (
 from jaxdp_episodic.accounting.contour_steps import steps_kernel
 from jaxdp_episodic.accounting.evaluation import in_chunks, step_groups
 from jaxdp_episodic.accounting.rdp_kernels import StepGroup
-from jaxdp_episodic.accounting.resolution import EPISODES, DominatingPair
+from jaxdp_episodic.accounting.resolution import EPISODES, SAMPLED, DominatingPair
 
 # Largest relative error estimate of an answer that is called exact.
 TOLERANCE = 1e-6
@@ -54,15 +54,25 @@ class _Pass(NamedTuple):
     law_nodes: int
     contour_nodes: int
 
+    def law_nodes_of(self, kind: str) -> int:
+        """Sampled Gaussians, whose laws have no swap in them, take fewer."""
+        return 2 * self.law_nodes // 3 if kind == SAMPLED else self.law_nodes
 
-# Tried one after the other on what is not settled. A contour is laid for a guess of
-# epsilon, and the first guesses are poor.
+
+# Tried one after the other on what is not settled. It is the contour that takes more
+# nodes, hardly ever a law.
 _PASSES = (
-    _Pass(128, 113),
-    _Pass(192, 289),
-    _Pass(256, 513),
+    _Pass(96, 161),
+    _Pass(128, 353),
+    _Pass(128, 705),
+    _Pass(192, 1025),
     _Pass(384, 1025),
 )
+# Share of the allowed error up to which an answer is settled, so that the larger of the
+# two directions, whose errors add up, is too.
+_SETTLED = 0.5
+# From so many settings on, sums of few episodes are not padded to the longest one.
+_MANY = 64
 
 
 class Problem(NamedTuple):
@@ -141,8 +151,7 @@ class ContourSolver:
             scale = 1.0
             if self.quantity == "epsilon":
                 scale = np.maximum(np.abs(value), SMALLEST_EPSILON)
-            # A tenth of what is allowed, so that the larger direction does not matter.
-            settled = error <= 0.1 * TOLERANCE * scale
+            settled = error <= _SETTLED * TOLERANCE * scale
             # The other direction's answer hides what is surely below it.
             settled |= value + error <= least
             index = np.flatnonzero(wanted & ~settled & (far | (not only_far)))
@@ -196,7 +205,37 @@ class ContourSolver:
         effort: _Pass,
         backward: bool,
     ) -> tuple[np.ndarray, ...]:
-        """The kernels over chunks."""
+        """The kernels over chunks; see `_run_alike`."""
+        terms = np.ones(index.shape)
+        for pair in self.problem.pairs:
+            if pair.kind == EPISODES:
+                terms = np.maximum(terms, pair.num_episodes[index])
+        # Powers of two, each of which is compiled.
+        sizes = np.exp2(np.ceil(np.log2(terms)))
+        if index.size < _MANY:
+            sizes = np.full(index.shape, sizes.max())
+        result: tuple[np.ndarray, ...] = ()
+        for size in np.unique(sizes):
+            place = np.flatnonzero(sizes == size)
+            part = self._run_alike(
+                quantity, index[place], guess[place], effort, backward, int(size)
+            )
+            if not result:
+                result = tuple(np.empty(index.shape) for _ in part)
+            for whole, found in zip(result, part, strict=True):
+                whole[place] = found
+        return result
+
+    def _run_alike(
+        self,
+        quantity: str,
+        index: np.ndarray,
+        guess: np.ndarray,
+        effort: _Pass,
+        backward: bool,
+        num_terms: int,
+    ) -> tuple[np.ndarray, ...]:
+        """Settings whose sums over episodes have at most so many terms."""
         part = self.problem.take(index)
         shape = index.shape
         kinds, groups, _, _ = step_groups(part.pairs, part.counts, shape)
@@ -216,12 +255,7 @@ class ContourSolver:
             - _CUT,
             np.full(shape, float(backward)),
         )
-        most = [
-            int(g.num_episodes.max()) if k == EPISODES else 1
-            for k, g in zip(kinds, groups, strict=True)
-        ]
-        # Powers of two, each of which is compiled.
-        terms = tuple(1 << (m - 1).bit_length() for m in most)
+        terms = tuple(num_terms if kind == EPISODES else 1 for kind in kinds)
         find = bool(np.any(guess < 0))
         kernel = float64_boundary(_chunk_kernel(quantity, kinds, terms, effort, find))
         on_cpu = jax.default_backend() == "cpu"
@@ -252,7 +286,9 @@ def _chunk_kernel(
     def call(arrays: Any, groups: tuple[StepGroup, ...]) -> tuple[jax.Array, ...]:
         target, guess, highest, order, log_cut, backward = arrays
         steps = tuple(
-            steps_kernel(kind, count, effort.law_nodes)(group, backward, log_cut)
+            steps_kernel(kind, count, effort.law_nodes_of(kind))(
+                group, backward, log_cut
+            )
             for kind, count, group in zip(kinds, terms, groups, strict=True)
         )
         if quantity == "epsilon" and find:

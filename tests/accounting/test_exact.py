@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from scipy.integrate import quad
@@ -215,17 +216,32 @@ def test_the_stated_error_covers_too_few_nodes(monkeypatch):
     assert abs(found - 1.94496478292) <= info.error
 
 
-def test_an_answer_far_from_what_its_contour_was_laid_for_is_none():
-    """Rare episodes: the first guess of epsilon is 1.1, the answer 1.4e-4.
+@pytest.mark.parametrize("is_poor", [False, True])
+def test_an_answer_far_from_what_its_contour_was_laid_for_is_none(is_poor, monkeypatch):
+    """Rare episodes: with a first guess of 1.1, where the answer is 1.4e-4.
 
-    On the contour for the guess it came out as 1.2e-4, its error stated as 3e-11.
+    On the contour for that guess it came out as 1.2e-4, its error stated as 3e-11.
     """
+    laid_for = []
+    jitted = contour_solver._jitted
+
+    def watched(name):
+        if name == "first_epsilon" and is_poor:
+            return lambda *given: jnp.full_like(given[1], 1.1)
+        if name == "lay_contour":
+            return lambda guess, steps: (
+                laid_for.append(float(guess[0])) or jitted(name)(guess, steps)
+            )
+        return jitted(name)
+
+    monkeypatch.setattr(contour_solver, "_jitted", watched)
     example = jde.Poisson("example", sampling_probability=2e-5)
     episodes = jde.IndependentEpisodes(example, num_episodes=5)
     step = jde.GaussianStep(episodes, noise_multiplier=5.0)
     found, info = jde.epsilon(step, num_steps=2, delta=1e-6, return_info=True)
     assert not info.is_certified_bound
     assert found == pytest.approx(1.411269946e-4, rel=1e-8)
+    assert laid_for[0] == 1.1 if is_poor else laid_for[0] < 10 * found
     again = jde.delta(step, num_steps=2, epsilon=found)
     assert again == pytest.approx(1e-6, rel=1e-6)
 

@@ -8,7 +8,8 @@ claim was disproved, or an audit of the dominating pair of tasks, grouped classe
 examples explains less than 80 % of exact epsilon.
 
 ``--draws`` and ``--long-draws`` set the number of runs of one step and of 100 steps;
-``--only`` takes the audits whose name contains a word.
+``--only`` takes the audits whose name contains a word; ``--resume`` keeps those that
+the folder has already, made with the same numbers by the same versions.
 """
 
 from __future__ import annotations
@@ -40,7 +41,9 @@ from jaxdp_episodic.audit import (
     plot_audit,
     release_rows,
 )
+from jaxdp_episodic.audit.confidence import EpsilonBound
 from jaxdp_episodic.audit.mechanism import total_draws
+from jaxdp_episodic.audit.one_run import Guesses
 from jaxdp_episodic.audit.progress import AuditProgress
 from jaxdp_episodic.audit.training import (
     KINDS,
@@ -267,23 +270,54 @@ def with_noise(run: Training, multiplier: float, noise: str) -> Training:
     return dataclasses.replace(run, budget=budget, noise=noise)
 
 
+Found = dict[str, list[AuditRow]]
+"""Rows by the audit's name."""
+
+
 def write(
-    out: Path, rows: list[AuditRow], seconds: dict[str, float], draws: dict[str, int]
+    out: Path, found: Found, seconds: dict[str, float], draws: dict[str, int]
 ) -> None:
     """Leaves what was found so far."""
-    rounded = {name: round(value, 1) for name, value in seconds.items()}
+    rows = [row for some in found.values() for row in some]
     document = audit_document(
         rows,
         **circumstances(),
         delta=DELTA,
         confidence=0.95,
         draws=draws,
-        seconds=rounded,
+        seconds={name: round(seconds[name], 1) for name in found},
+        num_rows={name: len(some) for name, some in found.items()},
     )
     text = json.dumps(document, indent=1, allow_nan=False)
     (out / "audit.json").write_text(text + "\n", encoding="utf-8")
     (out / "audit.md").write_text(audit_markdown(rows), encoding="utf-8")
     plot_audit(rows, out / "audit.png", title="Claimed and audited epsilon")
+
+
+def read(out: Path, draws: dict[str, int]) -> tuple[Found, dict[str, float]]:
+    """What an interrupted run left, and the seconds each audit took."""
+    document = json.loads((out / "audit.json").read_text(encoding="utf-8"))
+    for name, wanted in {
+        "draws": draws,
+        "versions": circumstances()["versions"],
+    }.items():
+        if document[name] != wanted:
+            raise SystemExit(f"{out}: made with {name} {document[name]}, not {wanted}")
+    rows = iter(document["rows"])
+
+    def row() -> AuditRow:
+        fields = next(rows)
+        evidence = fields["evidence"]
+        kind = EpsilonBound if "hits" in evidence else Guesses
+        claims = fields["claimed_rdp"], fields["claimed_exact"]
+        names = fields["name"], fields["attacker"], fields["delta"]
+        return AuditRow(*names, *claims, kind(**evidence))
+
+    found = {
+        name: [row() for _ in range(number)]
+        for name, number in document["num_rows"].items()
+    }
+    return found, document["seconds"]
 
 
 def falls_short(row: AuditRow) -> bool:
@@ -304,6 +338,7 @@ def main() -> int:
     parser.add_argument("--long-draws", type=float, default=1e8)
     parser.add_argument("--step-draws", type=float, default=5_000)
     parser.add_argument("--only", default="")
+    parser.add_argument("--resume", action="store_true")
     arguments = parser.parse_args()
     arguments.out.mkdir(parents=True, exist_ok=True)
     draws = {
@@ -313,23 +348,28 @@ def main() -> int:
     }
     audits = mechanism_audits(draws["one step"], draws["100 steps"])
     audits |= training_audits(draws["steps of the trainer"])
-    rows: list[AuditRow] = []
+    found: Found = {}
     seconds: dict[str, float] = {}
+    if arguments.resume and (arguments.out / "audit.json").exists():
+        found, seconds = read(arguments.out, draws)
     # A hundred steps take longest, and come last.
-    for name in sorted(audits, key=lambda name: name.endswith("T=100")):
-        if arguments.only not in name:
+    order = sorted(audits, key=lambda name: name.endswith("T=100"))
+    for name in order:
+        if arguments.only not in name or name in found:
             continue
         begun = time.perf_counter()
-        found = audits[name]()
+        rows = audits[name]()
         seconds[name] = time.perf_counter() - begun
-        rows += found
-        write(arguments.out, rows, seconds, draws)
-        for row in found:
+        found[name] = rows
+        found = {one: found[one] for one in order if one in found}
+        write(arguments.out, found, seconds, draws)
+        for row in rows:
             print(
                 f"{row.name}: {row.attacker}: {row.audited:.4f} of "
                 f"{row.claimed_exact:.4f} at {row.delta:g} ({seconds[name]:.0f} s)",
                 flush=True,
             )
+    rows = [row for some in found.values() for row in some]
     bad = [row for row in rows if row.is_violated or falls_short(row)]
     for row in bad:
         word = "VIOLATED" if row.is_violated else "short"

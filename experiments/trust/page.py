@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import re
 import shutil
 from collections.abc import Iterable
@@ -35,6 +36,8 @@ COMMANDS = {
 }
 PAIR, FIXED = "dominating pair", "fixed data"
 DESIGN = re.compile(r"(?P<design>.*) \((?P<rates>.*)\), T=(?P<steps>\d+)")
+# Designs of which the audit of the dominating pair must show most of the claim.
+ASKED = ("tasks", "grouped", "examples")
 AUDITED = re.compile(r"audited (\S+) (\S+) claimed (\S+) at delta (\S+)")
 
 Results = dict[str, dict[str, Any]]
@@ -77,15 +80,15 @@ def summary(results: Results) -> str:
         asked = [
             row["share_of_exact"]
             for row in chosen
-            if row["name"].startswith(("tasks", "grouped")) and PAIR in row["attacker"]
+            if row["name"].startswith(ASKED) and PAIR in row["attacker"]
         ]
         lines.append(
             [
                 f"audits of designs, {words}",
                 f"{len({row['name'] for row in chosen})} designs, {draws[words]:,} "
                 "runs of each with the unit and as many without",
-                f"{disproved(chosen)}; for tasks and grouped classes at least "
-                f"{min(asked):.0%} of the exact epsilon is shown",
+                f"{disproved(chosen)}; for tasks, grouped classes and examples at "
+                f"least {math.floor(100 * min(asked))}% of the exact epsilon is shown",
             ]
         )
     trained = [row for row in rows if not DESIGN.fullmatch(row["name"])]

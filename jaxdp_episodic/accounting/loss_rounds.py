@@ -272,6 +272,7 @@ def _jobs(s: Setting) -> list[_Job]:
     Where Chernoff's bound will do it is taken here.
     """
     jobs: list[_Job] = []
+    most_cells = 0
     for i, (sign, plan) in enumerate(zip(s.signs, s.plans, strict=True)):
         fine = _fine_laws(s, sign)
         uppers = [_upper_law(*law) for law in fine]
@@ -281,16 +282,20 @@ def _jobs(s: Setting) -> list[_Job]:
         ):
             s.out_of_memory = True
             return []
-        row = _tilted_row(s, plan, sign, uppers)
+        row, cells = _tilted_row(s, plan, sign, uppers)
         if plan.only_bound:
             s.uppers[i] = min(s.uppers[i], _bound(row.bracket, s.target))
             continue
         jobs.append(_Job(s, i, True, row))
+        most_cells = max(most_cells, cells)
         if lowers:
-            jobs.append(_Job(s, i, False, _tilted_row(s, plan, sign, lowers)))
-    excess = max(job.row.size for job in jobs) / LARGEST_LATTICE
-    if excess <= 1:
+            row, cells = _tilted_row(s, plan, sign, lowers)
+            jobs.append(_Job(s, i, False, row))
+            most_cells = max(most_cells, cells)
+    if most_cells <= LARGEST_LATTICE:
         return jobs
+    # The window is a little longer on another lattice.
+    excess = 1.01 * most_cells / LARGEST_LATTICE
     if s.last_attempt and s.least_spacing > 0:
         s.out_of_memory = True
     else:
@@ -340,8 +345,10 @@ def _lower_law(
     return _StepLaw(LatticeLaw(index, points[::2] + move, masses), 0.0, move)
 
 
-def _tilted_row(s: Setting, plan: Direction, sign: int, steps: list[_StepLaw]) -> Row:
-    """The laws of one direction, tilted, in the window of their sum."""
+def _tilted_row(
+    s: Setting, plan: Direction, sign: int, steps: list[_StepLaw]
+) -> tuple[Row, int]:
+    """The laws of one direction, tilted, in the window of their sum; and its cells."""
     counts, laws = [step.count for step in s.steps], [step.law for step in steps]
     offset = sum(
         t * (sign * c + step.move)
@@ -358,7 +365,7 @@ def _tilted_row(s: Setting, plan: Direction, sign: int, steps: list[_StepLaw]) -
     # What a power of two leaves over lies to both sides.
     first = math.floor((low - offset) / s.spacing) - 2 - (size - cells) // 2
     lattice = infinite, offset, moved, s.spacing, first, size
-    return tilted_row(laws, counts, plan, *lattice)
+    return tilted_row(laws, counts, plan, *lattice), cells
 
 
 def _bound(law: Bracket, target: Target) -> float:

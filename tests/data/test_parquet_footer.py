@@ -1,5 +1,7 @@
 """The items of columns against Arrow's own accessor, on files that are sound."""
 
+import base64
+
 import numpy as np
 import pytest
 
@@ -105,4 +107,17 @@ def test_lists_of_too_many_items_are_refused(tmp_path, monkeypatch):
     assert rows_of(path)
     pq.write_table(pa.table({"a": [[1, 2, 3], [4, 5, 6]]}), path)
     with pytest.raises(ValueError, match="'a.list.element' must have at most 5 items"):
+        rows_of(path)
+
+
+def test_lists_are_found_behind_other_types(tmp_path, monkeypatch):
+    """Arrow's schema, which a file may bring along, can call a list a dictionary."""
+    path = tmp_path / "x.parquet"
+    monkeypatch.setattr(parquet_file, "_MOST_ITEMS", 5)
+    dressed = pa.schema([("a", pa.dictionary(pa.int32(), pa.list_(pa.int64())))])
+    note = base64.b64encode(dressed.serialize().to_pybytes())
+    table = pa.table({"a": [[1, 2, 3], [4, 5, 6]]})
+    table = table.replace_schema_metadata({"ARROW:schema": note})
+    pq.write_table(table, path, store_schema=False)
+    with pytest.raises(ValueError, match="must have at most 5 items"):
         rows_of(path)

@@ -22,7 +22,7 @@ from jaxdp_episodic.training.budget import PrivacyBudget
 from jaxdp_episodic.training.contribution import contribution_loss
 from jaxdp_episodic.training.learners import ProtoNet
 from jaxdp_episodic.training.trainer import Trainer
-from mutation.verdicts import Effort, Verdict, of_bounds, of_numbers
+from mutation.verdicts import Effort, Verdict, of_bound, of_bounds
 from training_runs import sinusoid_learner
 
 DELTAS = (1e-3, 1e-2, 1e-1)
@@ -276,7 +276,7 @@ def _described(step: jde.GaussianStep, delta: float, effort: Effort) -> Verdict:
     """The accountant's claim about a step against the simulated step itself."""
     audit = audit_mechanism(step, num_steps=1, delta=delta, num_draws=effort.simulated)
     claimed = min(audit.claimed_rdp, audit.claimed_exact)
-    return of_numbers(audit.fixed_data.epsilon, claimed, delta)
+    return of_bound(audit.fixed_data, claimed)
 
 
 def swapped_example(effort: Effort) -> Verdict:

@@ -7,11 +7,12 @@ import numpy as np
 import pytest
 
 import jaxdp_episodic as jde
+from jaxdp_episodic.audit import EpsilonBound
 from jaxdp_episodic.training import private_gradient
 from mutation import audits
 from mutation.faults import FAULTS
 from mutation.planting import Edit, planted
-from mutation.verdicts import FULL, QUICK, of_numbers
+from mutation.verdicts import FULL, QUICK, of_bound
 
 
 @functools.cache
@@ -87,8 +88,13 @@ def test_a_fault_that_does_not_fit_the_code_is_refused(old):
 
 
 def test_a_bound_at_the_claim_is_no_fault():
-    assert not of_numbers(1.0, 1.0, 1e-3).is_caught
-    assert of_numbers(1.1, 1.0, 1e-3).is_caught
+    bound = EpsilonBound(1.0, 1e-3, 0.95, "forward", 0.0, 5_000, 1_000, 10_000)
+    assert of_bound(bound, 0.9).is_caught
+    assert not of_bound(bound, 1.0).is_caught
+    # Nor is one that chance may have lifted above it.
+    lucky = bound._replace(hits=1_100)
+    assert not of_bound(lucky, 0.9).is_caught
+    assert "(>)" in of_bound(lucky, 0.9).evidence
 
 
 @pytest.mark.slow

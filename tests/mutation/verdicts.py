@@ -71,11 +71,13 @@ def of_bounds(bounds: Sequence[EpsilonBound], claims: np.ndarray) -> Verdict:
     """The audit at the delta at which the claim fails most, or comes nearest to it."""
     pairs = zip(bounds, claims, strict=True)
     bound, claimed = max(pairs, key=lambda pair: pair[0].epsilon - pair[1])
-    return of_numbers(bound.epsilon, float(claimed), bound.delta)
+    return of_bound(bound, float(claimed))
 
 
-def of_numbers(audited: float, claimed: float, delta: float) -> Verdict:
-    """An audited epsilon against a claimed one."""
-    sign = ">" if audited > claimed else "<="
-    evidence = f"audited {audited:.3f} {sign} claimed {claimed:.3f} at delta {delta:g}"
-    return Verdict(audited > claimed, evidence, claimed, audited)
+def of_bound(bound: EpsilonBound, claimed: float) -> Verdict:
+    """An audit against a claimed epsilon."""
+    is_caught, audited = bound.disproves(claimed), bound.epsilon
+    # In brackets what chance may have done.
+    sign = ">" if is_caught else "(>)" if audited > claimed else "<="
+    numbers = f"audited {audited:.3f} {sign} claimed {claimed:.3f}"
+    return Verdict(is_caught, f"{numbers} at delta {bound.delta:g}", claimed, audited)

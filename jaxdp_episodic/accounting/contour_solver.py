@@ -7,6 +7,7 @@ with more.
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -73,6 +74,8 @@ _PASSES = (
 _SETTLED = 0.5
 # From so many settings on, sums of few episodes are not padded to the longest one.
 _MANY = 64
+# Passes with less than this share of the nodes that seem to be needed are left out.
+_HOPEFUL_SHARE = 0.8
 
 
 class Problem(NamedTuple):
@@ -142,6 +145,8 @@ class ContourSolver:
         if least is None:
             least = np.full(self.bound.shape, -np.inf)
         far = np.zeros(self.bound.shape, bool)
+        # Nodes that the last error lets expect: they square it when they are doubled.
+        expected = np.zeros(self.bound.shape)
         # Where the first guess was poor, no more nodes are needed, only another line.
         for effort, only_far in (
             (_PASSES[0], False),
@@ -154,7 +159,13 @@ class ContourSolver:
             settled = error <= _SETTLED * TOLERANCE * scale
             # The other direction's answer hides what is surely below it.
             settled |= value + error <= least
-            index = np.flatnonzero(wanted & ~settled & (far | (not only_far)))
+            least_nodes = np.minimum(
+                _HOPEFUL_SHARE * expected, _PASSES[-1].contour_nodes
+            )
+            hopeless = least_nodes > effort.contour_nodes
+            index = np.flatnonzero(
+                wanted & ~settled & (far if only_far else far | ~hopeless)
+            )
             if index.size == 0:
                 continue
             new_value, log_error, slope, used = self._run(
@@ -182,6 +193,10 @@ class ContourSolver:
                 far[index] = (distance > _FAR) | (used > _LARGEST_RATIO * new_value)
                 new_error = np.where(far[index], np.inf, new_error)
             new_error = np.where(np.isnan(new_error), np.inf, new_error)
+            size = 1.0
+            if self.quantity == "epsilon":
+                size = np.maximum(np.abs(new_value), SMALLEST_EPSILON)
+            expected[index] = effort.contour_nodes * _growth(new_error / size)
             better = ~(new_error > error[index])
             value[index] = np.where(better, new_value, value[index])
             error[index] = np.where(better, new_error, error[index])
@@ -210,8 +225,9 @@ class ContourSolver:
         for pair in self.problem.pairs:
             if pair.kind == EPISODES:
                 terms = np.maximum(terms, pair.num_episodes[index])
-        # Powers of two, each of which is compiled.
-        sizes = np.exp2(np.ceil(np.log2(terms)))
+        # 1, 2, 3, 4, 6, 8, 12, ...: each is compiled.
+        unit = np.exp2(np.maximum(np.floor(np.log2(terms)) - 1, 0))
+        sizes = unit * np.ceil(terms / unit)
         if index.size < _MANY:
             sizes = np.full(index.shape, sizes.max())
         result: tuple[np.ndarray, ...] = ()
@@ -303,6 +319,17 @@ def _chunk_kernel(
         return (*solution, guess)
 
     return call
+
+
+def _growth(error: np.ndarray) -> np.ndarray:
+    """How many times as many nodes the relative error asks for; 0 where it is unknown.
+
+    Its logarithm is about proportional to their number.
+    """
+    known = (error > _SETTLED * TOLERANCE) & (error < 0.5)
+    return np.where(
+        known, math.log(_SETTLED * TOLERANCE) / np.log(np.where(known, error, 0.1)), 0.0
+    )
 
 
 @functools.cache

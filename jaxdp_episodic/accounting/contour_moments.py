@@ -27,6 +27,9 @@ Pair = tuple[Array, Array]
 
 # Every so many nodes of the contour are checked with another law.
 _CHECK_STRIDE = 8
+# Two laws of as many nodes are about equally good: of what they differ by, how many
+# times as much either may be off (seen: twice).
+_CHECK_FACTOR = 4.0
 # Rounding of M - 1 relative to E|z L| (hundreds of terms, whose errors mostly cancel),
 # and of log M relative to its size.
 _MOMENT_ROUNDING, _ROUNDING = 1e-16, 4e-16
@@ -178,6 +181,7 @@ def log_powers(
             # The argument is known up to turns.
             turned = 2 * jnp.sin(0.5 * (log_moment[1][::_CHECK_STRIDE] - again[1]))
             gap = jnp.hypot(log_moment[0][::_CHECK_STRIDE] - again[0], turned)
+            gap = _CHECK_FACTOR * gap
             off += jnp.repeat(gap, _CHECK_STRIDE, axis=0)[: z[0].shape[0]]
         count = steps.count.reshape(-1)
 

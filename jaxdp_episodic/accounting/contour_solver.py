@@ -57,15 +57,15 @@ class _Pass(NamedTuple):
 
     def law_nodes_of(self, kind: str) -> int:
         """Sampled Gaussians, whose laws have no swap in them, take fewer."""
-        return 2 * self.law_nodes // 3 if kind == SAMPLED else self.law_nodes
+        return 3 * self.law_nodes // 4 if kind == SAMPLED else self.law_nodes
 
 
 # Tried one after the other on what is not settled. It is the contour that takes more
 # nodes, hardly ever a law.
 _PASSES = (
-    _Pass(96, 161),
+    _Pass(112, 161),
     _Pass(128, 353),
-    _Pass(128, 705),
+    _Pass(144, 705),
     _Pass(192, 1025),
     _Pass(384, 1025),
 )

@@ -10,6 +10,7 @@ above on every cell of a grid, so nothing is left to an approximation.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from statistics import NormalDist
 
 import numpy as np
@@ -22,9 +23,9 @@ NUISANCE = 0.02
 _FINENESS = 0.08
 # Deviations beyond which counts are no longer told apart.
 _SPREAD = 6.0
-_MOST_TESTS = 12
-# A bound whose p-value is this close to the level is not improved further.
-_CLOSE = 0.985
+_MOST_TESTS = 30
+# A bound is not improved further where so many deviations are left.
+_CLOSE = 0.01
 # Chances are moved outwards by this, against the rounding of 1 - q.
 _OUTWARD = 1e-7
 
@@ -102,34 +103,47 @@ def log_ratio_lower_bound(
     )
     low, high = _cells(false_hits, num_draws, false_chances)
     fewer = _chance_of_fewer(starts[1:], num_draws, low)
-    x_chance = hits / num_draws
-    deviation = math.sqrt(x_chance / num_draws + (ratio**2) * false_hits / num_draws**2)
-    # By how much epsilon moves the score by one deviation, to begin with.
-    slope = deviation / max(ratio * max(false_hits, 1) / num_draws, 1e-300)
-    wanted = NormalDist().inv_cdf(1 - level)
-    known: list[tuple[float, float]] = []
-    best, bad, epsilon = 0.0, math.inf, math.log(ratio)
-    for _ in range(_MOST_TESTS):
+    # By how much epsilon moves the score by one deviation.
+    spread = math.sqrt(hits + ratio**2 * max(false_hits, 1))
+    scale = spread / (ratio * max(false_hits, 1))
+
+    def margin(epsilon: float) -> float:
+        """How surely the counts disprove epsilon, in deviations more than is asked."""
         chance = _worst_chance(firsts, num_draws, high, fewer, epsilon, delta)
-        if chance <= level:
-            best = max(best, epsilon)
-            if chance >= _CLOSE * level:
+        return _deviations(chance) - _deviations(level)
+
+    return _largest(margin, math.log(ratio), scale)
+
+
+def _largest(margin: Callable[[float], float], start: float, scale: float) -> float:
+    """About the largest epsilon whose margin is not negative; 0 if none is found.
+
+    The margin falls with epsilon, but may stay where it is for a while.
+    """
+    low, high = (0.0, math.inf), (math.inf, -math.inf)  # epsilon and its margin
+    epsilon, step = start, 0.1 * scale
+    for _ in range(_MOST_TESTS):
+        found = margin(epsilon)
+        if found >= 0:
+            low = epsilon, found
+        else:
+            high = epsilon, found
+        if 0 <= found <= _CLOSE or high[0] - low[0] <= _CLOSE * scale:
+            break
+        if math.isinf(high[0]) or low[0] == 0:
+            # No bracket yet: further and further away.
+            step *= 2
+            epsilon = low[0] + step if math.isinf(high[0]) else high[0] - step
+            if epsilon <= 0:
                 break
         else:
-            bad = min(bad, epsilon)
-        found = NormalDist().inv_cdf(1 - min(max(chance, 1e-15), 1 - 1e-15))
-        known.append((epsilon, found))
-        if len(known) > 1:
-            (e0, z0), (e1, z1) = known[-2:]
-            if z0 > z1 and e0 < e1 or z0 < z1 and e0 > e1:
-                slope = (e1 - e0) / (z0 - z1)
-        # A little short of the level, so that the next p-value lies below it.
-        epsilon += slope * (found - wanted - 0.003)
-        if not best < epsilon < bad:
-            epsilon = 0.5 * (best + bad) if bad < math.inf else best + 2 * slope
-        if bad - best <= 1e-6 * best or epsilon <= 0:
-            break
-    return best
+            share = low[1] / (low[1] - high[1])
+            epsilon = low[0] + min(max(share, 0.1), 0.9) * (high[0] - low[0])
+    return low[0]
+
+
+def _deviations(chance: float) -> float:
+    return NormalDist().inv_cdf(1 - min(max(chance, 1e-15), 1 - 1e-15))
 
 
 def _quantile(error: float) -> float:

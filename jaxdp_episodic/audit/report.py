@@ -17,6 +17,8 @@ from jaxdp_episodic.audit.one_run import Guesses
 from jaxdp_episodic.audit.release import ReleaseAudit
 
 _SUFFIXES = (".png", ".svg")
+# matplotlib's triangle whose tip, not its middle, is at the value.
+_TIP_RIGHT = 5
 _EXACT, _RDP, _AUDITED, _GREY = "#000000", "#d55e00", "#0072b2", "#bbbbbb"
 
 
@@ -170,7 +172,8 @@ def plot_audit(rows: Sequence[AuditRow], path: str | Path, *, title: str = "") -
     _draw(axes, rows, places)
     axes.set_yticks(places, [_label(row) for row in rows], fontsize=8)
     axes.set_xlabel("epsilon (nats)")
-    axes.set_xlim(left=0)
+    # A little room for the marks of audits that showed nothing.
+    axes.set_xlim(left=-0.02 * axes.get_xlim()[1])
     axes.set_ylim(-0.7, len(rows) - 0.3)
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(axis="x", alpha=0.25)
@@ -193,7 +196,15 @@ def _draw(axes: Any, rows: Sequence[AuditRow], places: np.ndarray) -> None:
     rdp = [math.nan if row.claimed_rdp is None else row.claimed_rdp for row in rows]
     audited = np.asarray([row.audited for row in rows])
     axes.hlines(places, audited, exact, color=_GREY, lw=2, zorder=1)
-    axes.plot(audited, places, ">", color=_AUDITED, ms=7, label="audited (lower bound)")
+    axes.plot(
+        audited,
+        places,
+        marker=_TIP_RIGHT,
+        ls="",
+        color=_AUDITED,
+        ms=7,
+        label="audited (lower bound)",
+    )
     axes.plot(exact, places, "|", color=_EXACT, ms=13, mew=2, label="claimed, exact")
     if not np.isnan(rdp).all():
         axes.plot(rdp, places, "x", color=_RDP, ms=6, mew=1.6, label="claimed, RDP")

@@ -20,7 +20,10 @@ _FACTORS = np.geomspace(1e-9, 1e3, 100)
 # Shares of the width that is asked for: error of the lattice itself, and of the knots
 # being further apart than the lattice.
 _LATTICE_SHARE, _KNOT_SHARE = 0.4, 0.25
-# Knots move apart by at most this share of their distance from the bulk, and the
+# So near to the bulk, in spacings, every point of the lattice is a knot: where the
+# density is steep the lower law wastes more than the square of a bin's width.
+_DENSE = 60.0
+# Knots move apart by at most this share of their distance from there, and the
 # logarithm of the density changes by at most this much within a bin.
 _GROWTH, _VARIATION = 0.2, 0.6
 
@@ -90,7 +93,8 @@ def choose_knots(
     edges = laws[0][0].edges  # symmetric: the same in both directions
     lengths = np.maximum(np.diff(edges), 1e-300)
     middle = 0.5 * (edges[:-1] + edges[1:])
-    limit = spacing + _GROWTH * np.abs(middle - center)
+    away = np.maximum(np.abs(middle - center) - _DENSE * spacing, 0.0)
+    limit = spacing + _GROWTH * away
     widths = np.full(len(lengths), np.inf)
     for law, weight, plan, sign in laws:
         sizes = lengths[::sign]

@@ -295,7 +295,6 @@ def test_two_thousand_settings():
     outcomes = [examine(name, 125, 2) for name in names]
     violations = [text for outcome in outcomes for text in outcome.violations]
     assert not violations, "\n".join(violations)
-    # A few rates of 1e-6 with little noise need more memory than the lattices may take.
     too_wide = [text for outcome in outcomes for text in outcome.too_wide]
-    assert len(too_wide) <= 0.01 * 125 * len(names), "\n".join(too_wide)
+    assert not too_wide, "\n".join(too_wide)
     assert sum(o.num_certified for o in outcomes) <= 0.1 * 125 * len(names)

@@ -503,6 +503,7 @@ class TestComposition:
             actual = jde.rdp(run, ORDERS, direction=direction)
             np.testing.assert_allclose(actual, expected, rtol=1e-11)
 
+    @pytest.mark.slow
     def test_the_same_step_twice(self):
         run = jde.compose((STEP, 120), (STEP, 80))
         at_once = rdp_epsilon(STEP, delta=1e-6, num_steps=200)

@@ -192,6 +192,7 @@ def test_a_delta_far_below_the_bound_is_not_taken_from_cut_laws(monkeypatch):
     right, info = jde.delta(step, **run)
     assert not info.is_certified_bound
     monkeypatch.setattr(contour_solver, "_CUT_MARGIN", 200.0)
+    monkeypatch.setattr(contour_solver, "_PASSES", contour_solver._PASSES[:1])
     cut, info = jde.delta(step, **run)
     assert info.is_certified_bound and cut >= right * (1 - 1e-9)
 
@@ -216,7 +217,7 @@ def test_the_stated_error_covers_too_few_nodes(monkeypatch):
     assert abs(found - 1.94496478292) <= info.error
 
 
-@pytest.mark.parametrize("is_poor", [False, True])
+@pytest.mark.parametrize("is_poor", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_an_answer_far_from_what_its_contour_was_laid_for_is_none(is_poor, monkeypatch):
     """Rare episodes: with a first guess of 1.1, where the answer is 1.4e-4.
 
@@ -260,7 +261,7 @@ def test_rare_episodes_lie_within_certified_ends(num_steps):
 def test_early_steps_of_a_sampled_run_are_exact():
     """Backward such a run loses at most -T log(1 - p): nothing is integrated there."""
     step = poisson_step(1e-3, 1.0)
-    num_steps = np.array([2, 4, 6, 10, 18, 25])
+    num_steps = np.array([2, 6, 25])
     found, info = jde.epsilon(step, num_steps=num_steps, delta=1e-8, return_info=True)
     assert not info.is_certified_bound.any()
     again = jde.delta(step, num_steps=num_steps, epsilon=found)

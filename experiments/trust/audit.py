@@ -289,20 +289,31 @@ def write(
         num_rows={name: len(some) for name, some in found.items()},
     )
     text = json.dumps(document, indent=1, allow_nan=False)
-    (out / "audit.json").write_text(text + "\n", encoding="utf-8")
+    # All of it or nothing, for `read`.
+    (out / "audit.json.new").write_text(text + "\n", encoding="utf-8")
+    (out / "audit.json.new").replace(out / "audit.json")
     (out / "audit.md").write_text(audit_markdown(rows), encoding="utf-8")
     plot_audit(rows, out / "audit.png", title="Claimed and audited epsilon")
 
 
 def read(out: Path, draws: dict[str, int]) -> tuple[Found, dict[str, float]]:
     """What an interrupted run left, and the seconds each audit took."""
-    document = json.loads((out / "audit.json").read_text(encoding="utf-8"))
-    for name, wanted in {
-        "draws": draws,
-        "versions": circumstances()["versions"],
-    }.items():
+    path = out / "audit.json"
+    try:
+        return _read(json.loads(path.read_text(encoding="utf-8")), draws)
+    except (ValueError, LookupError, TypeError, AttributeError, RuntimeError) as error:
+        raise SystemExit(f"{path} cannot be resumed: {error!r}") from error
+
+
+def _read(
+    document: dict[str, Any], draws: dict[str, int]
+) -> tuple[Found, dict[str, float]]:
+    same = {"draws": draws, "versions": circumstances()["versions"], "delta": DELTA}
+    for name, wanted in same.items():
         if document[name] != wanted:
-            raise SystemExit(f"{out}: made with {name} {document[name]}, not {wanted}")
+            raise ValueError(f"made with {name} {document[name]}, not {wanted}")
+    if sum(document["num_rows"].values()) != len(document["rows"]):
+        raise ValueError("rows are missing")
     rows = iter(document["rows"])
 
     def row() -> AuditRow:
@@ -352,6 +363,7 @@ def main() -> int:
     seconds: dict[str, float] = {}
     if arguments.resume and (arguments.out / "audit.json").exists():
         found, seconds = read(arguments.out, draws)
+        found = {name: rows for name, rows in found.items() if name in audits}
     # A hundred steps take longest, and come last.
     order = sorted(audits, key=lambda name: name.endswith("T=100"))
     for name in order:

@@ -12,8 +12,8 @@ from jaxdp_episodic import _validation
 from jaxdp_episodic.audit import ratio_test
 from jaxdp_episodic.numerics.binomial import log_binomial_tail
 
-# A claim is called disproved at this confidence only. Exact claims leave no room: at
-# 95 % the audits of a faultless mechanism would disprove one in twenty.
+# Counts disprove a claim at this confidence only. Exact claims leave no room: at 95 %
+# the audits of a faultless mechanism would disprove one in twenty.
 VERDICT = 0.9999
 _BISECTIONS = 64
 _MOST_TRIALS = 10**10
@@ -57,7 +57,7 @@ class EpsilonBound(NamedTuple):
             self.false_hits,
             self.num_draws,
             delta=self.delta,
-            error=1 - max(VERDICT, self.confidence),
+            error=max(1 - max(VERDICT, self.confidence), ratio_test.LEAST_ERROR),
         )
         return bool(surer > claim)
 
@@ -73,7 +73,7 @@ def clopper_pearson(
 
     Args:
       successes: (...,) whole numbers in [0, trials].
-      trials: (...,) whole numbers >= 1, up to 1e9.
+      trials: (...,) whole numbers >= 1, up to 1e10.
       error: in (0, 1/2], of each side.
 
     Returns:
@@ -162,12 +162,29 @@ def log_ratio_bound(
       false_hits: (...,) counts among as many draws where it is not.
       num_draws: of each.
       delta: in [0, 1).
-      error: in (0, 1/2], of each bound.
+      error: in [1e-12, 1/2], of each bound.
 
     Returns:
       (...,) nats, not below 0. Takes about a second for each.
+
+    Raises:
+      TypeError: counts that are no numbers.
+      ValueError: a number out of range.
     """
-    x, y = np.broadcast_arrays(np.asarray(hits), np.asarray(false_hits))
+    x = _validation.integer_array("hits", hits, minimum=0)
+    y = _validation.integer_array("false_hits", false_hits, minimum=0)
+    _validation.broadcast_shape(hits=x, false_hits=y)
+    for name, counts in {"hits": x, "false_hits": y}.items():
+        if np.any(counts > num_draws):
+            raise ValueError(
+                f"{name} must be at most num_draws, {num_draws:,}, got {counts}"
+            )
+    if not 0 <= delta < 1:
+        raise ValueError(f"delta must lie in [0, 1), got {delta!r}")
+    least = ratio_test.LEAST_ERROR
+    if not least <= error <= 0.5:
+        raise ValueError(f"error must lie in [{least:g}, 1/2], got {error!r}")
+    x, y = np.broadcast_arrays(x, y)
     low, high = clopper_pearson(y, num_draws, error=0.5 * ratio_test.NUISANCE * error)
     bounds = [
         ratio_test.log_ratio_lower_bound(

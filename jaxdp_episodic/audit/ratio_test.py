@@ -26,6 +26,7 @@ _SPREAD = 6.0
 _MOST_TESTS = 30
 # A bound is not improved further where so many deviations are left.
 _CLOSE = 0.01
+LEAST_ERROR = 1e-12
 # Chances are moved outwards by this, against the rounding of 1 - q.
 _OUTWARD = 1e-7
 
@@ -84,7 +85,7 @@ def log_ratio_lower_bound(
       false_chances: an interval of q that fails with probability ``NUISANCE * error``
         at most.
       delta: in [0, 1).
-      error: in (0, 1/2], of the bound.
+      error: in [1e-12, 1/2], of the bound.
 
     Returns:
       nats, >= 0; a *lower bound* of ``log((p - delta) / q)`` that fails with
@@ -99,7 +100,7 @@ def log_ratio_lower_bound(
         return 0.0
     level = (1 - NUISANCE) * error
     starts, firsts = _edge_of_outcomes(
-        ratio, false_hits, false_chances, num_draws, **settings
+        ratio, hits, false_hits, false_chances, num_draws, **settings
     )
     low, high = _cells(false_hits, num_draws, false_chances)
     fewer = _chance_of_fewer(starts[1:], num_draws, low)
@@ -143,7 +144,7 @@ def _largest(margin: Callable[[float], float], start: float, scale: float) -> fl
 
 
 def _deviations(chance: float) -> float:
-    return NormalDist().inv_cdf(1 - min(max(chance, 1e-15), 1 - 1e-15))
+    return -NormalDist().inv_cdf(min(max(chance, 1e-300), 1 - 1e-15))
 
 
 def _quantile(error: float) -> float:
@@ -157,6 +158,7 @@ def _variance(count: np.ndarray, num_draws: float, z: float) -> np.ndarray:
 
 def _edge_of_outcomes(
     ratio: float,
+    hits: int,
     false_hits: int,
     false_chances: tuple[float, float],
     num_draws: int,
@@ -179,13 +181,17 @@ def _edge_of_outcomes(
     z = _quantile(error)
     middle = num_draws * delta + ratio * (starts + 1)
     spread = ratio**2 * _variance(starts + 1, num_draws, z) + 0.25 * z * z
-    # Larger root of (x - middle)² = z² (x - x²/n + spread).
+    # Larger root of (x - middle)² = z² (x - x²/n + spread), without cancellation.
     lead, half = 1 + z * z / num_draws, middle + 0.5 * z * z
-    root = np.sqrt(np.maximum(half**2 - lead * (middle**2 - z * z * spread), 0.0))
+    under_root = middle * (1 - middle / num_draws) + 0.25 * z * z + lead * spread
+    root = z * np.sqrt(np.maximum(under_root, 0.0))
     firsts = np.ceil((half + root) / lead * (1 - 1e-12) - 1e-6)
     if begin:
         # Fewer false hits than are looked at: as if every outcome counted.
         firsts[0] = 0
+    # What was seen is among them, whatever is rounded.
+    here = int(np.searchsorted(starts, false_hits, side="right")) - 1
+    firsts[here] = min(firsts[here], hits)
     return starts, np.minimum.accumulate(firsts[::-1])[::-1]
 
 

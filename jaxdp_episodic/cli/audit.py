@@ -201,7 +201,9 @@ class Audit:
                 f"{downward(row.audited)}, claimed {upward(row.claimed_exact)}{rdp}"
                 + _verdict(row)
             )
-        lines.append(f"{self.confidence:.0%} confidence each; written: {self.out}")
+        lines.append(
+            f"{100 * self.confidence:.10g}% confidence each; written: {self.out}"
+        )
         return lines
 
 

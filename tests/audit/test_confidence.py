@@ -1,3 +1,5 @@
+import math
+
 import numpy as np
 import pytest
 from scipy import stats
@@ -70,3 +72,22 @@ def test_the_best_event_is_near_the_best_bound():
     promised, best = best_event(hits, misses, number, num_later=number, **settings)
     assert bounds[best] >= 0.99 * bounds.max()
     assert promised == pytest.approx(bounds[best], rel=0.02)
+
+
+@pytest.mark.parametrize(
+    ("counts", "settings", "complaint"),
+    [
+        ((1_500, 0), {}, "^hits must be at most num_draws, 1,000"),
+        ((5, 1_001), {}, "^false_hits must be at most"),
+        ((-5, 0), {}, "^hits must"),
+        ((5.7, 0), {}, "^hits must"),
+        ((5, math.nan), {}, "^false_hits must"),
+        ((5, 0), {"delta": 1.0}, "^delta must lie in"),
+        ((5, 0), {"delta": math.nan}, "^delta must lie in"),
+        ((5, 0), {"error": 0.6}, "^error must lie in"),
+        ((5, 0), {"error": 1e-13}, "^error must lie in"),
+    ],
+)
+def test_bad_arguments_of_a_bound_are_refused(counts, settings, complaint):
+    with pytest.raises(ValueError, match=complaint):
+        log_ratio_bound(*counts, 1_000, **{"delta": 0.0, "error": 0.05, **settings})

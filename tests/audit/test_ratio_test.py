@@ -88,3 +88,30 @@ def test_the_score_orders_outcomes_as_it_must():
     score = ratio_test.score(x, y, n, **settings)
     assert np.all(np.diff(score, axis=0) >= -1e-12)
     assert np.all(np.diff(score, axis=1) <= 1e-12)
+
+
+@pytest.mark.parametrize(
+    ("n", "false_hits", "delta"),
+    [
+        (4_776_648, 6, 0.99999),
+        (18_215_573, 6, 0.99999),
+        (1_872_704_992, 5, 0.99999),
+        (1_116_794_610, 4, 1 - 1e-7),
+    ],
+)
+def test_what_was_seen_counts_beside_a_delta_of_nearly_one(n, false_hits, delta):
+    """Rounding of n delta left the outcome itself out, and the bound was too large."""
+    error = 0.05
+    bound = float(log_ratio_bound(n, false_hits, n, delta=delta, error=error))
+    assert bound > 0
+    # At p = 1 every draw hits, and only the false hits are left to chance.
+    chance = (1 - delta) / math.exp(bound)
+    assert stats.binom.cdf(false_hits, n, chance) <= error
+
+
+def test_so_small_an_error_is_not_clipped():
+    bound = float(log_ratio_bound(1_000, 0, 1_000, delta=0.0, error=1e-12))
+    surer = float(log_ratio_bound(1_000, 0, 1_000, delta=0.0, error=1e-9))
+    assert 0 < bound < surer
+    # At p = 1 no false hit in n draws is likelier than the error.
+    assert (1 - math.exp(-bound)) ** 1_000 <= 1e-12

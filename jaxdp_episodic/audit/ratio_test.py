@@ -105,7 +105,8 @@ def log_ratio_lower_bound(
     low, high = _cells(false_hits, num_draws, false_chances)
     fewer = _chance_of_fewer(starts[1:], num_draws, low)
     # By how much epsilon moves the score by one deviation.
-    spread = math.sqrt(hits + ratio**2 * max(false_hits, 1))
+    own = hits * (1 - hits / num_draws)
+    spread = math.sqrt(own + ratio**2 * max(false_hits, 1))
     scale = spread / (ratio * max(false_hits, 1))
 
     def margin(epsilon: float) -> float:
@@ -134,9 +135,8 @@ def _largest(margin: Callable[[float], float], start: float, scale: float) -> fl
         if math.isinf(high[0]) or low[0] == 0:
             # No bracket yet: further and further away.
             step *= 2
-            epsilon = low[0] + step if math.isinf(high[0]) else high[0] - step
-            if epsilon <= 0:
-                break
+            down = max(high[0] - step, 0.5 * high[0])
+            epsilon = low[0] + step if math.isinf(high[0]) else down
         else:
             share = low[1] / (low[1] - high[1])
             epsilon = low[0] + min(max(share, 0.1), 0.9) * (high[0] - low[0])

@@ -72,8 +72,9 @@ _PASSES = (
 # Share of the allowed error up to which an answer is settled, so that the larger of the
 # two directions, whose errors add up, is too.
 _SETTLED = 0.5
-# From so many settings on, sums of few episodes are not padded to the longest one.
-_MANY = 64
+# From so many settings on, sums of few episodes are not padded to the longest one: each
+# length is compiled, which takes as long as a thousand settings.
+_MANY = 512
 # Passes with less than this share of the nodes that seem to be needed are left out.
 _HOPEFUL_SHARE = 0.8
 

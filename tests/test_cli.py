@@ -426,6 +426,7 @@ def _process(*arguments, **environment):
     )
 
 
+@pytest.mark.slow
 def test_compiled_kernels_are_kept(tmp_path):
     """The second start finds what the first one compiled; a folder may be refused."""
     request = str(tmp_path / "request.toml")

@@ -40,6 +40,7 @@ def call(tmp_path, capsys):
     return run
 
 
+@pytest.mark.slow
 def test_a_picture_its_numbers_and_a_table(call):
     code, out, err, folder = call(REQUEST, "--num-steps", "20", "--method", "rdp")
     assert (code, err) == (0, "")

@@ -123,6 +123,7 @@ def test_epsilon_never_falls_as_a_rate_grows(kind, clip_unit, relation):
     assert (np.diff(values, axis=1) >= -slack[:, 1:]).all()
 
 
+@pytest.mark.slow
 def test_independent_episodes_never_cost_less_as_the_rate_grows():
     design = jde.IndependentEpisodes(
         jde.Poisson("a", sampling_probability=RATES), num_episodes=6

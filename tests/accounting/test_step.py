@@ -33,6 +33,11 @@ def test_units_of_different_levels_are_not_composed():
     above = step(poisson("x"))
     with pytest.raises(ValueError, match="same levels of the population"):
         jde.compose((below, 1), (above, 1))
+
+
+@pytest.mark.slow
+def test_units_of_the_same_levels_are_composed():
+    below = step(poisson("a"), few("x"), clip_unit="a")
     both = jde.compose((below, 1), (step(poisson("a"), few("x"), clip_unit="x"), 2))
     assert rdp_epsilon(both, delta=1e-3) > rdp_epsilon(below, num_steps=1, delta=1e-3)
 

@@ -45,7 +45,7 @@ def chance_of_so_high_a_score(case, epsilon, false_chance, error):
 
 
 @pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize("error", [0.05, 0.002])
+@pytest.mark.parametrize("error", [0.05, pytest.param(0.002, marks=pytest.mark.slow)])
 def test_no_false_chance_makes_the_counts_likelier_than_the_error(case, error):
     hits, false_hits, n, delta = case
     bound = float(log_ratio_bound(hits, false_hits, n, delta=delta, error=error))

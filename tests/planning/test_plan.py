@@ -195,6 +195,7 @@ def test_refuses(change, error, message):
         PlanRequest(**fields)
 
 
+@pytest.mark.slow
 def test_written_config_is_what_was_planned(tmp_path, capsys, monkeypatch, pool_plan):
     path = tmp_path / "plan.toml"
     path.write_text(FILE)

@@ -225,6 +225,7 @@ def test_a_clip_unit_below_the_episode_is_refused():
         trainer(data=data, step=step)
 
 
+@pytest.mark.slow
 def test_the_whole_step_may_be_the_clip_unit(tmp_path):
     data = classes()
     sampling = jde.MultistageSampling(

@@ -20,7 +20,7 @@ from jaxdp_episodic.accounting.contour_layout import (
 from jaxdp_episodic.accounting.contour_moments import Steps, core_variance
 from jaxdp_episodic.accounting.profile import log_profile
 from jaxdp_episodic.accounting.rdp_kernels import StepGroup
-from jaxdp_episodic.accounting.resolution import EPISODES
+from jaxdp_episodic.accounting.resolution import EPISODES, SAMPLED, SWAPPED
 from jaxdp_episodic.amplification.profiles import (
     log_episodes_profile,
     log_gaussian_profile,
@@ -55,8 +55,9 @@ def first_epsilon(
       fields: of the steps, (K, n) each.
       groups: the laws of their losses.
     """
-    near = _by_saddle_points(log_delta, jnp.maximum(order - 1, 1e-8), groups)
-    apart = _by_jumps(kinds, log_delta, highest, fields, groups)
+    core = core_variance(groups)
+    near = _by_saddle_points(log_delta, jnp.maximum(order - 1, 1e-8), core, groups)
+    apart = _by_jumps(kinds, log_delta, highest, core, fields)
     return jnp.where((near > 0) & (near < highest), near, apart)
 
 
@@ -64,18 +65,28 @@ def _by_jumps(
     kinds: tuple[str, ...],
     log_delta: Array,
     highest: Array,
+    core: Array,
     fields: tuple[StepGroup, ...],
-    groups: tuple[Steps, ...],
 ) -> Array:
     """Epsilon where the small losses' Gaussian or a single step reach delta.
 
     What one large loss alone gives is the sum of the steps' profiles.
     """
-    mu = jnp.sqrt(jnp.maximum(core_variance(groups), 0.0))
+    mu = jnp.sqrt(jnp.maximum(core, 0.0))[None]
 
     def approximate(epsilon: Array) -> Array:
-        total = jnp.where(mu > 0, log_gaussian_profile(mu, epsilon), _LOG_NOTHING)
+        # Gaussians of all groups side by side: compiled once.
+        shifts, inner = [mu], [epsilon[None]]
+        weights, others = [jnp.where(mu > 0, 0.0, _LOG_NOTHING)], []
         for kind, group in zip(kinds, fields, strict=True):
+            log_count = jnp.log(jnp.maximum(group.count, 1e-300))
+            if kind in (SAMPLED, SWAPPED):
+                rate = jnp.maximum(group.rate, 1e-300)
+                grown = jnp.expm1(jnp.minimum(epsilon, 500.0)) / rate
+                shifts.append(group.shift)
+                inner.append(jnp.log1p(grown))
+                weights.append(log_count + jnp.log(group.outer_rate * rate))
+                continue
             if kind == EPISODES:
                 # As `episode_terms` left them: the numbers of episodes and of terms.
                 sizes = group.inner_rate, group.num_episodes
@@ -83,10 +94,10 @@ def _by_jumps(
             else:
                 arrays = group.outer_rate, group.rate, group.inner_rate, group.shift
                 both = log_profile(epsilon, *arrays, group.num_episodes, kind=kind)
-            once = jnp.maximum(*both) + jnp.log(jnp.maximum(group.count, 1e-300))
-            once = jnp.where(group.count > 0, once, _LOG_NOTHING)
-            total = jnp.logaddexp(total, jax.nn.logsumexp(once, axis=0))
-        return total
+            others.append(jnp.maximum(*both) + log_count)
+        once = log_gaussian_profile(jnp.concatenate(shifts), jnp.concatenate(inner))
+        once = jnp.concatenate([once + jnp.concatenate(weights), *others])
+        return jax.nn.logsumexp(jnp.maximum(once, _LOG_NOTHING), axis=0)
 
     def halve(_: int, bracket: tuple[Array, Array]) -> tuple[Array, Array]:
         low, high = bracket
@@ -100,11 +111,12 @@ def _by_jumps(
     return high
 
 
-def _by_saddle_points(log_delta: Array, c: Array, groups: tuple[Steps, ...]) -> Array:
+def _by_saddle_points(
+    log_delta: Array, c: Array, core: Array, groups: tuple[Steps, ...]
+) -> Array:
     """Epsilon where the saddle-point approximation is delta; NaN if it is nowhere."""
     largest = largest_center(log_delta, groups)
     c = jnp.minimum(c * _FIRST_CROSSINGS[:, None], largest)
-    core = core_variance(groups)
     with_core = transform(c, core, groups)
     plain = transform(c, jnp.zeros_like(core), groups)
     at = Transform(

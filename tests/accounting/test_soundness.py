@@ -130,7 +130,7 @@ def check_random_trees(seed: int, count: int, *, climb_every: int) -> None:
 
 
 EXTREMES = adversary.extreme_designs()
-FEW = 100
+FEW = 200
 
 
 def check_extremes() -> dict[str, float]:

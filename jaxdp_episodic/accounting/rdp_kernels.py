@@ -202,10 +202,15 @@ def _search(
         too_high = ~(value <= 0)
         low = jnp.where(too_high, low, log_t)
         high = jnp.where(too_high, log_t, high)
-        step = jnp.clip(-value / jnp.maximum(slope, 0.05), -4.0, 4.0)
+        # Near a cliff the slope of what lies behind it would stop the search far off.
+        step = jnp.clip(-value / jnp.clip(slope, 0.05, 1e3), -4.0, 4.0)
         proposal = log_t + jnp.where(jnp.isfinite(step), step, -1.0)
         inside = (proposal > low) & (proposal < high)
-        proposal = jnp.where(inside, proposal, 0.5 * (low + high))
+        # Newton may go to and fro between two points for ever: after a turn only a
+        # step of half the last move or less is taken.
+        turned = state.move * step < 0
+        hops = turned & (2 * jnp.abs(step) > jnp.abs(state.move))
+        proposal = jnp.where(inside & ~hops, proposal, 0.5 * (low + high))
         # Once settled an element stays as it is, so that its answer does not depend on
         # what it shares a block with.
         near = (jnp.abs(step) < tolerance) | (high - low < tolerance)
@@ -213,6 +218,7 @@ def _search(
         return _Search(
             state.count + 1,
             jnp.where(settled, log_t, proposal),
+            proposal - log_t,
             low,
             high,
             jnp.where(better, cost, state.best),
@@ -228,7 +234,8 @@ def _search(
             return (state.count < most) & ~jnp.all(state.settled)
 
         worst = jnp.full_like(log_t, jnp.inf)
-        state = _Search(jnp.zeros((), jnp.int32), log_t, low, high, worst, log_t, idle)
+        start = jnp.zeros((), jnp.int32), log_t, jnp.zeros_like(log_t)
+        state = _Search(*start, low, high, worst, log_t, idle)
         step = functools.partial(improve, rule=rule, tolerance=tolerance)
         log_t = jax.lax.while_loop(unfinished, step, state).best_log_t
     return jnp.exp(log_t)
@@ -239,6 +246,7 @@ class _Search(NamedTuple):
 
     count: Array
     log_t: Array
+    move: Array
     low: Array
     high: Array
     best: Array

@@ -79,13 +79,9 @@ def sampled_windows(t: Array, turn: Array, s: Array, direction: str):
             return alpha * s * jax.nn.sigmoid(s * (x - turn))
 
         low, high = jnp.minimum(alpha, 2) * s, jnp.maximum(alpha, 2) * s
-        centers += [
-            alpha * s,
-            _settle(rise, alpha * s, zero, alpha * s),
-            _settle(rise, zero, zero, alpha * s),
-            jnp.clip(turn, low, high),
-            2 * s,
-        ]
+        steepest = alpha * s
+        settled = _settle(rise, jnp.stack([steepest, zero]), zero, steepest)
+        centers += [steepest, *settled, jnp.clip(turn, low, high), 2 * s]
     if direction != "forward":
         centers += [jnp.clip(knee, s, 2 * s)]
     if direction == "backward":
@@ -140,9 +136,7 @@ def antipodal_windows(t: Array, log_p: Array, log_q: Array, log_r: Array, s: Arr
         jnp.clip(base_turn, 2 * s, 3 * s),
         jnp.clip(knee, s, 3 * s),
         top_slope,
-        _settle(slope, top_slope, zero, top_slope),
-        _settle(slope, alpha * s, zero, top_slope),
-        _settle(slope, zero, zero, top_slope),
+        *_settle(slope, jnp.stack([top_slope, alpha * s, zero]), zero, top_slope),
     ]
     return _windows(
         centers,
@@ -152,7 +146,7 @@ def antipodal_windows(t: Array, log_p: Array, log_q: Array, log_r: Array, s: Arr
 
 
 def _settle(slope, start: Array, low: Array, high: Array) -> Array:
-    """Follows ``x = slope(x)`` from ``start`` to the bump of the integrand nearby.
+    """Follows ``x = slope(x)`` from starts (k, n) to the bumps of the integrand nearby.
 
     The exponent is ``integral(slope) - x²/2``. A Newton step where it is more concave
     than a unit Gaussian, the plain fixed-point step elsewhere, and the middle of the
@@ -171,6 +165,7 @@ def _settle(slope, start: Array, low: Array, high: Array) -> Array:
         moved = jnp.where(inside & shrinks, step, 0.5 * (low + high))
         return moved, low, high, jnp.abs(moved - x)
 
+    low, high = (jnp.broadcast_to(end, start.shape) for end in (low, high))
     state = (start, low, high, 4 * (high - low))
     x, *_ = jax.lax.fori_loop(0, 14, follow, state)
     return x

@@ -128,15 +128,13 @@ def _edges(
     slope = jnp.where(share > 0, share, 1.0)
     slack = 1e-9  # cumulated shares are integers at a gap only up to rounding
     target = np.arange(num_panels + 1, dtype=np.float64)[:, None]
-    lefts = jnp.full((num_panels, left.shape[1]), -jnp.inf, left.dtype)
-    rights = jnp.full_like(lefts, jnp.inf)
-    for j in range(left.shape[0]):
-        inner = jnp.clip((target - before[j]) / slope[j], 0.0, 1.0)
-        position = left[j] + inner * length[j]
-        used = share[j] > 0
-        begun = used & (before[j] <= target[:-1] + slack)
-        ended = used & (after[j] >= target[1:] - slack)
-        lefts = jnp.where(begun, jnp.maximum(lefts, position[:-1]), lefts)
-        rights = jnp.where(ended, jnp.minimum(rights, position[1:]), rights)
+    # (segments, edges, n)
+    share, before, after = share[:, None], before[:, None], after[:, None]
+    inner = jnp.clip((target - before) / slope[:, None], 0.0, 1.0)
+    position = left[:, None] + inner * length[:, None]
+    begun = (share > 0) & (before <= target[:-1] + slack)
+    ended = (share > 0) & (after >= target[1:] - slack)
+    lefts = jnp.max(jnp.where(begun, position[:, :-1], -jnp.inf), axis=0)
+    rights = jnp.min(jnp.where(ended, position[:, 1:], jnp.inf), axis=0)
     # Panels beyond the last whole one are empty; keep their nodes finite.
     return lefts, jnp.where(jnp.isfinite(rights), rights, lefts)

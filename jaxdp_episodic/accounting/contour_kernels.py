@@ -48,7 +48,7 @@ from jaxdp_episodic.amplification.profiles import log_gaussian_profile
 from jaxdp_episodic.numerics.complex_exponentials import polar
 from jaxdp_episodic.numerics.special import log_normal_tail
 
-_NEWTON_STEPS = 24
+_MOST_STEPS = 25
 # Nats of log(delta) that are near enough.
 _CLOSE = 1e-12
 # Power of its own by which halving the spacing is taken to reduce the error.
@@ -98,37 +98,64 @@ def epsilon(
     """
     integrand = _prepare(num_nodes, contour, groups)
 
-    def improve(state: tuple[Array, ...]) -> tuple[Array, ...]:
-        count, _, x, low, high = state
-        value, slope, _ = _integrate(integrand, x)
+    def improve(state: _Search) -> _Search:
+        x, low, high = state.x, state.low, state.high
+        value, slope, error = _integrate(integrand, x)
         gap = value - log_delta
         above = gap > 0
         low, high = jnp.where(above, x, low), jnp.where(above, high, x)
         step = x + gap / slope
         inside = (step >= low) & (step <= high)
         step = jnp.where(inside, step, 0.5 * (low + high))
-        found = jnp.abs(gap) <= _CLOSE
-        return count + 1, jnp.all(found), jnp.where(found, x, step), low, high
+        # The bracket closes on 0 where delta is not even reached there.
+        step = jnp.where((low == 0) & (step < 1e-6 * guess), 0.0, step)
+        low_enough = (x <= 0) & (gap < 0)
+        found = low_enough | (jnp.abs(gap) <= _CLOSE)
+        # An unconverged search counts as an error of delta; at epsilon 0 delta may be
+        # less.
+        error = jnp.where(low_enough & (error < -gap), 0.0, error)
+        error = error + jnp.where(low_enough, 0.0, jnp.abs(gap))
+        return _Search(
+            state.count + 1,
+            jnp.all(found),
+            jnp.where(found, x, step),
+            low,
+            high,
+            Solution(x, error, slope),
+        )
 
-    def unfinished(state: tuple[Array, ...]) -> Array:
-        return (state[0] < _NEWTON_STEPS) & ~state[1]
+    def unfinished(state: _Search) -> Array:
+        return (state.count < _MOST_STEPS) & ~state.done
 
-    start = (
+    nothing = jnp.zeros_like(guess)
+    start = _Search(
         jnp.zeros((), jnp.int32),
         jnp.zeros((), bool),
         guess,
-        jnp.zeros_like(guess),
+        nothing,
         highest,
+        Solution(guess, nothing, nothing),
     )
-    _, _, x, low, _ = jax.lax.while_loop(unfinished, improve, start)
-    # The bracket closes on 0 where delta is not even reached there.
-    x = jnp.where((low == 0) & (x < 1e-6 * guess), 0.0, x)
-    value, slope, error = _integrate(integrand, x)
-    # An unconverged search counts as an error of delta; at epsilon 0 delta may be less.
-    gap = value - log_delta
-    low_enough = (x <= 0) & (gap < 0)
-    error = jnp.where(low_enough & (error < -gap), 0.0, error)
-    return Solution(x, error + jnp.where(low_enough, 0.0, jnp.abs(gap)), slope)
+    return jax.lax.while_loop(unfinished, improve, start).solution
+
+
+class _Search(NamedTuple):
+    """State of the search for epsilon; arrays are (n,).
+
+    Attributes:
+      count: steps taken.
+      done: whether all settings are.
+      x: the next epsilon to look at.
+      low, high: the bracket.
+      solution: what the last look gave.
+    """
+
+    count: Array
+    done: Array
+    x: Array
+    low: Array
+    high: Array
+    solution: Solution
 
 
 class _Integrand(NamedTuple):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 from typing import NamedTuple
@@ -52,14 +53,17 @@ class EpsilonBound(NamedTuple):
         """
         if not self.epsilon > claim:
             return False
-        surer = log_ratio_bound(
-            self.hits,
-            self.false_hits,
-            self.num_draws,
-            delta=self.delta,
-            error=max(1 - max(VERDICT, self.confidence), ratio_test.LEAST_ERROR),
-        )
-        return bool(surer > claim)
+        error = max(1 - max(VERDICT, self.confidence), ratio_test.LEAST_ERROR)
+        counts = self.hits, self.false_hits, self.num_draws
+        return _single_bound(*counts, self.delta, error) > claim
+
+
+@functools.lru_cache(maxsize=1024)
+def _single_bound(
+    hits: int, false_hits: int, num_draws: int, delta: float, error: float
+) -> float:
+    """`log_ratio_bound` of one event: reports, tables and exit codes ask for it."""
+    return float(log_ratio_bound(hits, false_hits, num_draws, delta=delta, error=error))
 
 
 def clopper_pearson(

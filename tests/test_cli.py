@@ -124,6 +124,7 @@ def test_a_grid_is_a_table_with_what_varies(call):
     content = EPSILON.replace("= 1.5", "= [[1.0], [2.0]]").replace(
         "num_steps = 300", "num_steps = [10, 1_000]"
     )
+    content = content.replace("delta = 1e-5", 'delta = 1e-5\nmethod = "rdp"')
     _, out, _ = call("epsilon", content)
     rows = [line.split() for line in out.split("\n\n")[1].splitlines()]
     assert rows[0] == ["noise_multiplier", "num_steps", "epsilon"]
@@ -135,7 +136,7 @@ def test_a_grid_is_a_table_with_what_varies(call):
     ]
     _, out, _ = call("epsilon", content, "--json")
     step = example_step(noise_multiplier=[[1.0], [2.0]])
-    expected = jde.epsilon(step, num_steps=[10, 1_000], delta=1e-5)
+    expected = jde.epsilon(step, num_steps=[10, 1_000], delta=1e-5, method="rdp")
     np.testing.assert_array_equal(json.loads(out)["epsilon"], expected)
     printed = [float(row[2]) for row in rows[2:]]
     np.testing.assert_array_less(expected.ravel(), printed)

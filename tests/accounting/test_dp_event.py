@@ -44,14 +44,17 @@ def their_epsilon(event):
         poisson(),
         dp_event.SelfComposedDpEvent(poisson(0.01), 1000),
         dp_event.SelfComposedDpEvent(poisson(1.0, gaussian(30.0)), 100),
-        dp_event.ComposedDpEvent(
-            [
-                dp_event.SelfComposedDpEvent(poisson(0.02, gaussian(1.5)), 300),
-                dp_event.NoOpDpEvent(),
-                dp_event.SelfComposedDpEvent(
-                    dp_event.ComposedDpEvent([gaussian(50.0), poisson(0.001)]), 20
-                ),
-            ]
+        pytest.param(
+            dp_event.ComposedDpEvent(
+                [
+                    dp_event.SelfComposedDpEvent(poisson(0.02, gaussian(1.5)), 300),
+                    dp_event.NoOpDpEvent(),
+                    dp_event.SelfComposedDpEvent(
+                        dp_event.ComposedDpEvent([gaussian(50.0), poisson(0.001)]), 20
+                    ),
+                ]
+            ),
+            marks=pytest.mark.slow,
         ),
         dp_event.SelfComposedDpEvent(
             poisson(

@@ -217,7 +217,8 @@ def test_the_stated_error_covers_too_few_nodes(monkeypatch):
     assert abs(found - 1.94496478292) <= info.error
 
 
-@pytest.mark.parametrize("is_poor", [pytest.param(False, marks=pytest.mark.slow), True])
+@pytest.mark.slow
+@pytest.mark.parametrize("is_poor", [False, True])
 def test_an_answer_far_from_what_its_contour_was_laid_for_is_none(is_poor, monkeypatch):
     """Rare episodes: with a first guess of 1.1, where the answer is 1.4e-4.
 
@@ -258,6 +259,7 @@ def test_rare_episodes_lie_within_certified_ends(num_steps):
     assert lower <= 1e-6 <= upper
 
 
+@pytest.mark.slow
 def test_early_steps_of_a_sampled_run_are_exact():
     """Backward such a run loses at most -T log(1 - p): nothing is integrated there."""
     step = poisson_step(1e-3, 1.0)

@@ -144,7 +144,8 @@ def gaussian_epsilon(mu, delta):
     return brentq(excess, 0.0, 1e3, xtol=1e-14)
 
 
-@pytest.mark.parametrize("num_steps", [pytest.param(1, marks=pytest.mark.slow), 100])
+@pytest.mark.slow
+@pytest.mark.parametrize("num_steps", [1, 100])
 def test_gaussian_mechanism(num_steps):
     """``delta = Phi(mu/2 - eps/mu) - e^eps Phi(-mu/2 - eps/mu)``, mu = √T / sigma.
 

@@ -141,7 +141,14 @@ def test_against_many_digits(seed):
         assert np.array_equal(*both)
 
 
-@pytest.mark.parametrize("p, r, s", [(0.1, 0.3, 1.0), (0.7, 1.0, 0.5), (1.0, 0.2, 2.0)])
+@pytest.mark.parametrize(
+    "p, r, s",
+    [
+        (0.1, 0.3, 1.0),
+        (0.7, 1.0, 0.5),
+        pytest.param(1.0, 0.2, 2.0, marks=pytest.mark.slow),
+    ],
+)
 def test_against_the_integral_of_the_positive_part(p, r, s):
     for u in (0.0, 0.02, 1.0):
         g = mp.exp(mp.mpf(u))

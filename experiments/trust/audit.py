@@ -28,6 +28,7 @@ from typing import Any
 
 import numpy as np
 from circumstances import circumstances
+from page import ASKED, PAIR
 from rich.console import Console
 
 import jaxdp_episodic as jde
@@ -337,8 +338,8 @@ def falls_short(row: AuditRow) -> bool:
     Of independent episodes it is shown for the bound's sake alone: their epsilon at the
     second rates, 0.07, is too small.
     """
-    is_asked = row.name.startswith(("tasks", "grouped", "examples"))
-    return is_asked and "dominating pair" in row.attacker and row.share < ENOUGH
+    is_asked = row.name.startswith(ASKED) and PAIR in row.attacker
+    return is_asked and row.share < ENOUGH
 
 
 def main() -> int:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -28,7 +27,8 @@ from jaxdp_episodic.accounting.loss_bracket import (
 )
 from jaxdp_episodic.accounting.loss_lattice import FineLaw, Tails
 from jaxdp_episodic.accounting.loss_plan import Direction, Estimate, Target
-from jaxdp_episodic.accounting.loss_rough import RoughLaw, bulk, rough_law, rough_points
+from jaxdp_episodic.accounting.loss_rough import bulk, rough_law, rough_points
+from jaxdp_episodic.accounting.loss_setting import Setting
 from jaxdp_episodic.accounting.loss_spectrum import Spectrum, certified_ends
 from jaxdp_episodic.accounting.loss_transform import transformed
 from jaxdp_episodic.accounting.resolution import SAMPLED
@@ -36,47 +36,10 @@ from jaxdp_episodic.accounting.resolution import SAMPLED
 # Memory: cells of the largest lattice (32 MiB for an array, about 20 of them live).
 LARGEST_LATTICE = 2**22
 _MOST_KNOTS = 2**19
-# Widths are planned a little wider than what is enough: plans overestimate them.
-FIRST_SCALE = 1.2
 # Of Chernoff's bound of epsilon, what epsilon surely is.
 _SURE_SHARE = 0.3
 # The masses of a law add up to 1 within this, or its tails were wrong.
 _MASS_CHECK = 1e-6
-
-
-class Step(NamedTuple):
-    """One step of one setting: the kind, the fields of its kernel, how often."""
-
-    kind: str
-    fields: tuple[float, ...]
-    count: float
-
-
-@dataclass
-class Setting:
-    """One setting on its way."""
-
-    steps: tuple[Step, ...]
-    target: Target
-    lower: float
-    upper: float
-    scale: float = FIRST_SCALE
-    lead: int = 0
-    laws: list[list[RoughLaw]] = field(default_factory=list)
-    signs: list[int] = field(default_factory=list)
-    known: list[Estimate | None] = field(default_factory=list)
-    uppers: list[float] = field(default_factory=list)
-    plans: list[Direction] = field(default_factory=list)
-    centers: list[float] = field(default_factory=list)
-    spacing: float = 0.0
-    knots: list[np.ndarray] = field(default_factory=list)
-    points: list[np.ndarray] = field(default_factory=list)
-    tails: list[tuple[Tails, Tails]] = field(default_factory=list)
-    least_spacing: float = 0.0
-    out_of_memory: bool = False
-    last_attempt: bool = False
-    guessed: bool = True
-    rounds: int = 0
 
 
 def _evaluate(

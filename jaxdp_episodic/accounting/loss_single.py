@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from jaxdp_episodic.accounting import loss_lattice
-from jaxdp_episodic.accounting.loss_rounds import Setting
+from jaxdp_episodic.accounting.loss_setting import Setting
 from jaxdp_episodic.accounting.resolution import DominatingPair
 from jaxdp_episodic.accounting.single_step import solve_single_step
 

@@ -22,7 +22,7 @@ import numpy as np
 
 from jaxdp_episodic.accounting import evaluation, loss_rounds, loss_single
 from jaxdp_episodic.accounting.loss_plan import Target
-from jaxdp_episodic.accounting.loss_rounds import Setting, Step
+from jaxdp_episodic.accounting.loss_setting import Setting, Step
 from jaxdp_episodic.accounting.resolution import DominatingPair
 
 _BLOCK = 64

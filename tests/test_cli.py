@@ -1,18 +1,22 @@
 """The command line: answers, errors in one line, the process around it."""
 
+import io
 import json
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
 import pytest
+from rich.console import Console
 
 import jaxdp_episodic as jde
 from jaxdp_episodic import cli
 from jaxdp_episodic.accounting.request import CalibrationRequest, EpsilonRequest
 from jaxdp_episodic.accounting.request_file import read_request
+from jaxdp_episodic.cli import messages
 from jaxdp_episodic.sweep.description import read_sweep
 from jaxdp_episodic.sweep.plan_file import read_plan
 from jaxdp_episodic.training.search_space import read_search
@@ -509,3 +513,18 @@ def test_control_characters_never_reach_the_terminal(tmp_path, capsys):
     printed = capsys.readouterr()
     assert "\x1b" not in printed.out + printed.err
     assert code in (0, 2)
+
+
+@pytest.mark.parametrize("is_terminal", [True, False])
+def test_waiting_is_seen_on_a_terminal_only(monkeypatch, is_terminal):
+    shown = io.StringIO()
+    console = Console(file=shown, force_terminal=is_terminal, width=60)
+    monkeypatch.setattr(messages, "Console", lambda **_: console)
+    with pytest.raises(ValueError, match="what went wrong"):
+        with messages.waiting("computing") as say:
+            say("2 of 7: [delta]")
+            time.sleep(0.3)
+            raise ValueError("what went wrong")
+    # Rich redraws ten times a second; names are not markup.
+    assert ("2 of 7: [delta]" in shown.getvalue()) == is_terminal
+    assert is_terminal or shown.getvalue() == ""

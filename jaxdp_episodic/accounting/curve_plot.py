@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import importlib
+import itertools
 import json
 import math
+from collections.abc import Callable
 from decimal import ROUND_CEILING, Context
 from pathlib import Path
 from statistics import NormalDist
@@ -69,6 +71,7 @@ def plot_curve(
     *,
     num_steps: Any = None,
     method: str = "exact",
+    on_part: Callable[[str, int, int], None] | None = None,
 ) -> PrivacyCurve:
     """Draws delta against epsilon, and what an attacker can reach; returns the numbers.
 
@@ -81,6 +84,8 @@ def plot_curve(
       num_steps: whole number >= 0; None for a composed run.
       method: of the attacker's rates, the advantage and mu. Delta is drawn for every
         method.
+      on_part: called before each part of the work with its name, its number, from 1
+        on, and how many there are. New kinds of steps compile for half a minute.
 
     Raises:
       TypeError: an argument of the wrong type.
@@ -94,7 +99,7 @@ def plot_curve(
     figure_class = _figure_class()
     # Before the work, which takes its time.
     path.parent.mkdir(parents=True, exist_ok=True)
-    curve = _numbers(step, num_steps, method)
+    curve = _numbers(step, num_steps, method, on_part or (lambda *_: None))
     figure = figure_class(figsize=(10.0, 4.4), layout="constrained")
     figure.get_layout_engine().set(wspace=0.06)
     left, right = figure.subplots(1, 2)
@@ -130,28 +135,41 @@ def _figure_class() -> Any:
         ) from error
 
 
-def _numbers(step: Any, num_steps: Any, method: str) -> PrivacyCurve:
+def _numbers(
+    step: Any, num_steps: Any, method: str, on_part: Callable[[str, int, int], None]
+) -> PrivacyCurve:
     """Everything that is drawn."""
     run: dict[str, Any] = {"num_steps": num_steps}
+    numbers = itertools.count(1)
+
+    def begin(part: str) -> None:
+        on_part(part, next(numbers), 4 + len(METHODS))
+
+    begin("advantage")
     gain = advantage(step, method=method, **run)
     if np.ndim(gain):
         raise ValueError(
             "a curve is drawn for one setting: every field of the step, and num_steps, "
             f"must be a scalar, got fields of shape {np.shape(gain)}"
         )
+    begin("largest epsilon")
     end = float(epsilon(step, delta=SMALLEST_DELTA, method=method, **run))
     epsilons = np.linspace(0, end if 0 < end < math.inf else 1.0, _NUM_EPSILONS)
+    begin("attacker's rates")
     rates = true_positive_rate(
         step, false_positive_rate=_FALSE_POSITIVE_RATES, method=method, **run
     )
+    begin("Gaussian mu")
     mu = gdp_mu(step, method=method, smallest_delta=SMALLEST_DELTA, **run)
+    deltas = {}
+    for name in METHODS:
+        begin(f"delta by {name}")
+        value = upper_delta(step, epsilon=epsilons, method=name, **run)
+        deltas[name] = np.asarray(value)
     return PrivacyCurve(
         method=method,
         epsilon=epsilons,
-        delta={
-            name: np.asarray(upper_delta(step, epsilon=epsilons, method=name, **run))
-            for name in METHODS
-        },
+        delta=deltas,
         false_positive_rate=_FALSE_POSITIVE_RATES,
         true_positive_rate=np.asarray(rates),
         advantage=float(gain),

@@ -27,6 +27,7 @@ from jaxdp_episodic.cli.messages import (
     complain,
     printable,
     reason,
+    waiting,
     warnings_of,
 )
 
@@ -167,7 +168,8 @@ def _print_answer(
         warnings.simplefilter("always")
         try:
             request = read()
-            answer = request.answer()
+            with waiting("computing (what is new is compiled first)"):
+                answer = request.answer()
         except USER_ERRORS as error:
             complain(f"{file}: {reason(error, file)}")
             return USER_ERROR

@@ -20,6 +20,7 @@ from jaxdp_episodic.cli.messages import (
     complain,
     printable,
     reason,
+    waiting,
     warnings_of,
 )
 
@@ -48,12 +49,16 @@ class Curve:
                     num_steps=self.num_steps,
                     method=self.method,
                 )
-                curve = plot_curve(
-                    request.step,
-                    self.out,
-                    num_steps=request.num_steps,
-                    method=request.method,
-                )
+                with waiting("") as say:
+                    curve = plot_curve(
+                        request.step,
+                        self.out,
+                        num_steps=request.num_steps,
+                        method=request.method,
+                        on_part=lambda part, number, total: say(
+                            f"{number} of {total}: {part}"
+                        ),
+                    )
             except USER_ERRORS as error:
                 complain(f"{self.file}: {reason(error, self.file)}")
                 return USER_ERROR

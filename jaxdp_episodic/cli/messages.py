@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import sys
 import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
 import jax
 import tyro
+from rich.console import Console
+from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 PROGRAM = "jaxdp-episodic"
 USER_ERROR, INTERRUPTED, TERMINATED = 2, 130, 143
@@ -31,6 +35,26 @@ def complain(message: str) -> None:
     if len(message) > _LONGEST:
         message = message[: _LONGEST - 3] + "..."  # a stranger's file may be quoted
     print(f"{PROGRAM}: error: {printable(message)}", file=sys.stderr)
+
+
+@contextmanager
+def waiting(what: str) -> Iterator[Callable[[str], None]]:
+    """Shows on a terminal what is under way, and for how long already.
+
+    Yields a function that changes the text. The line is on standard error and goes when
+    the work is done; where there is no terminal nothing is shown.
+    """
+    console = Console(stderr=True)
+    columns = (
+        SpinnerColumn(),
+        TextColumn("{task.description}", markup=False),
+        TimeElapsedColumn(),
+    )
+    with Progress(
+        *columns, console=console, transient=True, disable=not console.is_terminal
+    ) as bar:
+        task = bar.add_task(what, total=None)
+        yield lambda text: bar.update(task, description=text)
 
 
 def printable(text: str, keep: str = "") -> str:

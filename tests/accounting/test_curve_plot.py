@@ -87,8 +87,15 @@ def test_what_is_drawn(fast, tmp_path, monkeypatch):
         return figures[-1]
 
     monkeypatch.setattr(curve_plot, "_figure_class", lambda: keep)
-    step = poisson_step(0.1, 0.7)
-    curve_plot.plot_curve(step, tmp_path / "curve.png", num_steps=1)
+    step, parts = poisson_step(0.1, 0.7), []
+    curve_plot.plot_curve(
+        step,
+        tmp_path / "curve.png",
+        num_steps=1,
+        on_part=lambda *part: parts.append(part),
+    )
+    assert [part[1:] for part in parts] == [(number, 7) for number in range(1, 8)]
+    assert parts[0][0] == "advantage" and parts[-1][0] == "delta by rdp"
     left, right = figures[0].axes
     assert "nats" in left.get_xlabel()
     assert "probability" in left.get_ylabel()

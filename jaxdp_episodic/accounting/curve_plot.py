@@ -85,7 +85,7 @@ def plot_curve(
       method: of the attacker's rates, the advantage and mu. Delta is drawn for every
         method.
       on_part: called before each part of the work with its name, its number, from 1
-        on, and how many there are. New kinds of steps compile for half a minute.
+        on, and how many there are. New kinds of steps compile for a minute or two.
 
     Raises:
       TypeError: an argument of the wrong type.

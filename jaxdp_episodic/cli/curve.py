@@ -49,7 +49,7 @@ class Curve:
                     num_steps=self.num_steps,
                     method=self.method,
                 )
-                with waiting("") as say:
+                with waiting("privacy curve") as say:
                     curve = plot_curve(
                         request.step,
                         self.out,

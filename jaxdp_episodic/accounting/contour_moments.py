@@ -18,6 +18,7 @@ from jaxdp_episodic.numerics.complex_exponentials import (
     expm1_complex,
     log1p_complex,
     log_complex,
+    num_used,
     polar,
     sum_expm1,
 )
@@ -68,8 +69,9 @@ def real_moments(c: Array, groups: tuple[Steps, ...]) -> tuple[Array, Array, Arr
         law = steps.law
         wide = jnp.broadcast_to(c[..., None, :], apart).reshape(*c.shape[:-1], -1)
 
-        def add(sums, node, wide=wide):
-            (y_re, y_im), (w_re, w_im) = node
+        def add(j, sums, wide=wide, law=law):
+            nodes = law.loss, law.weight
+            (y_re, y_im), (w_re, w_im) = jax.tree.map(lambda a: a[j], nodes)
             size = jnp.exp(wide * y_re)
             cosine, sine = cos_sin(wide * y_im)
             re, im = size * cosine, size * sine
@@ -80,10 +82,11 @@ def real_moments(c: Array, groups: tuple[Steps, ...]) -> tuple[Array, Array, Arr
             )
             second = first[0] * y_re - first[1] * y_im
             s0, s1, s2 = sums
-            return (s0 + value[0], s1 + first[0], s2 + second), None
+            return s0 + value[0], s1 + first[0], s2 + second
 
         zero = jnp.zeros_like(wide)
-        sums, _ = jax.lax.scan(add, (zero, zero, zero), (law.loss, law.weight))
+        start = (zero, zero, zero)
+        sums = jax.lax.fori_loop(0, num_used(law.weight), add, start)
         outer = steps.outer_rate.reshape(-1)
         excess = outer * (sums[0] - law.mass)
         moment = 1 + jnp.maximum(excess, -1 + 1e-300)

@@ -234,6 +234,8 @@ class ContourSolver:
         result: tuple[np.ndarray, ...] = ()
         for size in np.unique(sizes):
             place = np.flatnonzero(sizes == size)
+            # Side by side, as a chunk's sums are as long as its longest one.
+            place = place[np.argsort(terms[place], kind="stable")]
             part = self._run_alike(
                 quantity, index[place], guess[place], effort, backward, int(size)
             )

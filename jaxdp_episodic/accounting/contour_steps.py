@@ -146,9 +146,13 @@ def _episodes_law(
         flat(any_rate), flat(shift), flat(log_cut), flat(height), num_nodes
     )
 
-    def nodes(a: Array, factor: Array | float = 1.0) -> Array:
-        """(J, terms m) to (J terms, m)."""
-        return (a.reshape(-1, num_terms, size) * factor).reshape(-1, size)
+    def apart(a: Array) -> Array:
+        """(J, terms m) to (J, terms, m)."""
+        return a.reshape(-1, num_terms, size)
+
+    def nodes(a: Array) -> Array:
+        """(J, terms, m) to (terms J, m): those of no weight come last."""
+        return jnp.swapaxes(a, 0, 1).reshape(-1, size)
 
     def mixed(a: Array) -> Array:
         return jnp.sum(a.reshape(num_terms, size) * weight, axis=0)
@@ -156,14 +160,13 @@ def _episodes_law(
     def smallest(a: Array) -> Array:
         return jnp.min(jnp.where(used, a.reshape(num_terms, size), jnp.inf), axis=0)
 
-    ends = law.end_log_weight.reshape(-1, num_terms, size) + jnp.log(weight)
     return LossLaw(
-        (nodes(law.loss[0]), nodes(law.loss[1])),
-        (nodes(law.weight[0], weight), nodes(law.weight[1], weight)),
+        (nodes(apart(law.loss[0])), nodes(apart(law.loss[1]))),
+        (nodes(apart(law.weight[0]) * weight), nodes(apart(law.weight[1]) * weight)),
         mixed(law.mass),
         mixed(law.size),
         smallest(law.right),
         smallest(law.left),
-        ends.reshape(-1, size),
-        nodes(law.end_loss),
+        nodes(apart(law.end_log_weight) + jnp.log(weight)),
+        nodes(apart(law.end_loss)),
     )

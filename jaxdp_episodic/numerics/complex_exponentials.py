@@ -142,21 +142,27 @@ def sum_expm1(
     Returns:
       Real and imaginary part, each (K, n), with an error relative to the terms (not to
       the weights). The loop runs over j with all z side by side, so the memory is that
-      of the result.
+      of the result; it ends where all further weights are 0.
     """
     z_re, z_im = z
 
-    def add(total: tuple[Array, Array], node: tuple[tuple[Array, ...], ...]):
-        (w_re, w_im), (y_re, y_im) = node
+    def add(j: Array, total: tuple[Array, Array]) -> tuple[Array, Array]:
+        (w_re, w_im), (y_re, y_im) = jax.tree.map(lambda a: a[j], (weight, position))
         e_re, e_im = expm1_complex(z_re * y_re - z_im * y_im, z_re * y_im + z_im * y_re)
         return (
             total[0] + (w_re * e_re - w_im * e_im),
             total[1] + (w_re * e_im + w_im * e_re),
-        ), None
+        )
 
     start = (jnp.zeros_like(z_re), jnp.zeros_like(z_im))
-    total, _ = jax.lax.scan(add, start, (weight, position))
-    return total
+    return jax.lax.fori_loop(0, num_used(weight), add, start)
+
+
+def num_used(weight: tuple[Array, Array]) -> Array:
+    """Number of rows of complex weights, (J, n), up to the last that is not 0."""
+    used = jnp.any((weight[0] != 0) | (weight[1] != 0), axis=1)
+    number = jnp.arange(1, used.shape[0] + 1, dtype=jnp.int32)
+    return jnp.max(jnp.where(used, number, 0))
 
 
 def _horner(coefficients: tuple[float, ...], x: Array) -> Array:

@@ -87,3 +87,32 @@ def test_one_less_a_cosine_near_whole_turns():
     np.testing.assert_allclose(versine[:50], 2 * np.sin(angles / 2) ** 2, rtol=1e-15)
     np.testing.assert_allclose(sine[:50], np.sin(angles), rtol=1e-15)
     np.testing.assert_allclose(sine[50:], np.sin(8 * np.pi + angles), atol=1e-15)
+
+
+def test_rows_without_weight_at_the_end_change_nothing():
+    rng = np.random.default_rng(3)
+    weight = tuple(rng.normal(size=(6, 2)) for _ in range(2))
+    position = tuple(rng.normal(size=(6, 2)) for _ in range(2))
+    z = tuple(rng.normal(size=(5, 2)) for _ in range(2))
+    # A row of 0 in front counts, as one of the columns at least has more behind it.
+    weight[0][1], weight[1][1] = 0.0, 0.0
+    weight[0][4:, 0], weight[1][4:, 0] = 0.0, 0.0
+    longer = [np.concatenate([a, np.zeros((3, 2))]) for a in weight]
+    beyond = [np.concatenate([a, np.full((3, 2), 7.0)]) for a in position]
+
+    def both(z, weight, position, longer, beyond):
+        return (
+            ce.num_used(weight),
+            ce.num_used(longer),
+            ce.sum_expm1(z, weight, position),
+            ce.sum_expm1(z, longer, beyond),
+        )
+
+    used, used_longer, short, long = float64_boundary(jax.jit(both))(
+        z, weight, position, longer, beyond
+    )
+    assert used == used_longer == 6
+    np.testing.assert_array_equal(short, long)
+    terms = np.expm1((z[0] + 1j * z[1])[:, None] * (position[0] + 1j * position[1]))
+    expected = ((weight[0] + 1j * weight[1]) * terms).sum(axis=1)
+    np.testing.assert_allclose(short[0] + 1j * short[1], expected, rtol=1e-13)

@@ -1,8 +1,10 @@
 """The command line: answers, errors in one line, the process around it."""
 
+import contextlib
 import io
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -528,3 +530,36 @@ def test_waiting_is_seen_on_a_terminal_only(monkeypatch, is_terminal):
     # Rich redraws ten times a second; names are not markup.
     assert ("2 of 7: [delta]" in shown.getvalue()) == is_terminal
     assert is_terminal or shown.getvalue() == ""
+
+
+@pytest.mark.skipif(not hasattr(os, "openpty"), reason="needs a pseudo-terminal")
+@pytest.mark.parametrize("sent, code", [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_ended_while_it_compiles(tmp_path, sent, code):
+    """The exit code says so, nothing crashes, and the cursor is shown again."""
+    leader, follower = os.openpty()
+    process = subprocess.Popen(
+        [
+            sys.executable,
+            "-m",
+            "jaxdp_episodic.cli",
+            "epsilon",
+            "configs/omniglot.toml",
+        ],
+        cwd=ROOT,
+        env={**os.environ, "JAX_COMPILATION_CACHE_DIR": str(tmp_path), "TERM": "xterm"},
+        stdout=follower,
+        stderr=follower,
+    )
+    os.close(follower)
+    printed = b""
+    while b"computing" not in printed:
+        printed += os.read(leader, 4096)
+    time.sleep(1.0)
+    process.send_signal(sent)
+    with contextlib.suppress(OSError):  # the other end is closed
+        while more := os.read(leader, 4096):
+            printed += more
+    os.close(leader)
+    assert process.wait(timeout=60) == code
+    assert b"Traceback" not in printed and b"epsilon  " not in printed
+    assert printed.rindex(b"\x1b[?25h") > printed.rindex(b"\x1b[?25l")

@@ -30,6 +30,7 @@ from jaxdp_episodic.cli.messages import (
     waiting,
     warnings_of,
 )
+from jaxdp_episodic.cli.process import ended_by_sigterm
 
 
 @dataclass(frozen=True)
@@ -168,7 +169,8 @@ def _print_answer(
         warnings.simplefilter("always")
         try:
             request = read()
-            with waiting("computing (what is new is compiled first)"):
+            # A terminal is left as it was, however the work ends.
+            with ended_by_sigterm(), waiting("computing (new kinds compile first)"):
                 answer = request.answer()
         except USER_ERRORS as error:
             complain(f"{file}: {reason(error, file)}")

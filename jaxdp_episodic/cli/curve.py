@@ -23,6 +23,7 @@ from jaxdp_episodic.cli.messages import (
     waiting,
     warnings_of,
 )
+from jaxdp_episodic.cli.process import ended_by_sigterm
 
 
 @dataclass(frozen=True)
@@ -49,7 +50,7 @@ class Curve:
                     num_steps=self.num_steps,
                     method=self.method,
                 )
-                with waiting("privacy curve") as say:
+                with ended_by_sigterm(), waiting("privacy curve") as say:
                     curve = plot_curve(
                         request.step,
                         self.out,

@@ -15,10 +15,16 @@ import tyro
 from jaxdp_episodic.cli.answers import Calibrate, Epsilon
 from jaxdp_episodic.cli.audit import Audit
 from jaxdp_episodic.cli.curve import Curve
-from jaxdp_episodic.cli.messages import INTERRUPTED, PROGRAM, USER_ERROR, complain
+from jaxdp_episodic.cli.messages import (
+    INTERRUPTED,
+    PROGRAM,
+    TERMINATED,
+    USER_ERROR,
+    complain,
+)
 from jaxdp_episodic.cli.plan import Plan
 from jaxdp_episodic.cli.plot import Plot
-from jaxdp_episodic.cli.process import keep_compiled_kernels
+from jaxdp_episodic.cli.process import Terminated, keep_compiled_kernels
 from jaxdp_episodic.cli.sweep import Sweep
 from jaxdp_episodic.cli.train import Train
 from jaxdp_episodic.cli.tune import Tune
@@ -32,8 +38,13 @@ def main() -> None:
     try:
         code = run(sys.argv[1:])
         sys.stdout.flush()
-    except KeyboardInterrupt:
-        code = INTERRUPTED
+    except KeyboardInterrupt as end:
+        code = TERMINATED if isinstance(end, Terminated) else INTERRUPTED
+        sys.stdout.flush()
+        sys.stderr.flush()
+        # XLA's threads go on compiling: an interpreter that shuts down beside them
+        # ends in a segmentation fault.
+        os._exit(code)
     except BrokenPipeError:  # the reader of a pipe, such as `head`, has left
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = 1

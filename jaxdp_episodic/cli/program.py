@@ -40,8 +40,9 @@ def main() -> None:
         sys.stdout.flush()
     except KeyboardInterrupt as end:
         code = TERMINATED if isinstance(end, Terminated) else INTERRUPTED
-        sys.stdout.flush()
-        sys.stderr.flush()
+        with contextlib.suppress(OSError):  # nobody may be left to read it
+            sys.stdout.flush()
+            sys.stderr.flush()
         # XLA's threads go on compiling: an interpreter that shuts down beside them
         # ends in a segmentation fault.
         os._exit(code)

@@ -30,8 +30,9 @@ from jaxdp_episodic.numerics.complex_exponentials import log_complex
 # Share of the steepest lean that is used, and the largest: at 1 a Gaussian would no
 # longer fall off.
 _LEAN_SHARE, _LARGEST_LEAN = 0.7, 0.6
-# What is cut off the laws must stay below e^-30 on the contour.
-_NEGLIGIBLE = -30.0
+# What is cut off the laws must stay below e^-40 on the contour: M^T may be 1 where what
+# is left of it without the core is a millionth of it.
+_NEGLIGIBLE = -40.0
 # The contour ends where the integrand has fallen by so many nats.
 _FALL = 42.0
 _NUM_SCOUTS = 24

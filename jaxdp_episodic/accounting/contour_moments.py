@@ -8,23 +8,19 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-import jax
 import jax.numpy as jnp
 from jax import Array
 
 from jaxdp_episodic.amplification.loss_laws import LossLaw
 from jaxdp_episodic.numerics.complex_exponentials import (
-    cos_sin,
+    Pair,
     expm1_complex,
     log1p_complex,
     log_complex,
-    num_used,
     polar,
+    sum_exp_moments,
     sum_expm1,
 )
-
-Pair = tuple[Array, Array]
-"""Real and imaginary part."""
 
 # Every so many nodes of the contour are checked with another law.
 _CHECK_STRIDE = 8
@@ -69,24 +65,7 @@ def real_moments(c: Array, groups: tuple[Steps, ...]) -> tuple[Array, Array, Arr
         law = steps.law
         wide = jnp.broadcast_to(c[..., None, :], apart).reshape(*c.shape[:-1], -1)
 
-        def add(j, sums, wide=wide, law=law):
-            nodes = law.loss, law.weight
-            (y_re, y_im), (w_re, w_im) = jax.tree.map(lambda a: a[j], nodes)
-            size = jnp.exp(wide * y_re)
-            cosine, sine = cos_sin(wide * y_im)
-            re, im = size * cosine, size * sine
-            value = (w_re * re - w_im * im, w_re * im + w_im * re)
-            first = (
-                value[0] * y_re - value[1] * y_im,
-                value[0] * y_im + value[1] * y_re,
-            )
-            second = first[0] * y_re - first[1] * y_im
-            s0, s1, s2 = sums
-            return s0 + value[0], s1 + first[0], s2 + second
-
-        zero = jnp.zeros_like(wide)
-        start = (zero, zero, zero)
-        sums = jax.lax.fori_loop(0, num_used(law.weight), add, start)
+        sums = sum_exp_moments(wide, law.weight, law.loss)
         outer = steps.outer_rate.reshape(-1)
         excess = outer * (sums[0] - law.mass)
         moment = 1 + jnp.maximum(excess, -1 + 1e-300)

@@ -29,8 +29,9 @@ from jaxdp_episodic.accounting.resolution import EPISODES, SAMPLED, DominatingPa
 TOLERANCE = 1e-6
 # ... or this many nats, where epsilon is smaller than a thousandth of them.
 SMALLEST_EPSILON = 1e-3
-# Nats below delta at which the laws are cut.
-_CUT = 70.0
+# Nats below delta at which the laws are cut. The later, the nearer to 0 rare large
+# losses keep the contour, where more of the integrand cancels.
+_CUT = 50.0
 # Nats by which what is cut off must stay below delta.
 _CUT_MARGIN = 30.0
 # Nats of log(delta) between the epsilon that a contour is laid for and the answer: from

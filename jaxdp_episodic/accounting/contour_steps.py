@@ -24,8 +24,10 @@ from jaxdp_episodic.amplification.loss_laws import (
 )
 from jaxdp_episodic.numerics.combinatorics import log_binomial
 
-# Height of the checking path, and by how many nats it is cut later: other nodes.
-_CHECK_HEIGHT, _CHECK_CUT = 0.85, -8.0
+# Height of the checking path, and by how many nats it is cut later: other nodes. Much
+# lower, the terms of rare large losses would fall off too slowly on contours that lean
+# as the law itself allows, and the check be what is off.
+_CHECK_HEIGHT, _CHECK_CUT = 0.9, -8.0
 # No law is cut nearer than where the density is e^-18 of its peak.
 _LEAST_CUT = -18.0
 # Above this rate most losses are not at one place.
@@ -57,26 +59,17 @@ def _steps(
     log_cut: Array,
 ) -> Steps:
     shape = group.count.shape
-    both = jnp.stack([jnp.zeros_like(log_cut), jnp.ones_like(log_cut)])
-    # The law and the one that checks it, side by side: compiled once.
-    cut = log_cut + _CHECK_CUT * both
-    height = 1 + (_CHECK_HEIGHT - 1) * both
-
-    def wide(a: Array) -> Array:
-        """(2, 1, n) or (K, n) as (2 K n,)."""
-        return jnp.broadcast_to(a, (2, *shape)).reshape(-1)
-
-    fields = StepGroup(*(wide(a) for a in group))
-    # What the unit is not even drawn for need not be waited for.
-    cut = wide(cut[:, None]) - jnp.log(fields.outer_rate)
-    cut, height = jnp.minimum(cut, _LEAST_CUT), wide(height[:, None])
-    back = wide(backward)
-    laws = _laws(kind, sizes, fields, back, cut, height)
-    half = fields.count.shape[0] // 2
-    law, check = (
-        jax.tree.map(lambda a, part=part: a[..., part], laws)
-        for part in (slice(None, half), slice(half, None))
+    fields, back, cut = (
+        jax.tree.map(lambda a: jnp.broadcast_to(a, shape).reshape(-1), arrays)
+        for arrays in (group, backward, log_cut)
     )
+    # What the unit is not even drawn for need not be waited for.
+    cut = cut - jnp.log(fields.outer_rate)
+    # The law and the one that checks it.
+    cuts = jnp.minimum(jnp.stack([cut, cut + _CHECK_CUT]), _LEAST_CUT)
+    heights = jnp.stack([jnp.ones_like(cut), jnp.full_like(cut, _CHECK_HEIGHT)])
+    laws = _laws(kind, sizes, fields, back, cuts, heights)
+    law, check = (jax.tree.map(lambda a, i=i: a[i], laws) for i in (0, 1))
     always = (group.outer_rate >= 1) & (kind == SAMPLED)
     rate = group.rate
     gaussian = (rate >= 1) & (kind == SAMPLED)
@@ -104,7 +97,7 @@ def _laws(
     log_cut: Array,
     height: Array,
 ) -> LossLaw:
-    """Laws of (m,) steps; ``sizes`` are numbers of terms and of nodes."""
+    """Laws of (m,) steps, cut (2, m); ``sizes`` are numbers of terms and of nodes."""
     rate, shift, path = group.rate, group.shift, (log_cut, height, sizes[1])
     if kind == SAMPLED:
         return sampled_law(rate, shift, backward, *path)
@@ -134,17 +127,29 @@ def _episodes_law(
     log_weight = log_binomial(episodes, k) + k * jnp.log(group.rate)
     log_weight += jnp.where(rest > 0, rest * log_absent, 0.0) - jnp.log(any_rate)
     # Rarer than what is cut off anyway: left out.
-    used = (terms <= group.num_episodes) & (log_weight > log_cut)
+    used = (terms <= group.num_episodes) & (log_weight > log_cut[:, None])
     weight = jnp.where(used, jnp.exp(log_weight), 0.0)
-    log_cut = jnp.minimum(log_cut - log_weight, _LEAST_CUT)
+    log_cut = jnp.minimum(log_cut[:, None] - log_weight, _LEAST_CUT)
 
     def flat(a: Array) -> Array:
-        return jnp.broadcast_to(a, (num_terms, size)).reshape(-1)
+        """(..., terms, m) to (..., terms m), of any shape that broadcasts."""
+        wide = jnp.broadcast_to(a, (*a.shape[:-2], num_terms, size))
+        return wide.reshape(*a.shape[:-2], -1)
 
     shift = k * group.shift
-    law = swapped_law(
-        flat(any_rate), flat(shift), flat(log_cut), flat(height), num_nodes
+    laws = swapped_law(
+        flat(any_rate[None]),
+        flat(shift),
+        flat(log_cut),
+        flat(height[:, None]),
+        num_nodes,
     )
+    return jax.vmap(_mixed)(laws, weight, used)
+
+
+def _mixed(law: LossLaw, weight: Array, used: Array) -> LossLaw:
+    """The mixture of the laws of all terms, (J, terms m), with (terms, m) weights."""
+    num_terms, size = weight.shape
 
     def apart(a: Array) -> Array:
         """(J, terms m) to (J, terms, m)."""

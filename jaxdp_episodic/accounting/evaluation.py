@@ -24,6 +24,9 @@ from jaxdp_episodic.accounting.resolution import DominatingPair
 
 _CPU_BLOCK = 64
 _CPU_CHUNKS = (8, _CPU_BLOCK, 8 * _CPU_BLOCK)
+# From so many settings on, blocks are worked off several in a chunk: each chunk costs
+# its start, but its last one is filled up, and all cores should have some.
+_CPU_MANY = 4 * _CPU_CHUNKS[-1]
 _ACCELERATOR_CHUNKS = (8, 2048, 131072)
 
 # Rates and inverse noise are raised to these floors, which raises epsilon: their
@@ -65,7 +68,9 @@ def evaluate(
     safe_target = np.broadcast_to(np.asarray(target, np.float64), shape)
     arrays = (_flat(safe_target, shape), groups)
     on_cpu = _platform() == "cpu"
-    sizes = _CPU_CHUNKS if on_cpu else _ACCELERATOR_CHUNKS
+    sizes = _ACCELERATOR_CHUNKS
+    if on_cpu:
+        sizes = _CPU_CHUNKS if arrays[0].size >= _CPU_MANY else _CPU_CHUNKS[:-1]
 
     def kernel(part: Any) -> tuple[np.ndarray, np.ndarray]:
         chunk = part[0].shape[-1]

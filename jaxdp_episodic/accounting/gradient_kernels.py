@@ -32,7 +32,7 @@ _TOLERANCE = 1e-7
 # both must agree to be returned.
 _OTHER_CENTER, _OTHER_END, _AGREEMENT = 0.98, 1.1, 1e-6
 # Nats below delta at which the laws are cut, as in `exact`.
-_CUT = 70.0
+_CUT = 50.0
 _CPU_CHUNKS, _PROFILE_CHUNKS = (4,), (8, 512)
 _ACCELERATOR_CHUNKS = (8, 512, 4096)
 # What is always drawn has a rate this far from 1 instead.

@@ -35,10 +35,16 @@ def worst(
     """
     target = np.asarray(target, np.float64)[..., None]
     pairs = take_paths(pairs, undominated_paths(pairs))
-    bound, _ = evaluate(_RDP_KERNELS[quantity], target, pairs, counts)
-    if 0 in bound.shape:
-        empty = np.zeros(bound.shape[:-1])
+    shape = np.broadcast_shapes(
+        target.shape, *(p.shape for p in pairs), *(np.shape(c) for c in counts)
+    )
+    if 0 in shape:
+        empty = np.zeros(shape[:-1])
         return ExactAnswer(empty, empty, np.zeros(empty.shape, bool))
+    # Of one path there is nothing to choose.
+    bound = np.zeros(shape)
+    if method == "rdp" or shape[-1] > 1:
+        bound, _ = evaluate(_RDP_KERNELS[quantity], target, pairs, counts)
     if method == "rdp":
         value = bound.max(axis=-1)
         unknown = np.full(value.shape, np.inf)

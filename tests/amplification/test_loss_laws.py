@@ -30,7 +30,8 @@ LAWS = {
 @functools.cache
 def kernel(kind):
     def moment(p, r, s, cut, height, z):
-        law = LAWS[kind](p, r, s, cut, height)
+        laws = LAWS[kind](p, r, s, cut[None], height[None])
+        law = jax.tree.map(lambda a: a[0], laws)
         re, im = sum_expm1(z, law.weight, law.loss)
         return re, im, law
 

@@ -13,7 +13,21 @@ versine_sine = float64_boundary(jax.jit(ce.versine_sine))
 expm1 = float64_boundary(jax.jit(ce.expm1_complex))
 log1p = float64_boundary(jax.jit(ce.log1p_complex))
 log_add = float64_boundary(jax.jit(ce.log_add_complex))
-total = float64_boundary(jax.jit(ce.sum_expm1))
+# The one for this machine, and the two that it is chosen from.
+SUMS = {
+    "chosen": ce.sum_expm1,
+    "pairs": ce._sum_as_pairs,
+    "complex": ce._sum_as_complex,
+}
+MOMENTS = {
+    "chosen": ce.sum_exp_moments,
+    "reals": ce._moments_as_reals,
+    "complex": ce._moments_as_complex,
+}
+
+
+def compiled(function):
+    return float64_boundary(jax.jit(function))
 
 
 def test_cosine_and_sine_at_all_scales():
@@ -54,13 +68,14 @@ def test_log_add_is_continuous_across_equal_real_parts():
     np.testing.assert_allclose(got[0][0] + 1j * got[1][0], exact, rtol=1e-15)
 
 
+@pytest.mark.parametrize("form", SUMS)
 @pytest.mark.parametrize("size", [1e-8, 1e-3, 0.0299, 0.0301, 1.0, 30.0])
-def test_a_sum_of_exponentials_less_one(size):
+def test_a_sum_of_exponentials_less_one(size, form):
     generator = np.random.default_rng(2)
     z = size * np.exp(1j * generator.uniform(-1.5, 1.5, (6, 1)))
     y = generator.uniform(0.1, 1.0, (5, 1)) + 0.2j
     weight = generator.normal(size=(5, 1)) + 0.3j
-    re, im = total(
+    re, im = compiled(SUMS[form])(
         (z.real, z.imag),
         (weight.real, weight.imag),
         (y.real, y.imag),
@@ -79,6 +94,39 @@ def test_a_sum_of_exponentials_less_one(size):
     phase = 1 + np.abs(z[:, 0])
     error = np.abs(re[:, 0] + 1j * im[:, 0] - exact)
     assert np.all(error <= 1e-15 * phase * scale)
+
+
+@pytest.mark.parametrize("form", MOMENTS)
+@pytest.mark.parametrize("size", [1e-8, 0.3, 30.0])
+def test_moments_of_a_sum_of_exponentials(size, form):
+    generator = np.random.default_rng(4)
+    c = size * np.array([0.1, 1.0, 2.0])[:, None]
+    y = generator.uniform(-1.0, 1.0, (5, 1)) + 0.2j
+    weight = generator.normal(size=(5, 1)) + 0.3j
+    moments = compiled(MOMENTS[form])(c, (weight.real, weight.imag), (y.real, y.imag))
+    for power, got in enumerate(moments):
+        for order, value in zip(c[:, 0], got[:, 0], strict=True):
+            with mpmath.workdps(40):
+                terms = [
+                    mpmath.mpc(w)
+                    * mpmath.mpc(v) ** power
+                    * mpmath.exp(mpmath.mpf(order) * mpmath.mpc(v))
+                    for w, v in zip(weight[:, 0], y[:, 0], strict=True)
+                ]
+                exact = float(mpmath.re(mpmath.fsum(terms)))
+                scale = float(sum(abs(term) for term in terms))
+            assert abs(value - exact) <= 1e-15 * (1 + order) * scale
+
+
+@pytest.mark.parametrize("form", SUMS)
+def test_a_sum_of_exponentials_out_of_range(form):
+    # e^800 is no float64, e^-800 is nothing next to 1; what is not a number stays so.
+    z = (np.array([[800.0], [-800.0], [np.nan]]), np.zeros((3, 1)))
+    one, zero = np.ones((1, 1)), np.zeros((1, 1))
+    re, im = compiled(SUMS[form])(z, (one, zero), (one, zero))
+    assert re[0] == np.inf or np.isnan(re[0])
+    assert re[1] == -1 and im[1] == 0
+    assert np.isnan(re[2])
 
 
 def test_one_less_a_cosine_near_whole_turns():
@@ -100,19 +148,10 @@ def test_rows_without_weight_at_the_end_change_nothing():
     longer = [np.concatenate([a, np.zeros((3, 2))]) for a in weight]
     beyond = [np.concatenate([a, np.full((3, 2), 7.0)]) for a in position]
 
-    def both(z, weight, position, longer, beyond):
-        return (
-            ce.num_used(weight),
-            ce.num_used(longer),
-            ce.sum_expm1(z, weight, position),
-            ce.sum_expm1(z, longer, beyond),
-        )
-
-    used, used_longer, short, long = float64_boundary(jax.jit(both))(
-        z, weight, position, longer, beyond
-    )
-    assert used == used_longer == 6
-    np.testing.assert_array_equal(short, long)
+    assert compiled(ce.num_used)(weight) == compiled(ce.num_used)(longer) == 6
     terms = np.expm1((z[0] + 1j * z[1])[:, None] * (position[0] + 1j * position[1]))
     expected = ((weight[0] + 1j * weight[1]) * terms).sum(axis=1)
-    np.testing.assert_allclose(short[0] + 1j * short[1], expected, rtol=1e-13)
+    for form in SUMS.values():
+        short = compiled(form)(z, weight, position)
+        np.testing.assert_array_equal(short, compiled(form)(z, longer, beyond))
+        np.testing.assert_allclose(short[0] + 1j * short[1], expected, rtol=1e-13)

@@ -171,25 +171,16 @@ def _sum_as_complex(z: Pair, weight: Pair, position: Pair) -> Pair:
     """`sum_expm1` with a complex total.
 
     XLA computes each real array of a loop by itself, all of what they share twice; a
-    complex one is computed once. Two terms a turn halve what is read and written.
+    complex one is computed once.
     """
-    rows = weight[0].shape[0]
-    if rows % 2:
-        weight, position = jax.tree.map(
-            lambda a: jnp.pad(a, ((0, 1), (0, 0))), (weight, position)
-        )
 
     def add(j: Array, total: Array) -> Array:
-        for row in (2 * j, 2 * j + 1):
-            (w_re, w_im), (y_re, y_im) = jax.tree.map(
-                lambda a, row=row: a[row], (weight, position)
-            )
-            gained = _expm1_in_parts(*_times(z, (y_re, y_im)))
-            total = total + jax.lax.complex(*_times((w_re, w_im), gained))
-        return total
+        (w_re, w_im), (y_re, y_im) = jax.tree.map(lambda a: a[j], (weight, position))
+        gained = _expm1_in_parts(*_times(z, (y_re, y_im)))
+        return total + jax.lax.complex(*_times((w_re, w_im), gained))
 
     start = jax.lax.complex(jnp.zeros_like(z[0]), jnp.zeros_like(z[0]))
-    total = jax.lax.fori_loop(0, (num_used(weight) + 1) // 2, add, start)
+    total = jax.lax.fori_loop(0, num_used(weight), add, start)
     return total.real, total.imag
 
 

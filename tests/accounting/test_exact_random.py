@@ -276,6 +276,7 @@ def test_sampled_settings():
     assert outcome.num_compared >= 12
 
 
+@pytest.mark.slow
 def test_rare_units_in_a_few_steps():
     """Epsilons far below 1e-3, where a contour laid for another one misleads."""
     outcome = examine("sampled", 16, 3, rare=True)

@@ -39,6 +39,7 @@ from jaxdp_episodic.numerics.complex_exponentials import (
     log_add_complex,
     log_complex,
     polar,
+    times,
     versine_sine,
 )
 
@@ -114,7 +115,7 @@ def sampled_law(
 
     def finish(x: Pair, element: Pair, y: Pair) -> LossLaw:
         normal = _log_normal(x)
-        weights = _times(
+        weights = times(
             polar(normal[0] + forward * y[0], sign * normal[1] + forward * y[1]),
             (element[0], sign * element[1]),
         )
@@ -253,8 +254,8 @@ def _symmetric(
     y: Pair, density: Pair, element: Pair, high: Array, end_loss: Array
 ) -> LossLaw:
     """Losses y with P's density and -y with Q's."""
-    above = _times(polar(density[0] + y[0], density[1] + y[1]), element)
-    below = _times(polar(density[0], -density[1]), (element[0], -element[1]))
+    above = times(polar(density[0] + y[0], density[1] + y[1]), element)
+    below = times(polar(density[0], -density[1]), (element[0], -element[1]))
     loss = (jnp.concatenate([y[0], -y[0]]), jnp.concatenate([y[1], y[1]]))
     weight = tuple(jnp.concatenate(pair) for pair in zip(above, below, strict=True))
     end_log_weight = -0.5 * high * high + end_loss
@@ -306,7 +307,3 @@ def _real_log_mixture(exponent: Array, p: _Rate) -> Array:
 def _log_normal(x: Pair) -> Pair:
     """``log phi(x)`` for complex x."""
     return 0.5 * (x[1] * x[1] - x[0] * x[0]) - _LOG_SQRT_2PI, -x[0] * x[1]
-
-
-def _times(a: Pair, b: Pair) -> Pair:
-    return a[0] * b[0] - a[1] * b[1], a[0] * b[1] + a[1] * b[0]

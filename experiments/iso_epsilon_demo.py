@@ -17,8 +17,8 @@ import numpy as np
 from drawing import rounded, write_table
 
 import jaxdp_episodic as jde
+from jaxdp_episodic.plots.pictures import draw
 from jaxdp_episodic.sweep.description import read_sweep
-from jaxdp_episodic.sweep.pictures import draw
 from jaxdp_episodic.sweep.run import run_sweep
 from jaxdp_episodic.sweep.table import read_columns
 from jaxdp_episodic.training.config import read_config

@@ -20,13 +20,13 @@ import numpy as np
 from drawing import new_figure, save, write_table
 
 import jaxdp_episodic as jde
-from jaxdp_episodic.amplification.approximate_dp import delta_poisson_subsampled
-from jaxdp_episodic.amplification.tombs_multistage import (
+from jaxdp_episodic.bounds.approximate_dp import delta_poisson_subsampled
+from jaxdp_episodic.bounds.mechanisms import Gaussian
+from jaxdp_episodic.bounds.tombs_multistage import (
     multistage_delta,
     multistage_rates,
     tombs_multistage,
 )
-from jaxdp_episodic.mechanisms import Gaussian
 
 # Units of the example: name, path, number of examples.
 EXAMPLE = [[4, 2, 3], [4, 5]]

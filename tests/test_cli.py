@@ -16,11 +16,11 @@ from rich.console import Console
 
 import jaxdp_episodic as jde
 from jaxdp_episodic import cli
-from jaxdp_episodic.accounting.request import CalibrationRequest, EpsilonRequest
-from jaxdp_episodic.accounting.request_file import read_request
 from jaxdp_episodic.cli import messages
+from jaxdp_episodic.plan.plan_file import read_plan
+from jaxdp_episodic.requests.request import CalibrationRequest, EpsilonRequest
+from jaxdp_episodic.requests.request_file import read_request
 from jaxdp_episodic.sweep.description import read_sweep
-from jaxdp_episodic.sweep.plan_file import read_plan
 from jaxdp_episodic.training.search_space import read_search
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -7,7 +7,7 @@ import pytest
 
 import jaxdp_episodic as jde
 from jaxdp_episodic import cli
-from jaxdp_episodic.accounting import views
+from jaxdp_episodic.accounting import attacker
 
 pytest.importorskip("matplotlib").use("Agg")
 
@@ -50,8 +50,8 @@ def test_a_picture_its_numbers_and_a_table(call):
     step = jde.GaussianStep(drawn, noise_multiplier=1.5)
     run = {"num_steps": 20, "method": "rdp"}
     assert document["method"] == "rdp"
-    assert document["gdp_mu"] == pytest.approx(views.gdp_mu(step, **run), rel=1e-9)
-    assert document["advantage"] == views.advantage(step, **run)
+    assert document["gdp_mu"] == pytest.approx(attacker.gdp_mu(step, **run), rel=1e-9)
+    assert document["advantage"] == attacker.advantage(step, **run)
     deltas = jde.delta(step, epsilon=document["epsilon"], **run)
     np.testing.assert_allclose(document["delta"]["rdp"], deltas, rtol=1e-9)
     facts = dict(line.split("  ", 1) for line in out.splitlines())

@@ -3,7 +3,7 @@
 import pytest
 
 from jaxdp_episodic import cli
-from jaxdp_episodic.sweep import files
+from jaxdp_episodic.files import atomic
 from jaxdp_episodic.sweep.folder import SHARDS
 
 pytest.importorskip("matplotlib").use("Agg")
@@ -103,7 +103,7 @@ def test_errors_are_one_line_and_leave_nothing(call, content, options, complaint
 
 def test_a_full_disk_and_an_interruption(call, monkeypatch):
     run, out = call
-    real, written = files.os.fsync, []
+    real, written = atomic.os.fsync, []
 
     def full(descriptor):
         written.append(descriptor)
@@ -111,7 +111,7 @@ def test_a_full_disk_and_an_interruption(call, monkeypatch):
             raise failure
         real(descriptor)
 
-    monkeypatch.setattr(files.os, "fsync", full)
+    monkeypatch.setattr(atomic.os, "fsync", full)
     failure = OSError(28, "No space left on device")
     code, text, error = run(SWEEP)
     assert (code, text) == (2, "")
@@ -137,7 +137,7 @@ def test_plot_errors_are_one_line(tmp_path, capsys):
 
 def test_a_broken_picture_does_not_hide_the_table(call, monkeypatch):
     run, _ = call
-    monkeypatch.setattr("jaxdp_episodic.sweep.pictures._figure_class", _missing)
+    monkeypatch.setattr("jaxdp_episodic.plots.pictures._figure_class", _missing)
     code, text, _ = run(SWEEP)
     assert code == 0
     assert "picture    none: pictures need matplotlib" in text

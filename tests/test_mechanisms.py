@@ -8,7 +8,7 @@ import mpmath as mp
 import numpy as np
 import pytest
 
-from jaxdp_episodic.mechanisms import (
+from jaxdp_episodic.bounds.mechanisms import (
     Gaussian,
     Laplace,
     Mechanism,

@@ -21,12 +21,19 @@ LAYERS = (
     ("_mappings",),
     ("_precision", "_validation"),
     ("numerics",),
-    ("mechanisms",),
-    ("sampling",),
-    ("data",),
-    ("amplification",),
+    ("files",),
+    ("describe",),
+    ("losses",),
     ("accounting",),
+    ("bounds",),
+    ("draw",),
+    ("data",),
+    ("interop",),
+    ("report",),
+    ("requests",),
     ("sweep",),
+    ("plan",),
+    ("plots",),
     ("training",),
     ("audit",),
     ("cli",),
@@ -50,7 +57,7 @@ HEAVY = frozenset(
 def import_faults(sources: dict[str, str]) -> list[str]:
     """Says what is wrong with the imports among ``sources``.
 
-    Keys are module names without "jaxdp_episodic." ("sampling.rates"), values their
+    Keys are module names without "jaxdp_episodic." ("describe.rates"), values their
     source text. The top door, ``jaxdp_episodic/__init__.py``, is not one of them.
     """
     faults = []
@@ -129,23 +136,23 @@ CLEAN = {
     "_validation": "import numpy as np",
     "numerics": "from jaxdp_episodic.numerics.roots import bisect",
     "numerics.roots": "import jax",
-    "sampling": "",
-    "sampling.schemes": "from jaxdp_episodic._validation import choice",
-    "accounting": "from jaxdp_episodic import numerics\nimport jaxdp_episodic.sampling",
+    "describe": "",
+    "describe.schemes": "from jaxdp_episodic._validation import choice",
+    "accounting": "from jaxdp_episodic import numerics\nimport jaxdp_episodic.describe",
 }
 
 
 @pytest.mark.parametrize(
     ("module", "source", "complaint"),
     [
-        ("numerics.roots", "import jaxdp_episodic.sampling", "upward"),
-        ("numerics.roots", "from jaxdp_episodic.sampling import schemes", "upward"),
-        ("numerics.roots", "from jaxdp_episodic import sampling", "upward"),
+        ("numerics.roots", "import jaxdp_episodic.describe", "upward"),
+        ("numerics.roots", "from jaxdp_episodic.describe import schemes", "upward"),
+        ("numerics.roots", "from jaxdp_episodic import describe", "upward"),
         ("_precision", "from jaxdp_episodic._validation import choice", "upward"),
-        ("sampling", "def f():\n  import jaxdp_episodic.accounting", "upward"),
+        ("describe", "def f():\n  import jaxdp_episodic.accounting", "upward"),
         ("accounting", "def f():\n  import jaxdp_episodic.numerics", "delayed"),
         (
-            "sampling",
+            "describe",
             "from typing import TYPE_CHECKING\n"
             "if TYPE_CHECKING:\n  from jaxdp_episodic.accounting import step",
             "upward",
@@ -158,7 +165,7 @@ CLEAN = {
         ("accounting", "from jaxdp_episodic import Poisson", "top door"),
         ("accounting", "import jaxdp_episodic", "top door"),
         ("accounting", "from jaxdp_episodic.numrics import roots", "no module"),
-        ("sampling.draw", "from .schemes import Poisson", "no module"),
+        ("draw.sampler", "from .schemes import Poisson", "no module"),
         ("numerics.roots", "from jaxdp_episodic.numerics import fourier", "cycle"),
         ("misc", "", "no layer"),
     ],
@@ -218,9 +225,9 @@ def test_only_the_boundary_sets_jax_flags():
 
 
 def test_specs_do_not_import_jax():
-    """Everything in ``sampling`` is a description, but for the sampler itself."""
+    """Everything in ``describe`` is a description."""
     for module, source in _package_sources().items():
-        if _top(module) == "sampling" and module != "sampling.draw":
+        if _top(module) == "describe":
             imported = set().union(*map(_third_party, ast.walk(ast.parse(source))))
             assert "jax" not in imported, module
 

@@ -50,11 +50,12 @@ from presentation import describe_machine
 
 import jaxdp_episodic as jde
 from jaxdp_episodic._precision import float64_boundary
-from jaxdp_episodic.accounting import contour_kernels, contour_layout
-from jaxdp_episodic.accounting.contour_steps import steps_kernel
 from jaxdp_episodic.accounting.evaluation import step_groups
-from jaxdp_episodic.accounting.rdp_kernels import StepGroup
-from jaxdp_episodic.accounting.resolution import dominating_pair
+from jaxdp_episodic.accounting.exact import contour as contour_layout
+from jaxdp_episodic.accounting.exact import integral
+from jaxdp_episodic.accounting.exact.loss_nodes import steps_kernel
+from jaxdp_episodic.accounting.rdp.kernels import StepGroup
+from jaxdp_episodic.accounting.run import dominating_pair
 
 SEED = 20_241
 NUM_STEPS, DELTAS = (10, 1e5), (1e-9, 1e-4)
@@ -257,7 +258,7 @@ def reference_epsilon(sizes: Sizes, near: np.ndarray) -> np.ndarray:
     # Jitted one by one: fused into one they take minutes to compile.
     law_kernel = steps_kernel(pair.kind, 1)
     lay = jax.jit(contour_layout.lay_contour)
-    solve = jax.jit(contour_kernels.epsilon, static_argnums=0)
+    solve = jax.jit(integral.epsilon, static_argnums=0)
 
     def kernel(target: Any, near: Any, log_cut: Any, group: Any, backward: Any) -> Any:
         law = law_kernel(group, backward, log_cut)

@@ -241,7 +241,7 @@ def bare_kernel(file: Path) -> dict[str, float]:
     import numpy as np
 
     from jaxdp_episodic.accounting.evaluation import evaluate
-    from jaxdp_episodic.accounting.resolution import resolve
+    from jaxdp_episodic.accounting.run import resolve
     from jaxdp_episodic.sweep.description import read_sweep
 
     described = read_sweep(file)

@@ -41,8 +41,8 @@ from circumstances import circumstances
 from flax import nnx
 
 import jaxdp_episodic as jde
-from jaxdp_episodic.accounting.ledger_file import CHARGE, LedgerError, read_ledger
 from jaxdp_episodic.data.table import ExampleTable
+from jaxdp_episodic.report.ledger_file import CHARGE, LedgerError, read_ledger
 from jaxdp_episodic.training import MLP, ProtoNet, Trainer, run_folder, split_model
 from jaxdp_episodic.training.budget import PrivacyBudget
 

@@ -1,1 +1,1 @@
-"""From a step to numbers: Rényi-DP, epsilon, delta, calibration, reports."""
+"""The questions, and the methods that answer them."""

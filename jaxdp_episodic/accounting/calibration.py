@@ -12,23 +12,23 @@ from typing import Any
 import numpy as np
 
 from jaxdp_episodic import _validation
-from jaxdp_episodic.accounting.answers import check_method
-from jaxdp_episodic.accounting.resolution import DominatingPair, dominating_pair
-from jaxdp_episodic.accounting.step import GaussianStep, Sampling
+from jaxdp_episodic.accounting.api import check_method
+from jaxdp_episodic.accounting.run import DominatingPair, dominating_pair
 from jaxdp_episodic.accounting.worst_path import worst
-from jaxdp_episodic.numerics.roots import largest_within
-from jaxdp_episodic.sampling.designs import (
+from jaxdp_episodic.describe.designs import (
     CLASS,
     GroupedClasses,
     IndependentEpisodes,
 )
-from jaxdp_episodic.sampling.population import Population
-from jaxdp_episodic.sampling.schemes import (
+from jaxdp_episodic.describe.population import Population
+from jaxdp_episodic.describe.schemes import (
     MultistageSampling,
     Poisson,
     Scheme,
     WithoutReplacement,
 )
+from jaxdp_episodic.describe.step import GaussianStep, Sampling
+from jaxdp_episodic.numerics.roots import largest_within
 
 _TOLERANCE = 1e-7
 _NOISE_RANGE = (1e-9, 1e18)

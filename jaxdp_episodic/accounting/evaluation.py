@@ -18,9 +18,9 @@ import jax
 import numpy as np
 
 from jaxdp_episodic._precision import float64_boundary
-from jaxdp_episodic.accounting import rdp_kernels
-from jaxdp_episodic.accounting.rdp_kernels import StepGroup
-from jaxdp_episodic.accounting.resolution import DominatingPair
+from jaxdp_episodic.accounting.rdp import kernels
+from jaxdp_episodic.accounting.rdp.kernels import StepGroup
+from jaxdp_episodic.accounting.run import DominatingPair
 
 _CPU_BLOCK = 64
 _CPU_CHUNKS = (8, _CPU_BLOCK, 8 * _CPU_BLOCK)
@@ -237,9 +237,9 @@ def _blockwise(
     def on_block(part: Any) -> tuple[jax.Array, jax.Array]:
         target, groups = part
         if kernel_name == "rdp":
-            value = rdp_kernels.rdp(kinds, direction, target, groups)
+            value = kernels.rdp(kinds, direction, target, groups)
             return value, target
-        kernel = getattr(rdp_kernels, kernel_name)
+        kernel = getattr(kernels, kernel_name)
         return kernel(kinds, target, groups)
 
     def to_blocks(a: jax.Array) -> jax.Array:

@@ -10,10 +10,10 @@ import numpy as np
 
 from jaxdp_episodic import _validation
 from jaxdp_episodic.accounting.gradient_kernels import Direction, Directions
-from jaxdp_episodic.accounting.resolution import dominating_pair
-from jaxdp_episodic.accounting.step import ComposedSteps, GaussianStep
-from jaxdp_episodic.sampling.designs import GroupedClasses, IndependentEpisodes
-from jaxdp_episodic.sampling.schemes import Poisson
+from jaxdp_episodic.accounting.run import dominating_pair
+from jaxdp_episodic.describe.designs import GroupedClasses, IndependentEpisodes
+from jaxdp_episodic.describe.schemes import Poisson
+from jaxdp_episodic.describe.step import ComposedSteps, GaussianStep
 
 NOISE, COUNT = "noise_multiplier", "num_steps"
 _RATES = ("outer_rate", "rate", "inner_rate")

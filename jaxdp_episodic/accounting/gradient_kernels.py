@@ -2,7 +2,7 @@
 
 Forward-mode differentiation of the exact accountants' own kernels. The contour is held
 constant, because the integral does not depend on it; so is the path in the plane on
-which the laws of the losses are integrated (`amplification.loss_laws`).
+which the laws of the losses are integrated (`losses.loss_laws`).
 """
 
 from __future__ import annotations
@@ -16,13 +16,14 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxdp_episodic._precision import float64_boundary
-from jaxdp_episodic.accounting import contour_kernels, contour_layout
-from jaxdp_episodic.accounting.contour_steps import steps_kernel
-from jaxdp_episodic.accounting.episode_terms import cut_terms
 from jaxdp_episodic.accounting.evaluation import in_chunks, step_groups
+from jaxdp_episodic.accounting.exact import contour as contour_layout
+from jaxdp_episodic.accounting.exact import integral
+from jaxdp_episodic.accounting.exact.episode_terms import cut_terms
+from jaxdp_episodic.accounting.exact.loss_nodes import steps_kernel
 from jaxdp_episodic.accounting.profile import log_profile
-from jaxdp_episodic.accounting.rdp_kernels import StepGroup
-from jaxdp_episodic.accounting.resolution import EPISODES, SAMPLED, DominatingPair
+from jaxdp_episodic.accounting.rdp.kernels import StepGroup
+from jaxdp_episodic.accounting.run import EPISODES, SAMPLED, DominatingPair
 
 # Nodes of the contour, tried one after the other.
 _NODES = (289, 769)
@@ -305,7 +306,7 @@ def _steps_derivative(kind: str, num_terms: int) -> Callable[..., Any]:
 def _log_delta_derivative() -> Callable[..., Any]:
     def kernel(num_nodes: int, epsilon: Any, contour: Any, steps: Any, moved: Any):
         def solve(steps: Any) -> Any:
-            return contour_kernels.log_delta(num_nodes, epsilon, contour, steps)
+            return integral.log_delta(num_nodes, epsilon, contour, steps)
 
         solution, derivative = jax.jvp(solve, (steps,), (moved,))
         return solution, derivative.value

@@ -6,9 +6,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jaxdp_episodic.accounting import answers
+from jaxdp_episodic.accounting import api
 from jaxdp_episodic.accounting.evaluation import evaluate
-from jaxdp_episodic.accounting.exact import exact_epsilon, exact_log_delta
+from jaxdp_episodic.accounting.exact.answer import exact_epsilon, exact_log_delta
 from jaxdp_episodic.accounting.gradient_fields import checked_names, directions
 from jaxdp_episodic.accounting.gradient_kernels import (
     Direction,
@@ -17,9 +17,9 @@ from jaxdp_episodic.accounting.gradient_kernels import (
     composed_slopes,
     single_step_slopes,
 )
-from jaxdp_episodic.accounting.path_rows import take_paths, undominated_paths
-from jaxdp_episodic.accounting.resolution import DominatingPair
-from jaxdp_episodic.accounting.step import ComposedSteps, GaussianStep
+from jaxdp_episodic.accounting.paths import take_paths, undominated_paths
+from jaxdp_episodic.accounting.run import DominatingPair
+from jaxdp_episodic.describe.step import ComposedSteps, GaussianStep
 
 # Relative error of epsilon up to which a direction, or a path, is taken to attain it;
 # and the least epsilon that it is relative to.
@@ -85,13 +85,11 @@ def epsilon_and_gradient(
       ValueError: a value out of range, ``num_steps`` given twice or not at all, or a
         name that the step does not have.
     """
-    answers.check_step(step)
+    api.check_step(step)
     names = checked_names(wrt, step)
-    value, info = answers.epsilon(
-        step, delta=delta, num_steps=num_steps, return_info=True
-    )
+    value, info = api.epsilon(step, delta=delta, num_steps=num_steps, return_info=True)
     log_delta = np.log(np.asarray(delta, np.float64))
-    pairs, counts, shape = answers.composed_run(step, num_steps, delta=log_delta)
+    pairs, counts, shape = api.composed_run(step, num_steps, delta=log_delta)
     paths = undominated_paths(pairs)
     moved = [
         tuple(_on_paths(d, paths) for d in directions(name, step)) for name in names

@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 
 from jaxdp_episodic import _validation
-from jaxdp_episodic.accounting import pld
-from jaxdp_episodic.accounting.answers import check_step, composed_run
-from jaxdp_episodic.accounting.path_rows import take_paths, undominated_paths
-from jaxdp_episodic.accounting.resolution import DominatingPair
-from jaxdp_episodic.accounting.step import ComposedSteps, GaussianStep
+from jaxdp_episodic.accounting.api import check_step, composed_run
+from jaxdp_episodic.accounting.paths import take_paths, undominated_paths
+from jaxdp_episodic.accounting.pld import interval
+from jaxdp_episodic.accounting.run import DominatingPair
+from jaxdp_episodic.describe.step import ComposedSteps, GaussianStep
 
 
 def epsilon_interval(
@@ -53,7 +53,12 @@ def epsilon_interval(
         max_width = float(_validation.positive_array("max_width", max_width))
     pairs, counts, shape = composed_run(step, num_steps, delta=delta)
     ends = _bounds(
-        pld.epsilon_bounds, np.log(delta), pairs, counts, shape, max_width=max_width
+        interval.epsilon_bounds,
+        np.log(delta),
+        pairs,
+        counts,
+        shape,
+        max_width=max_width,
     )
     return _shaped(ends[0], shape), _shaped(ends[1], shape)
 
@@ -82,7 +87,7 @@ def delta_interval(
     if np.isinf(target).any():
         raise ValueError(f"epsilon must be finite, got {epsilon!r}")
     pairs, counts, shape = composed_run(step, num_steps, epsilon=target)
-    lower, upper = _bounds(pld.log_delta_bounds, target, pairs, counts, shape)
+    lower, upper = _bounds(interval.log_delta_bounds, target, pairs, counts, shape)
     # exp rounds to the nearest: one ulp outwards keeps the interval.
     lower = np.maximum(np.nextafter(np.exp(lower), -1.0), 0.0)
     upper = np.minimum(np.nextafter(np.exp(upper), 2.0), 1.0)

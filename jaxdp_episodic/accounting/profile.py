@@ -12,14 +12,14 @@ import numpy as np
 
 from jaxdp_episodic import _validation
 from jaxdp_episodic._precision import float64_boundary
-from jaxdp_episodic.accounting.resolution import (
+from jaxdp_episodic.accounting.run import (
     ANTIPODAL,
     SAMPLED,
     SWAPPED,
     dominating_pair,
 )
-from jaxdp_episodic.accounting.step import GaussianStep
-from jaxdp_episodic.amplification import profiles
+from jaxdp_episodic.describe.step import GaussianStep
+from jaxdp_episodic.losses import profiles
 
 DIRECTIONS = ("forward", "backward", "both")
 

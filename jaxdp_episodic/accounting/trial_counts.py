@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from jaxdp_episodic import _validation
-from jaxdp_episodic.sampling.spec import Spec, frozen_number
+from jaxdp_episodic.describe.spec import Spec, frozen_number
 
 # exp(-x) must stay a normal number.
 _LARGEST_LOG = 700.0

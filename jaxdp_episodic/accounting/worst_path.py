@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from jaxdp_episodic.accounting import exact, pld
 from jaxdp_episodic.accounting.evaluation import evaluate
-from jaxdp_episodic.accounting.exact import ExactAnswer
-from jaxdp_episodic.accounting.path_rows import take_paths, undominated_paths
-from jaxdp_episodic.accounting.resolution import DominatingPair
+from jaxdp_episodic.accounting.exact import answer
+from jaxdp_episodic.accounting.exact.answer import ExactAnswer
+from jaxdp_episodic.accounting.paths import take_paths, undominated_paths
+from jaxdp_episodic.accounting.pld import interval
+from jaxdp_episodic.accounting.run import DominatingPair
 
 _RDP_KERNELS = {"epsilon": "best_epsilon", "log_delta": "best_log_delta"}
 
@@ -103,13 +104,15 @@ class _Rows:
         counts = tuple(take(count) for count in self.counts)
         if self.method == "exact":
             solve = (
-                exact.exact_epsilon
+                answer.exact_epsilon
                 if self.quantity == "epsilon"
-                else exact.exact_log_delta
+                else answer.exact_log_delta
             )
             return solve(target, pairs, counts)
         bounds = (
-            pld.epsilon_bounds if self.quantity == "epsilon" else pld.log_delta_bounds
+            interval.epsilon_bounds
+            if self.quantity == "epsilon"
+            else interval.log_delta_bounds
         )
         lower, upper = bounds(target, pairs, counts)
         width = np.where(upper == lower, 0.0, upper - lower)

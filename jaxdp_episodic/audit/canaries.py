@@ -7,11 +7,11 @@ from typing import NamedTuple
 import numpy as np
 
 from jaxdp_episodic import _validation
-from jaxdp_episodic.accounting.step import GaussianStep
 from jaxdp_episodic.data.table import ExampleTable
-from jaxdp_episodic.sampling.designs import GroupedClasses
-from jaxdp_episodic.sampling.population import Population
-from jaxdp_episodic.sampling.schemes import MultistageSampling, Poisson
+from jaxdp_episodic.describe.designs import GroupedClasses
+from jaxdp_episodic.describe.population import Population
+from jaxdp_episodic.describe.schemes import MultistageSampling, Poisson
+from jaxdp_episodic.describe.step import GaussianStep
 
 
 class Canaries(NamedTuple):

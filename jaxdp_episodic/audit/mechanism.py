@@ -11,10 +11,9 @@ import jax
 import numpy as np
 
 from jaxdp_episodic import _validation
-from jaxdp_episodic.accounting.answers import epsilon
+from jaxdp_episodic.accounting.api import epsilon
 from jaxdp_episodic.accounting.evaluation import evaluate
-from jaxdp_episodic.accounting.resolution import resolve
-from jaxdp_episodic.accounting.step import ComposedSteps, GaussianStep
+from jaxdp_episodic.accounting.run import resolve
 from jaxdp_episodic.audit.confidence import EpsilonBound, best_event, log_ratio_bound
 from jaxdp_episodic.audit.simulation import (
     NUM_BINS,
@@ -27,6 +26,7 @@ from jaxdp_episodic.audit.worst_case import (
     dominating_branches,
     worst_case,
 )
+from jaxdp_episodic.describe.step import ComposedSteps, GaussianStep
 
 # Share of the draws by which the event is chosen; the others are counted.
 _CHOOSING = 0.1

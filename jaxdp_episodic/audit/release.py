@@ -10,13 +10,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxdp_episodic import _validation
-from jaxdp_episodic.accounting.answers import epsilon
-from jaxdp_episodic.accounting.step import ComposedSteps, GaussianStep
+from jaxdp_episodic.accounting.api import epsilon
 from jaxdp_episodic.audit.confidence import (
     EpsilonBound,
     best_event,
     log_ratio_bound,
 )
+from jaxdp_episodic.describe.step import ComposedSteps, GaussianStep
 
 Release = Callable[[jax.Array, bool], Any]
 """``release(key, with_unit)`` returns what is released, a pytree of arrays."""

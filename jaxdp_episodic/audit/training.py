@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from jaxdp_episodic import _validation
-from jaxdp_episodic.accounting.answers import epsilon
+from jaxdp_episodic.accounting.api import epsilon
 from jaxdp_episodic.audit.canaries import (
     Canaries,
     gradient_canaries,

@@ -11,19 +11,19 @@ from typing import Any
 import numpy as np
 import optax
 
-from jaxdp_episodic.accounting.step import GaussianStep
 from jaxdp_episodic.audit.canaries import Canaries
 from jaxdp_episodic.audit.canary_learner import CanaryLearner, recording
 from jaxdp_episodic.audit.probes import canary_losses
 from jaxdp_episodic.audit.worst_case import log_likelihood_ratio, worst_case
 from jaxdp_episodic.data.table import ExampleTable
-from jaxdp_episodic.sampling.designs import GroupedClasses
-from jaxdp_episodic.sampling.draw import EpisodeSampler
-from jaxdp_episodic.sampling.schemes import (
+from jaxdp_episodic.describe.designs import GroupedClasses
+from jaxdp_episodic.describe.schemes import (
     MultistageSampling,
     Poisson,
     WithoutReplacement,
 )
+from jaxdp_episodic.describe.step import GaussianStep
+from jaxdp_episodic.draw.sampler import EpisodeSampler
 from jaxdp_episodic.training.budget import PrivacyBudget
 from jaxdp_episodic.training.config import TrainingConfig, built_model
 from jaxdp_episodic.training.run import plan

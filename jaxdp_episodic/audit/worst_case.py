@@ -15,16 +15,16 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jaxdp_episodic.accounting.resolution import (
+from jaxdp_episodic.accounting.run import (
     ANTIPODAL,
     EPISODES,
     SAMPLED,
     dominating_pair,
 )
-from jaxdp_episodic.accounting.step import STEP, GaussianStep
+from jaxdp_episodic.describe.designs import GroupedClasses, IndependentEpisodes
+from jaxdp_episodic.describe.schemes import MultistageSampling, Poisson, Scheme
+from jaxdp_episodic.describe.step import STEP, GaussianStep
 from jaxdp_episodic.numerics.binomial import log_binomial_mass
-from jaxdp_episodic.sampling.designs import GroupedClasses, IndependentEpisodes
-from jaxdp_episodic.sampling.schemes import MultistageSampling, Poisson, Scheme
 
 # Larger numbers of contributions are too rare to be simulated or, where they are not,
 # refused.

@@ -7,15 +7,15 @@ from typing import Any
 
 import numpy as np
 
-from jaxdp_episodic.accounting.request import (
+from jaxdp_episodic.describe.population import Population
+from jaxdp_episodic.describe.serialization import spec_fields
+from jaxdp_episodic.describe.spec import Spec
+from jaxdp_episodic.describe.step import STEP, ComposedSteps, GaussianStep
+from jaxdp_episodic.requests.request import (
     CalibrationRequest,
     EpsilonRequest,
     Request,
 )
-from jaxdp_episodic.accounting.step import STEP, ComposedSteps, GaussianStep
-from jaxdp_episodic.sampling.population import Population
-from jaxdp_episodic.sampling.serialization import spec_fields
-from jaxdp_episodic.sampling.spec import Spec
 
 _DIGITS = 5
 

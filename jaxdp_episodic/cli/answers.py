@@ -11,13 +11,6 @@ from typing import Annotated
 
 import tyro
 
-from jaxdp_episodic.accounting.ledger_file import LedgerContent, read_ledger
-from jaxdp_episodic.accounting.request import (
-    CalibrationRequest,
-    EpsilonRequest,
-    Request,
-)
-from jaxdp_episodic.accounting.request_file import read_request
 from jaxdp_episodic.cli.answer_text import answer_document, answer_table, remarks_on
 from jaxdp_episodic.cli.batch import run_batch, run_per_unit
 from jaxdp_episodic.cli.messages import (
@@ -31,6 +24,13 @@ from jaxdp_episodic.cli.messages import (
     warnings_of,
 )
 from jaxdp_episodic.cli.process import ended_by_sigterm
+from jaxdp_episodic.report.ledger_file import LedgerContent, read_ledger
+from jaxdp_episodic.requests.request import (
+    CalibrationRequest,
+    EpsilonRequest,
+    Request,
+)
+from jaxdp_episodic.requests.request_file import read_request
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,6 @@ import numpy as np
 import tyro
 from rich.console import Console
 
-from jaxdp_episodic.accounting.request import EpsilonRequest
-from jaxdp_episodic.accounting.request_file import read_request
 from jaxdp_episodic.audit.mechanism import audit_mechanism, total_draws
 from jaxdp_episodic.audit.progress import AuditProgress
 from jaxdp_episodic.audit.report import (
@@ -38,6 +36,8 @@ from jaxdp_episodic.cli.messages import (
     reason,
 )
 from jaxdp_episodic.cli.process import use_all_cores
+from jaxdp_episodic.requests.request import EpsilonRequest
+from jaxdp_episodic.requests.request_file import read_request
 
 VIOLATED = 3
 DOCUMENT, TABLE, PICTURE = "audit.json", "audit.md", "audit.png"

@@ -8,12 +8,6 @@ from pathlib import Path
 
 from rich.console import Console
 
-from jaxdp_episodic.accounting.batch_files import answer_file
-from jaxdp_episodic.accounting.batch_rows import check_suffix
-from jaxdp_episodic.accounting.request import EpsilonRequest
-from jaxdp_episodic.accounting.request_file import read_request
-from jaxdp_episodic.accounting.step import ComposedSteps
-from jaxdp_episodic.accounting.unit_budgets import unit_budgets, write_unit_budgets
 from jaxdp_episodic.cli.messages import (
     INTERRUPTED,
     USER_ERROR,
@@ -24,6 +18,12 @@ from jaxdp_episodic.cli.messages import (
     warnings_of,
 )
 from jaxdp_episodic.cli.rounding import upward
+from jaxdp_episodic.describe.step import ComposedSteps
+from jaxdp_episodic.requests.batch_files import answer_file
+from jaxdp_episodic.requests.batch_rows import check_suffix
+from jaxdp_episodic.requests.per_unit import unit_budgets, write_unit_budgets
+from jaxdp_episodic.requests.request import EpsilonRequest
+from jaxdp_episodic.requests.request_file import read_request
 
 
 def run_batch(source: Path, out: Path, *, method: str) -> int:

@@ -9,9 +9,6 @@ from typing import Annotated
 
 import tyro
 
-from jaxdp_episodic.accounting.curve_plot import plot_curve, summary
-from jaxdp_episodic.accounting.request import EpsilonRequest
-from jaxdp_episodic.accounting.request_file import read_request
 from jaxdp_episodic.cli.answer_text import remarks_on, steps_of
 from jaxdp_episodic.cli.messages import (
     USER_ERROR,
@@ -24,6 +21,9 @@ from jaxdp_episodic.cli.messages import (
     warnings_of,
 )
 from jaxdp_episodic.cli.process import ended_by_sigterm
+from jaxdp_episodic.plots.curve_plot import plot_curve, summary
+from jaxdp_episodic.requests.request import EpsilonRequest
+from jaxdp_episodic.requests.request_file import read_request
 
 
 @dataclass(frozen=True)

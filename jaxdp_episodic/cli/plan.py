@@ -18,10 +18,11 @@ from jaxdp_episodic.cli.messages import (
     reason,
     warnings_of,
 )
-from jaxdp_episodic.sweep.files import write_atomically
-from jaxdp_episodic.sweep.plan import Plan as Candidates
-from jaxdp_episodic.sweep.plan import make_plan
-from jaxdp_episodic.sweep.plan_file import (
+from jaxdp_episodic.files.atomic import write_atomically
+from jaxdp_episodic.files.toml_text import to_toml
+from jaxdp_episodic.plan.plan import Plan as Candidates
+from jaxdp_episodic.plan.plan import make_plan
+from jaxdp_episodic.plan.plan_file import (
     CONFIG,
     TABLE,
     PlanDescription,
@@ -29,8 +30,7 @@ from jaxdp_episodic.sweep.plan_file import (
     training_config,
     write_table,
 )
-from jaxdp_episodic.sweep.plan_picture import draw_plan
-from jaxdp_episodic.sweep.toml_text import to_toml
+from jaxdp_episodic.plots.plan_plot import draw_plan
 
 PICTURE = "plan.png"
 

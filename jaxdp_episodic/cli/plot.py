@@ -15,7 +15,7 @@ from jaxdp_episodic.cli.messages import (
     printable,
     reason,
 )
-from jaxdp_episodic.sweep.pictures import draw
+from jaxdp_episodic.plots.pictures import draw
 
 _Field = Annotated[str | None, tyro.conf.arg(metavar="FIELD")]
 

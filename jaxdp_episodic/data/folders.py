@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 
 from jaxdp_episodic import _validation
-from jaxdp_episodic.data.optional import require
 from jaxdp_episodic.data.table import ExampleTable
+from jaxdp_episodic.files.optional import require
 
 MAX_BYTES = 4 * 2**30  # of the float32 features
 MAX_PIXELS = 2**26  # of one image, before it is resized

@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from jaxdp_episodic.data.archive import read_arrays
 from jaxdp_episodic.data.table import ExampleTable
+from jaxdp_episodic.files.archive import read_arrays
 
 MAX_BYTES = 4 * 2**30  # of the arrays, uncompressed
 

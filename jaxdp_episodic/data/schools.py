@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from jaxdp_episodic import _validation
-from jaxdp_episodic.data.optional import require
 from jaxdp_episodic.data.table import ExampleTable
+from jaxdp_episodic.files.optional import require
 
 SPLITS = ("train", "validation", "test")
 

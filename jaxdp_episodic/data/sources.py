@@ -23,7 +23,7 @@ from jaxdp_episodic.data.schools import load_schools
 from jaxdp_episodic.data.sinusoids import make_sinusoids
 from jaxdp_episodic.data.table import ExampleTable
 from jaxdp_episodic.data.tables import load_table
-from jaxdp_episodic.sampling.spec import Spec
+from jaxdp_episodic.describe.spec import Spec
 
 TRAIN = "train"
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxdp_episodic.sampling.population import Population
+from jaxdp_episodic.describe.population import Population
 
 MAX_ID_BYTES = 4 * 2**30  # of the ids of one level
 

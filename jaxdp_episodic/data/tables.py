@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 
 from jaxdp_episodic import _validation
-from jaxdp_episodic.data.archive import check_plain_file
-from jaxdp_episodic.data.optional import require
-from jaxdp_episodic.data.parquet_file import parquet_batches
 from jaxdp_episodic.data.table import ExampleTable, id_array
+from jaxdp_episodic.files.archive import check_plain_file
+from jaxdp_episodic.files.optional import require
+from jaxdp_episodic.files.parquet_file import parquet_batches
 
 MAX_BYTES = 4 * 2**30  # of a CSV file, or of Parquet columns uncompressed
 _ROWS = 2**16  # of Parquet at a time

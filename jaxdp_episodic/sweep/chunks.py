@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxdp_episodic.accounting.request import EpsilonRequest
+from jaxdp_episodic.requests.request import EpsilonRequest
 from jaxdp_episodic.sweep.description import Sweep
 from jaxdp_episodic.sweep.grid import METHOD, QUANTITY
 

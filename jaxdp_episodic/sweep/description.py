@@ -13,18 +13,18 @@ from typing import Any, ClassVar, Self
 import numpy as np
 
 from jaxdp_episodic import _validation
-from jaxdp_episodic.accounting.answers import METHODS, check_method
-from jaxdp_episodic.accounting.request import (
+from jaxdp_episodic.accounting.api import METHODS, check_method
+from jaxdp_episodic.accounting.run import dominating_pair, resolve
+from jaxdp_episodic.describe.population import Population
+from jaxdp_episodic.describe.serialization import refuse_hostile
+from jaxdp_episodic.describe.spec import Spec
+from jaxdp_episodic.describe.step import ComposedSteps, GaussianStep
+from jaxdp_episodic.requests.request import (
     CalibrationRequest,
     EpsilonRequest,
     Request,
 )
-from jaxdp_episodic.accounting.request_file import read_request
-from jaxdp_episodic.accounting.resolution import dominating_pair, resolve
-from jaxdp_episodic.accounting.step import ComposedSteps, GaussianStep
-from jaxdp_episodic.sampling.population import Population
-from jaxdp_episodic.sampling.serialization import refuse_hostile
-from jaxdp_episodic.sampling.spec import Spec
+from jaxdp_episodic.requests.request_file import read_request
 from jaxdp_episodic.sweep import fields
 from jaxdp_episodic.sweep.grid import AXIS_WAYS, METHOD, QUANTITY, Axis, Grid
 

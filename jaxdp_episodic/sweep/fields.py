@@ -12,15 +12,15 @@ from typing import Any, TypeVar
 import numpy as np
 
 from jaxdp_episodic import _validation
-from jaxdp_episodic.accounting.step import ComposedSteps, GaussianStep
-from jaxdp_episodic.sampling.designs import GroupedClasses, IndependentEpisodes
-from jaxdp_episodic.sampling.schemes import (
+from jaxdp_episodic.describe.designs import GroupedClasses, IndependentEpisodes
+from jaxdp_episodic.describe.schemes import (
     MultistageSampling,
     Poisson,
     WithoutReplacement,
 )
-from jaxdp_episodic.sampling.serialization import spec_fields
-from jaxdp_episodic.sampling.spec import Spec
+from jaxdp_episodic.describe.serialization import spec_fields
+from jaxdp_episodic.describe.spec import Spec
+from jaxdp_episodic.describe.step import ComposedSteps, GaussianStep
 
 # Where a field is: keys of tables and places in lists, from the step down.
 Path = tuple[str | int, ...]

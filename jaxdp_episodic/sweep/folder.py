@@ -19,10 +19,10 @@ import jax
 import numpy as np
 
 from jaxdp_episodic import _validation
-from jaxdp_episodic.sampling.serialization import refuse_hostile
+from jaxdp_episodic.describe.serialization import refuse_hostile
+from jaxdp_episodic.files.atomic import TEMPORARY, write_atomically
 from jaxdp_episodic.sweep.chunks import answer_columns, chunk_range, num_chunks
 from jaxdp_episodic.sweep.description import Sweep, described_grid, description_hash
-from jaxdp_episodic.sweep.files import TEMPORARY, write_atomically
 
 MANIFEST, SHARDS = "manifest.json", "shards"
 TABLES = ("table.parquet", "table.npz")

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from jaxdp_episodic import _validation
-from jaxdp_episodic.sampling.spec import Spec
+from jaxdp_episodic.describe.spec import Spec
 
 AXIS_WAYS = ("values", "linspace", "geomspace")
 # Fields whose axis is a list of words.

@@ -12,9 +12,9 @@ from rich.console import Console
 
 from jaxdp_episodic.sweep.chunks import chunk_range
 from jaxdp_episodic.sweep.description import Sweep
-from jaxdp_episodic.sweep.engines import ChunkResult, Engine, on_devices
 from jaxdp_episodic.sweep.folder import SweepFolder
 from jaxdp_episodic.sweep.progress import SweepProgress
+from jaxdp_episodic.sweep.runners import ChunkResult, Engine, on_devices
 from jaxdp_episodic.sweep.table import write_table
 
 # If so many chunks fail before one succeeds, so will the rest.
@@ -64,7 +64,7 @@ def run_sweep(
     Args:
       sweep: the sweep.
       path: its folder, made if missing.
-      engine: who evaluates; see `jaxdp_episodic.sweep.engines`.
+      engine: who evaluates; see `jaxdp_episodic.sweep.runners`.
       part: ``(i, n)``: only the i-th of n equal parts, from 1, and no table.
       console: where progress is shown; None: nowhere.
 

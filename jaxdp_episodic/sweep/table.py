@@ -17,15 +17,15 @@ from typing import Any
 import numpy as np
 from numpy.lib import format as npy
 
-from jaxdp_episodic.data.archive import (
+from jaxdp_episodic.files.archive import (
     BROKEN_ARCHIVE,
     array_header,
     check_plain_file,
     opened_archive,
 )
+from jaxdp_episodic.files.atomic import atomic_path
 from jaxdp_episodic.sweep.chunks import answer_columns, chunk_range
 from jaxdp_episodic.sweep.description import described_grid
-from jaxdp_episodic.sweep.files import atomic_path
 from jaxdp_episodic.sweep.folder import TABLES, SweepFolder
 from jaxdp_episodic.sweep.grid import WORD_FIELDS, Grid
 

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 
 from jaxdp_episodic.data.table import ExampleTable
-from jaxdp_episodic.sampling.draw import Draw, EpisodeSampler
+from jaxdp_episodic.draw.sampler import Draw, EpisodeSampler
 
 T = TypeVar("T")
 

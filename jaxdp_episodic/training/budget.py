@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 
 from jaxdp_episodic import _validation
-from jaxdp_episodic.accounting.answers import epsilon as epsilon_of
+from jaxdp_episodic.accounting.api import epsilon as epsilon_of
 from jaxdp_episodic.accounting.calibration import (
     calibrate_noise_multiplier,
     calibrate_num_steps,
 )
-from jaxdp_episodic.accounting.step import GaussianStep
+from jaxdp_episodic.describe.step import GaussianStep
 
 # Steps are numbered by 32-bit integers on the device.
 _MOST_STEPS = 2**31 - 1

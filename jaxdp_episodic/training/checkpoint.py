@@ -28,7 +28,7 @@ import numpy as np
 import orbax.checkpoint as ocp
 
 from jaxdp_episodic import _validation
-from jaxdp_episodic.accounting.ledger_file import LedgerMark
+from jaxdp_episodic.report.ledger_file import LedgerMark
 
 FORMAT = 2
 _KEPT = 2

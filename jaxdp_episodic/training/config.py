@@ -14,8 +14,8 @@ from flax import nnx
 
 from jaxdp_episodic import _validation
 from jaxdp_episodic.data.sources import SOURCES, DataSource
-from jaxdp_episodic.data.toml_file import read_toml
-from jaxdp_episodic.sampling.spec import Spec
+from jaxdp_episodic.describe.spec import Spec
+from jaxdp_episodic.files.toml_file import read_toml
 from jaxdp_episodic.training import models
 from jaxdp_episodic.training.learners import ANIL, MAML, ProtoNet
 from jaxdp_episodic.training.private_gradient import NOISES, checked_setting

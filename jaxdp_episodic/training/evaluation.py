@@ -12,9 +12,9 @@ import numpy as np
 
 from jaxdp_episodic import _validation
 from jaxdp_episodic.data.table import ExampleTable
-from jaxdp_episodic.sampling.designs import IndependentEpisodes
-from jaxdp_episodic.sampling.draw import EpisodeSampler
-from jaxdp_episodic.sampling.schemes import MultistageSampling, WithoutReplacement
+from jaxdp_episodic.describe.designs import IndependentEpisodes
+from jaxdp_episodic.describe.schemes import MultistageSampling, WithoutReplacement
+from jaxdp_episodic.draw.sampler import EpisodeSampler
 from jaxdp_episodic.training.blocks import make_blocks
 from jaxdp_episodic.training.contribution import to_episode
 

@@ -15,7 +15,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxdp_episodic.data.archive import read_arrays
+from jaxdp_episodic.files.archive import read_arrays
 from jaxdp_episodic.training.run_log import read_log, releasable_records
 
 PARAMETERS, STATEMENT, PUBLIC_LOG = "parameters.npz", "privacy.md", "log.jsonl"

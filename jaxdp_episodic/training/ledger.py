@@ -8,7 +8,7 @@ A charge is appended to the run's ledger, and on the disk, before anything of th
 is drawn or computed; nothing is charged ahead. A step that was charged and then lost is
 taken again with the same draw and noise, which is the same release, and not charged
 again; where it could come out differently it is given up (see
-`jaxdp_episodic.training.environment`). The format is `accounting.ledger_file`'s.
+`jaxdp_episodic.training.environment`). The format is `report.ledger_file`'s.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from jaxdp_episodic.accounting.ledger_file import (
+from jaxdp_episodic.describe.step import GaussianStep
+from jaxdp_episodic.report.ledger_file import (
     LedgerContent,
     LedgerError,
     LedgerMark,
     read_ledger,
 )
-from jaxdp_episodic.accounting.step import GaussianStep
 from jaxdp_episodic.training.budget import BudgetExhaustedError, PrivacyBudget
 from jaxdp_episodic.training.checkpoint import Snapshot
 from jaxdp_episodic.training.ledger_writer import LedgerFile

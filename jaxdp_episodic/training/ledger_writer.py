@@ -9,7 +9,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Self
 
-from jaxdp_episodic.accounting.ledger_file import (
+from jaxdp_episodic.describe.step import GaussianStep
+from jaxdp_episodic.files.atomic import atomic_path
+from jaxdp_episodic.report.ledger_file import (
     CHARGE,
     MOST_DESCRIBED,
     Chain,
@@ -18,8 +20,6 @@ from jaxdp_episodic.accounting.ledger_file import (
     header,
     scan,
 )
-from jaxdp_episodic.accounting.step import GaussianStep
-from jaxdp_episodic.sweep.files import atomic_path
 from jaxdp_episodic.training.budget import PrivacyBudget
 
 try:

@@ -15,10 +15,10 @@ import jax
 import numpy as np
 from rich.console import Console
 
-from jaxdp_episodic.accounting.answers import epsilon
+from jaxdp_episodic.accounting.api import epsilon
 from jaxdp_episodic.data.table import ExampleTable
-from jaxdp_episodic.sampling.designs import GroupedClasses, IndependentEpisodes
-from jaxdp_episodic.sampling.schemes import MultistageSampling, WithoutReplacement
+from jaxdp_episodic.describe.designs import GroupedClasses, IndependentEpisodes
+from jaxdp_episodic.describe.schemes import MultistageSampling, WithoutReplacement
 from jaxdp_episodic.training import run_folder
 from jaxdp_episodic.training.budget import PrivacyBudget, plan_budget, public_view
 from jaxdp_episodic.training.checks import mean_units_are_public

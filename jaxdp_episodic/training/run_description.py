@@ -6,8 +6,8 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from jaxdp_episodic.accounting.step import GaussianStep
 from jaxdp_episodic.data.table import ExampleTable
+from jaxdp_episodic.describe.step import GaussianStep
 from jaxdp_episodic.training.budget import PrivacyBudget
 
 

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
 
-from jaxdp_episodic.accounting.ledger_file import has_charges
+from jaxdp_episodic.report.ledger_file import has_charges
 
 try:
     import fcntl

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from rich.console import Console
 
-from jaxdp_episodic.sweep.files import write_atomically
+from jaxdp_episodic.files.atomic import write_atomically
 from jaxdp_episodic.training import run_folder
 from jaxdp_episodic.training.export import STATEMENT
 from jaxdp_episodic.training.run import RELEASE, run_training

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from jaxdp_episodic.accounting.tuning_cost import (
+from jaxdp_episodic.accounting.tuning import (
     DEFAULT_ORDERS,
     curve_to_epsilon,
     run_rdp,

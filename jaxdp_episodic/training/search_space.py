@@ -18,9 +18,9 @@ from jaxdp_episodic.accounting.trial_counts import (
     PoissonTrials,
     Trials,
 )
-from jaxdp_episodic.data.toml_file import read_toml
-from jaxdp_episodic.sampling.serialization import spec_from_dict
-from jaxdp_episodic.sampling.spec import Spec
+from jaxdp_episodic.describe.serialization import spec_from_dict
+from jaxdp_episodic.describe.spec import Spec
+from jaxdp_episodic.files.toml_file import read_toml
 from jaxdp_episodic.training.config import TrainingConfig
 
 # Combinations of values that change what a run costs; each is calibrated by itself.

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from jaxdp_episodic import _validation
-from jaxdp_episodic.accounting.answers import epsilon as step_epsilon
-from jaxdp_episodic.accounting.step import GaussianStep, Sampling
-from jaxdp_episodic.sampling.designs import GroupedClasses, IndependentEpisodes
-from jaxdp_episodic.sampling.population import Population
-from jaxdp_episodic.sampling.rates import NEIGHBORING_RELATIONS
-from jaxdp_episodic.sampling.schemes import Scheme, WithoutReplacement
-from jaxdp_episodic.sampling.spec import Spec
+from jaxdp_episodic.accounting.api import epsilon as step_epsilon
+from jaxdp_episodic.describe.designs import GroupedClasses, IndependentEpisodes
+from jaxdp_episodic.describe.population import Population
+from jaxdp_episodic.describe.rates import NEIGHBORING_RELATIONS
+from jaxdp_episodic.describe.schemes import Scheme, WithoutReplacement
+from jaxdp_episodic.describe.spec import Spec
+from jaxdp_episodic.describe.step import GaussianStep, Sampling
 from jaxdp_episodic.training.private_gradient import checked_setting
 
 

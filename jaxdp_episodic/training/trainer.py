@@ -12,7 +12,7 @@ import optax
 
 from jaxdp_episodic import _validation
 from jaxdp_episodic.data.table import ExampleTable
-from jaxdp_episodic.sampling.draw import EpisodeSampler, step_generator
+from jaxdp_episodic.draw.sampler import EpisodeSampler, step_generator
 from jaxdp_episodic.training import checks, run_folder
 from jaxdp_episodic.training.blocks import Block, make_blocks, prefetched
 from jaxdp_episodic.training.budget import PrivacyBudget, SpentAhead

@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 import jaxdp_episodic as jde
-from jaxdp_episodic.accounting import curve_plot, views
-from jaxdp_episodic.accounting.answers import EpsilonInfo
+from jaxdp_episodic.accounting import attacker
+from jaxdp_episodic.accounting.api import EpsilonInfo
+from jaxdp_episodic.plots import curve_plot
 
 matplotlib = pytest.importorskip("matplotlib")
 matplotlib.use("Agg")
@@ -47,7 +48,7 @@ def fast(monkeypatch):
         nothing = np.zeros(np.shape(value))
         return value, EpsilonInfo(nothing, nothing.astype(bool))
 
-    monkeypatch.setattr(views, "delta", delta)
+    monkeypatch.setattr(attacker, "delta", delta)
 
     def epsilon(step, *, delta, num_steps=None, method="exact"):
         if step.noise_multiplier == 0:

@@ -10,7 +10,7 @@ from dp_accounting import dp_event
 from dp_accounting.rdp import RdpAccountant
 
 import jaxdp_episodic as jde
-from jaxdp_episodic.accounting.dp_event import from_dp_event
+from jaxdp_episodic.interop.dp_accounting import from_dp_event
 
 # The bounds by Rényi-DP are what these tests are about.
 rdp_epsilon = functools.partial(jde.epsilon, method="rdp")

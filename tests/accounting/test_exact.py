@@ -10,8 +10,8 @@ from scipy.integrate import quad
 from scipy.stats import norm
 
 import jaxdp_episodic as jde
-from jaxdp_episodic.accounting import contour_solver
-from jaxdp_episodic.accounting import exact as exact_accounting
+from jaxdp_episodic.accounting.exact import answer as exact_accounting
+from jaxdp_episodic.accounting.exact import solver
 
 TABLES = json.loads((Path(__file__).parents[1] / "reference.json").read_text())
 
@@ -191,8 +191,8 @@ def test_a_delta_far_below_the_bound_is_not_taken_from_cut_laws(monkeypatch):
     run = {"num_steps": 100, "epsilon": 4.0, "return_info": True}
     right, info = jde.delta(step, **run)
     assert not info.is_certified_bound
-    monkeypatch.setattr(contour_solver, "_CUT_MARGIN", 200.0)
-    monkeypatch.setattr(contour_solver, "_PASSES", contour_solver._PASSES[:1])
+    monkeypatch.setattr(solver, "_CUT_MARGIN", 200.0)
+    monkeypatch.setattr(solver, "_PASSES", solver._PASSES[:1])
     cut, info = jde.delta(step, **run)
     assert info.is_certified_bound and cut >= right * (1 - 1e-9)
 
@@ -204,9 +204,9 @@ def test_the_stated_error_covers_too_few_nodes(monkeypatch):
     here. The truth is of 1,025 nodes, and the same to all digits at 513.
     """
     # The first pass is a guess of epsilon.
-    effort = contour_solver._Pass(128, 97)
-    monkeypatch.setattr(contour_solver, "_PASSES", (effort, effort))
-    for module in (contour_solver, exact_accounting):
+    effort = solver._Pass(128, 97)
+    monkeypatch.setattr(solver, "_PASSES", (effort, effort))
+    for module in (solver, exact_accounting):
         monkeypatch.setattr(module, "TOLERANCE", 1.0)
     example = jde.Poisson("example", sampling_probability=4.72511516e-4)
     episodes = jde.IndependentEpisodes(example, num_episodes=5)
@@ -225,7 +225,7 @@ def test_an_answer_far_from_what_its_contour_was_laid_for_is_none(is_poor, monke
     On the contour for that guess it came out as 1.2e-4, its error stated as 3e-11.
     """
     laid_for = []
-    jitted = contour_solver._jitted
+    jitted = solver._jitted
 
     def watched(name):
         if name == "first_epsilon" and is_poor:
@@ -236,7 +236,7 @@ def test_an_answer_far_from_what_its_contour_was_laid_for_is_none(is_poor, monke
             )
         return jitted(name)
 
-    monkeypatch.setattr(contour_solver, "_jitted", watched)
+    monkeypatch.setattr(solver, "_jitted", watched)
     example = jde.Poisson("example", sampling_probability=2e-5)
     episodes = jde.IndependentEpisodes(example, num_episodes=5)
     step = jde.GaussianStep(episodes, noise_multiplier=5.0)

@@ -19,11 +19,14 @@ import pytest
 
 import jaxdp_episodic as jde
 from jaxdp_episodic._precision import float64_boundary
-from jaxdp_episodic.accounting import contour_kernels, contour_layout, exact, pld
-from jaxdp_episodic.accounting.contour_steps import steps_kernel
-from jaxdp_episodic.accounting.episode_terms import cut_terms
 from jaxdp_episodic.accounting.evaluation import evaluate, step_groups
-from jaxdp_episodic.accounting.resolution import (
+from jaxdp_episodic.accounting.exact import answer as exact
+from jaxdp_episodic.accounting.exact import contour as contour_layout
+from jaxdp_episodic.accounting.exact import integral
+from jaxdp_episodic.accounting.exact.episode_terms import cut_terms
+from jaxdp_episodic.accounting.exact.loss_nodes import steps_kernel
+from jaxdp_episodic.accounting.pld import interval
+from jaxdp_episodic.accounting.run import (
     EPISODES,
     DominatingPair,
     dominating_pair,
@@ -181,7 +184,7 @@ def finer_epsilon(given: Problem, near: np.ndarray) -> tuple[np.ndarray, np.ndar
     log_target = log_delta + np.log1p(-np.exp(np.minimum(log_added - log_delta, -1e-9)))
     log_cut = log_delta - np.log(np.maximum(sum(counts), 1.0)) - 90.0
     lay = jax.jit(contour_layout.lay_contour)
-    solve = jax.jit(contour_kernels.epsilon, static_argnums=0)
+    solve = jax.jit(integral.epsilon, static_argnums=0)
 
     def kernel(target: Any, near: Any, log_cut: Any, groups: Any, backward: Any) -> Any:
         steps = []
@@ -220,7 +223,7 @@ class Outcome(NamedTuple):
 def examine(name: str, size: int, seed: int, *, rare: bool = False) -> Outcome:
     given = problem(name, size, seed, rare=rare)
     answer = exact.exact_epsilon(*given)
-    lower, upper = pld.epsilon_bounds(*given)
+    lower, upper = interval.epsilon_bounds(*given)
     bound, _ = evaluate("best_epsilon", *given)
     violations, too_wide = [], []
 

@@ -6,9 +6,9 @@ from scipy.optimize import brentq
 from scipy.stats import norm
 
 import jaxdp_episodic as jde
-from jaxdp_episodic.accounting.exact import exact_epsilon
+from jaxdp_episodic.accounting.exact.answer import exact_epsilon
 from jaxdp_episodic.accounting.gradient_fields import field_names
-from jaxdp_episodic.accounting.resolution import resolve
+from jaxdp_episodic.accounting.run import resolve
 
 DELTA = 1e-6
 

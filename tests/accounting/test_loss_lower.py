@@ -8,8 +8,9 @@ import mpmath
 import numpy as np
 import pytest
 
-from jaxdp_episodic.accounting import loss_lattice, loss_lower
-from jaxdp_episodic.accounting.resolution import SAMPLED
+from jaxdp_episodic.accounting.pld import lattice as loss_lattice
+from jaxdp_episodic.accounting.pld import lower
+from jaxdp_episodic.accounting.run import SAMPLED
 
 
 def exact_profile(u, p, s):
@@ -43,14 +44,14 @@ LAWS = [(0.3, 1.0, 0.1, 0.05, 60), (3e-4, 1.9, 1.5e-3, -2.1e-4, 400)]
 def test_every_candidate_lies_below(p, s, spacing, center, count, monkeypatch):
     points, law = lattice(p, s, spacing, center, count)
     knots, found = points[::2], []
-    score = loss_lower._score
+    score = lower._score
 
     def keep(candidate, *rest):
         found.append(candidate)
         return score(candidate, *rest)
 
-    monkeypatch.setattr(loss_lower, "_score", keep)
-    loss_lower.lower_law(points, law, 1.0)
+    monkeypatch.setattr(lower, "_score", keep)
+    lower.lower_law(points, law, 1.0)
     assert any(candidate.move != 0 for candidate in found) == (p < 0.1)
     for masses, move in found:
         losses = knots + move
@@ -73,7 +74,7 @@ def test_a_spike_off_the_lattice_costs_little():
     truth = math.log1p(float(mass @ np.expm1(3 * loss)))
     for place in (0.0, 0.05, 0.15, 0.3):
         points, law = lattice(p, s, spacing, -2.1e-4 + place * spacing, count)
-        masses, move = loss_lower.lower_law(points, law, 3.0)
+        masses, move = lower.lower_law(points, law, 3.0)
         growth = float(masses @ np.expm1(3 * (points[::2] + move))) + masses.sum() - 1
         lost = truth - math.log1p(growth)
         # a twentieth of the spacing would be 2e-4, three spacings squared 7e-6
@@ -82,11 +83,11 @@ def test_a_spike_off_the_lattice_costs_little():
 
 def test_errors_of_the_masses_go_to_the_safe_side():
     points, law = lattice(*LAWS[0])
-    masses, _ = loss_lower.lower_law(points, law, 1.0)
+    masses, _ = lower.lower_law(points, law, 1.0)
     doubtful = law._replace(
         mass_error=law.mass_error + 1e-6 * (law.bottom + law.top),
         top_error=law.top_error + 1e-6 * law.top,
     )
-    less, _ = loss_lower.lower_law(points, doubtful, 1.0)
+    less, _ = lower.lower_law(points, doubtful, 1.0)
     gain = points[::2]
     assert less @ np.expm1(gain) + less.sum() < masses @ np.expm1(gain) + masses.sum()

@@ -8,8 +8,8 @@ import mpmath
 import numpy as np
 import pytest
 
-from jaxdp_episodic.accounting import loss_single, pld
-from jaxdp_episodic.accounting.resolution import SAMPLED, SWAPPED, DominatingPair
+from jaxdp_episodic.accounting.pld import interval, single
+from jaxdp_episodic.accounting.run import SAMPLED, SWAPPED, DominatingPair
 
 
 def pair(kind, outer, rate, sensitivity, noise):
@@ -52,11 +52,11 @@ def test_ends_hold_the_truth(kind, outer, rate, sensitivity, noise, epsilon):
     with mpmath.workdps(40):
         truth = exact_delta(kind, outer, rate, sensitivity, noise, epsilon)
         log_truth = mpmath.log(truth)
-        lower, upper = pld.log_delta_bounds(np.array([epsilon]), *run)
+        lower, upper = interval.log_delta_bounds(np.array([epsilon]), *run)
         assert mpmath.mpf(float(lower[0])) <= log_truth <= mpmath.mpf(float(upper[0]))
         assert upper[0] - lower[0] <= 1e-10
         goal = float(log_truth)
-        lower, upper = pld.epsilon_bounds(np.array([goal]), *run)
+        lower, upper = interval.epsilon_bounds(np.array([goal]), *run)
         assert exact_delta(
             kind, outer, rate, sensitivity, noise, float(upper[0])
         ) <= mpmath.exp(goal)
@@ -70,7 +70,7 @@ def test_profiles_are_read_off_with_their_errors(monkeypatch):
     """A profile that is known less well gives ends that are further apart."""
     run = (pair(SWAPPED, 1.0, 0.1, 2.0, 1.0),), (np.ones(1),)
     goal = np.array([math.log(1e-5)])
-    evaluate = loss_single.loss_lattice.evaluate_tails
+    evaluate = single.loss_lattice.evaluate_tails
 
     def doubtful(*arguments):
         return [
@@ -78,8 +78,8 @@ def test_profiles_are_read_off_with_their_errors(monkeypatch):
             for both in evaluate(*arguments)
         ]
 
-    lower, upper = pld.epsilon_bounds(goal, *run)
-    monkeypatch.setattr(loss_single.loss_lattice, "evaluate_tails", doubtful)
-    wide_lower, wide_upper = pld.epsilon_bounds(goal, *run)
+    lower, upper = interval.epsilon_bounds(goal, *run)
+    monkeypatch.setattr(single.loss_lattice, "evaluate_tails", doubtful)
+    wide_lower, wide_upper = interval.epsilon_bounds(goal, *run)
     assert wide_lower < lower <= upper < wide_upper
     assert wide_upper - wide_lower < 1e-2

@@ -9,9 +9,9 @@ import mpmath
 import numpy as np
 import pytest
 
-from jaxdp_episodic.accounting import loss_bracket, loss_spectrum, loss_transform
-from jaxdp_episodic.accounting.loss_bracket import LatticeLaw
-from jaxdp_episodic.accounting.loss_plan import Direction
+from jaxdp_episodic.accounting.pld import hockey_stick, low_frequencies, transform
+from jaxdp_episodic.accounting.pld.hockey_stick import LatticeLaw
+from jaxdp_episodic.accounting.pld.window import Direction
 
 SPACING, COUNT = 0.01, 60.0
 
@@ -67,7 +67,7 @@ def exact_log_delta(one, epsilon):
 
 def row(one, tilt, epsilon):
     size, first = 1024, -512
-    return loss_bracket.tilted_row(
+    return hockey_stick.tilted_row(
         [one], [COUNT], plan(tilt, epsilon), 0.0, 0.0, 0.0, SPACING, first, size
     )
 
@@ -78,14 +78,14 @@ def test_both_ends_hold_the_exact_delta(seed, epsilon, tilt, small_rounding):
     one = law(seed)
     given = row(one, tilt, epsilon)
     given.small_rounding = small_rounding
-    (spectrum,) = loss_transform.low_spectra([given])
+    (spectrum,) = transform.low_spectra([given])
     assert spectrum is not None and len(spectrum.coefficients) <= 64
     truth = exact_log_delta(one, epsilon)
-    (low, _), (high, _) = loss_spectrum.certified_ends(
+    (low, _), (high, _) = low_frequencies.certified_ends(
         [spectrum] * 2, [epsilon] * 2, [False, True], of_epsilon=False
     )
     assert low <= truth <= high <= low + 1e-5
-    (low, _), (high, estimate) = loss_spectrum.certified_ends(
+    (low, _), (high, estimate) = low_frequencies.certified_ends(
         [spectrum] * 2, [truth] * 2, [False, True], of_epsilon=True
     )
     # the search aims beside the target by a share of the planned precision
@@ -95,12 +95,12 @@ def test_both_ends_hold_the_exact_delta(seed, epsilon, tilt, small_rounding):
 
 def test_cells_say_the_same():
     one, epsilon, tilt = law(2), 0.7, 3.0
-    (bracket,) = loss_transform.convolution_powers([row(one, tilt, epsilon)])
+    (bracket,) = transform.convolution_powers([row(one, tilt, epsilon)])
     truth = exact_log_delta(one, epsilon)
     for upper in (False, True):
-        end, _ = loss_bracket.certified_log_delta(bracket, epsilon, certify_upper=upper)
+        end, _ = hockey_stick.certified_log_delta(bracket, epsilon, certify_upper=upper)
         assert abs(end - truth) <= 1e-5 and (end >= truth) == upper
-        end, _ = loss_bracket.certified_epsilon(bracket, truth, certify_upper=upper)
+        end, _ = hockey_stick.certified_epsilon(bracket, truth, certify_upper=upper)
         assert abs(end - epsilon) <= 1e-5 and (end >= epsilon) == upper
 
 
@@ -110,9 +110,9 @@ def test_what_is_left_out_is_added():
     truth = exact_log_delta(one, epsilon)
     given = row(one, tilt, epsilon)
     given.tolerance = 1.0
-    (coarse,) = loss_transform.low_spectra([given])
+    (coarse,) = transform.low_spectra([given])
     assert coarse is not None and len(coarse.coefficients) == 8
-    (low, _), (high, _) = loss_spectrum.certified_ends(
+    (low, _), (high, _) = low_frequencies.certified_ends(
         [coarse] * 2, [epsilon] * 2, [False, True], of_epsilon=False
     )
     assert low <= truth <= high
@@ -121,7 +121,7 @@ def test_what_is_left_out_is_added():
     held = []
     for epsilon in np.linspace(0.2, 0.8, 13):
         truth = exact_log_delta(one, epsilon)
-        (low, _), (high, _) = loss_spectrum.certified_ends(
+        (low, _), (high, _) = low_frequencies.certified_ends(
             [coarse._replace(rest=0.0)] * 2,
             [epsilon] * 2,
             [False, True],
@@ -133,12 +133,12 @@ def test_what_is_left_out_is_added():
 
 def test_masses_outside_the_window_and_infinite_ones_are_added():
     one, epsilon, tilt = law(0), 0.5, 1.0
-    (spectrum,) = loss_transform.low_spectra([row(one, tilt, epsilon)])
+    (spectrum,) = transform.low_spectra([row(one, tilt, epsilon)])
     assert spectrum is not None
 
     def ends(law):
         spectra = [spectrum._replace(law=law)] * 2
-        (low, _), (high, _) = loss_spectrum.certified_ends(
+        (low, _), (high, _) = low_frequencies.certified_ends(
             spectra, [epsilon] * 2, [False, True], of_epsilon=False
         )
         return low, high

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 import jaxdp_episodic as jde
-from jaxdp_episodic.accounting import path_rows
-from jaxdp_episodic.accounting.resolution import DominatingPair
+from jaxdp_episodic.accounting import paths as path_rows
+from jaxdp_episodic.accounting.run import DominatingPair
 
 # The bounds by Rényi-DP are what these tests are about.
 rdp_epsilon = functools.partial(jde.epsilon, method="rdp")

@@ -10,15 +10,11 @@ import pytest
 from dp_accounting.pld import privacy_loss_distribution
 
 import jaxdp_episodic as jde
-from jaxdp_episodic.accounting import (
-    evaluation,
-    loss_lattice,
-    loss_lower,
-    loss_rounds,
-    pld,
-)
+from jaxdp_episodic.accounting import evaluation
+from jaxdp_episodic.accounting.pld import interval, lattice, refine
+from jaxdp_episodic.accounting.pld import lower as loss_lower
 from jaxdp_episodic.accounting.profile import privacy_profile
-from jaxdp_episodic.accounting.resolution import (
+from jaxdp_episodic.accounting.run import (
     ANTIPODAL,
     EPISODES,
     SAMPLED,
@@ -86,12 +82,12 @@ def random_settings(kind, size, seed):
 def test_gaussian_mechanism_is_inside(steps, noise, epsilon):
     truth = gaussian_log_delta(epsilon, steps, noise)
     arguments = (pair(SAMPLED, noise=noise),), (np.array([steps]),)
-    lower, upper = pld.log_delta_bounds(np.array([epsilon]), *arguments)
+    lower, upper = interval.log_delta_bounds(np.array([epsilon]), *arguments)
     assert lower <= truth <= upper
-    assert upper - lower <= pld.DEFAULT_DELTA_SHARE
-    lower, upper = pld.epsilon_bounds(np.array([truth]), *arguments)
+    assert upper - lower <= interval.DEFAULT_DELTA_SHARE
+    lower, upper = interval.epsilon_bounds(np.array([truth]), *arguments)
     assert lower <= epsilon <= upper
-    assert upper - lower <= pld.DEFAULT_EPSILON_SHARE * lower
+    assert upper - lower <= interval.DEFAULT_EPSILON_SHARE * lower
 
 
 @pytest.mark.slow
@@ -110,7 +106,7 @@ def test_two_steps_against_quadrature():
     forward = np.maximum(a - np.exp(epsilon) * b, 0).sum() * h * h
     backward = np.maximum(b - np.exp(epsilon) * a, 0).sum() * h * h
     truth = math.log(max(forward, backward))
-    lower, upper = pld.log_delta_bounds(
+    lower, upper = interval.log_delta_bounds(
         np.array([epsilon]),
         (pair(SAMPLED, rate=p1, noise=s1), pair(SAMPLED, rate=p2, noise=s2)),
         (np.ones(1), np.ones(1)),
@@ -131,7 +127,7 @@ def test_agrees_with_dp_accounting(rate, noise, steps, delta):
         noise, sampling_prob=rate, value_discretization_interval=1e-4
     ).self_compose(steps)
     epsilon = peer.get_epsilon_for_delta(delta)
-    lower, upper = pld.epsilon_bounds(
+    lower, upper = interval.epsilon_bounds(
         np.log([delta]), (pair(SAMPLED, rate=rate, noise=noise),), (np.array([steps]),)
     )
     # The peer's answer is an upper bound, close to the truth at a fine grid.
@@ -142,17 +138,17 @@ def test_agrees_with_dp_accounting(rate, noise, steps, delta):
 def test_where_a_peer_answers_less_than_the_truth():
     """A peer's pessimistic PLD says 1.943931e-10; a contour integral 1.961409e-10."""
     arguments = (pair(SAMPLED, rate=1e-4, noise=0.8),), (np.array([1e5]),)
-    lower, upper = pld.log_delta_bounds(np.array([0.5]), *arguments)
+    lower, upper = interval.log_delta_bounds(np.array([0.5]), *arguments)
     assert 1.943931e-10 < math.exp(lower[0]) <= 1.961409e-10 <= math.exp(upper[0])
     arguments = (pair(SAMPLED, rate=0.01, noise=1.0),), (np.array([1e3]),)
-    lower, upper = pld.log_delta_bounds(np.array([2.0]), *arguments)
+    lower, upper = interval.log_delta_bounds(np.array([2.0]), *arguments)
     assert math.exp(lower[0]) <= 2.665574e-6 <= math.exp(upper[0])
 
 
 @pytest.mark.slow
 def test_a_value_once_quoted_is_too_small():
     """Narrow certified ends tell 1.961409e-10 from 1.960674e-10 (4e-4 below)."""
-    lower, upper = pld.log_delta_bounds(
+    lower, upper = interval.log_delta_bounds(
         np.array([0.5]),
         (pair(SAMPLED, rate=1e-4, noise=0.8),),
         (np.array([1e5]),),
@@ -179,18 +175,20 @@ def test_one_step_is_the_profile(relation):
             if n != "kind"
         }
     )
-    lower, upper = pld.log_delta_bounds(epsilon, (flat,), (np.ones(4),))
+    lower, upper = interval.log_delta_bounds(epsilon, (flat,), (np.ones(4),))
     assert np.all((lower <= exact) & (exact <= upper))
-    assert np.all(upper - lower <= pld.DEFAULT_DELTA_SHARE)
+    assert np.all(upper - lower <= interval.DEFAULT_DELTA_SHARE)
 
 
 def check_random(kind, size, seed):
     """Ends in order, below the RDP answer; returns the share that is close enough."""
     settings, steps, log_delta = random_settings(kind, size, seed)
-    lower, upper = pld.epsilon_bounds(log_delta, (settings,), (steps,))
+    lower, upper = interval.epsilon_bounds(log_delta, (settings,), (steps,))
     rdp, _ = evaluation.evaluate("best_epsilon", log_delta, (settings,), (steps,))
     assert np.all((lower >= 0) & (lower <= upper) & (upper <= rdp))
-    enough = np.maximum(pld.DEFAULT_EPSILON_SHARE * lower, pld.DEFAULT_EPSILON_WIDTH)
+    enough = np.maximum(
+        interval.DEFAULT_EPSILON_SHARE * lower, interval.DEFAULT_EPSILON_WIDTH
+    )
     return np.mean(upper - lower <= enough * (1 + 1e-9))
 
 
@@ -211,9 +209,9 @@ def test_many_random_settings(kind):
 def test_delta_of_epsilon_gives_epsilon_back(kind):
     one = (pair(kind, rate=0.02, noise=1.2, episodes=2 if kind == EPISODES else 1),)
     counts = (np.array([300.0]),)
-    lower, upper = pld.epsilon_bounds(np.array([math.log(1e-6)]), one, counts)
-    of_lower, _ = pld.log_delta_bounds(upper, one, counts)
-    _, of_upper = pld.log_delta_bounds(lower, one, counts)
+    lower, upper = interval.epsilon_bounds(np.array([math.log(1e-6)]), one, counts)
+    of_lower, _ = interval.log_delta_bounds(upper, one, counts)
+    _, of_upper = interval.log_delta_bounds(lower, one, counts)
     assert of_lower <= math.log(1e-6) <= of_upper
 
 
@@ -223,7 +221,7 @@ def test_tiny_rate_and_tiny_delta():
         (pair(SWAPPED, rate=1e-6, sensitivity=2.0, noise=1.0),),
         (np.array([1e4]),),
     )
-    lower, upper = pld.epsilon_bounds(np.array([math.log(1e-12)]), *arguments)
+    lower, upper = interval.epsilon_bounds(np.array([math.log(1e-12)]), *arguments)
     assert 0 < upper - lower <= max(0.01 * lower[0], 1e-4)
 
 
@@ -233,9 +231,9 @@ def test_order_and_splitting_of_steps_do_not_matter():
     goal = np.array([math.log(1e-6)])
     counts = np.array([40.0]), np.array([90.0])
     ends = [
-        pld.epsilon_bounds(goal, (a, b), counts),
-        pld.epsilon_bounds(goal, (b, a), counts[::-1]),
-        pld.epsilon_bounds(
+        interval.epsilon_bounds(goal, (a, b), counts),
+        interval.epsilon_bounds(goal, (b, a), counts[::-1]),
+        interval.epsilon_bounds(
             goal, (a, b, b), (counts[0], np.array([30.0]), np.array([60.0]))
         ),
     ]
@@ -248,12 +246,12 @@ def test_order_and_splitting_of_steps_do_not_matter():
 def test_narrower_ends_lie_within_reach_and_can_be_refused():
     arguments = (pair(SAMPLED, rate=0.01, noise=1.0),), (np.array([1e3]),)
     goal = np.array([math.log(1e-6)])
-    lower, upper = pld.epsilon_bounds(goal, *arguments)
-    fine_lower, fine_upper = pld.epsilon_bounds(goal, *arguments, max_width=1e-3)
+    lower, upper = interval.epsilon_bounds(goal, *arguments)
+    fine_lower, fine_upper = interval.epsilon_bounds(goal, *arguments, max_width=1e-3)
     assert fine_upper - fine_lower <= 1e-3
     assert fine_lower <= upper and lower <= fine_upper
     with pytest.raises(ValueError, match="max_width 1e-12 cannot be reached"):
-        pld.epsilon_bounds(goal, *arguments, max_width=1e-12)
+        interval.epsilon_bounds(goal, *arguments, max_width=1e-12)
 
 
 @pytest.mark.slow
@@ -285,7 +283,7 @@ def test_settings_that_were_too_wide(
 ):
     moved = 1.0 if kind in (SAMPLED, ANTIPODAL) else 2.0
     one = pair(kind, outer, rate, inner, moved, noise, episodes)
-    ends = pld.epsilon_bounds(np.array([log_delta]), (one,), (np.array([steps]),))
+    ends = interval.epsilon_bounds(np.array([log_delta]), (one,), (np.array([steps]),))
     lower, upper = (float(e[0]) for e in ends)
     assert 0 < upper - lower <= max(0.01 * lower, 1e-4) * (1 + 1e-9)
 
@@ -297,7 +295,7 @@ def test_two_steps_that_were_too_wide():
         pair(SWAPPED, rate=2.126e-4, sensitivity=2.0, noise=12.22),
     )
     counts = np.array([7251539.0]), np.array([26455.0])
-    lower, upper = pld.epsilon_bounds(np.array([-20.506]), run, counts)
+    lower, upper = interval.epsilon_bounds(np.array([-20.506]), run, counts)
     assert 0 < upper - lower <= 0.01 * lower
 
 
@@ -329,8 +327,8 @@ def test_profile_errors_are_within_their_bounds(p, s):
         [p * np.geomspace(1e-6, 30, 12), last * (1 - np.geomspace(1e-8, 0.3, 12))]
     )
     fields = (1.0, p, 1.0, s, 1.0)
-    ((forward, backward),) = loss_lattice.evaluate_tails(SAMPLED, [fields], [points])
-    move = loss_lattice.displacement(SAMPLED, fields)
+    ((forward, backward),) = lattice.evaluate_tails(SAMPLED, [fields], [points])
+    move = lattice.displacement(SAMPLED, fields)
     for i, u in enumerate(points):
         for place, tails in enumerate((forward, backward)):
             # the law is the true one with its losses moved by at most ``move``
@@ -360,10 +358,12 @@ def test_settings_that_lose_nothing_or_everything():
     noise = np.array([1.0, np.inf, 1.0, 0.0])
     steps = np.array([10.0, 10.0, 0.0, 10.0])
     settings = (pair(SAMPLED, rate=rate, noise=noise),)
-    lower, upper = pld.epsilon_bounds(np.full(4, math.log(1e-6)), settings, (steps,))
+    lower, upper = interval.epsilon_bounds(
+        np.full(4, math.log(1e-6)), settings, (steps,)
+    )
     assert np.array_equal(upper, [0, 0, 0, np.inf])
     assert np.array_equal(lower, [0, 0, 0, 0])
-    lower, upper = pld.log_delta_bounds(np.ones(4), settings, (steps,))
+    lower, upper = interval.log_delta_bounds(np.ones(4), settings, (steps,))
     assert np.array_equal(upper, [-np.inf, -np.inf, -np.inf, 0])
     assert np.array_equal(lower, np.full(4, -np.inf))
 
@@ -371,10 +371,10 @@ def test_settings_that_lose_nothing_or_everything():
 @pytest.mark.slow
 def test_batch_equals_single():
     settings, steps, log_delta = random_settings(SAMPLED, 6, 11)
-    lower, upper = pld.epsilon_bounds(log_delta, (settings,), (steps,))
+    lower, upper = interval.epsilon_bounds(log_delta, (settings,), (steps,))
     for i in range(6):
         one = DominatingPair(SAMPLED, *(np.asarray(a)[i : i + 1] for a in settings[1:]))
-        low, high = pld.epsilon_bounds(
+        low, high = interval.epsilon_bounds(
             log_delta[i : i + 1], (one,), (steps[i : i + 1],)
         )
         assert low <= upper[i] and lower[i] <= high
@@ -382,13 +382,13 @@ def test_batch_equals_single():
 
 def test_a_count_that_is_not_whole_is_refused():
     with pytest.raises(ValueError, match="whole"):
-        pld.epsilon_bounds(np.array([-10.0]), (pair(SAMPLED),), (np.array([1.5]),))
+        interval.epsilon_bounds(np.array([-10.0]), (pair(SAMPLED),), (np.array([1.5]),))
 
 
 @pytest.mark.parametrize("fault", ["tail", "bottom", "optimist"])
 def test_a_planted_fault_is_found(fault, monkeypatch):
     """Without a tail's mass, or with a lower law too high, the ends miss the truth."""
-    right_upper, right_lower = loss_lattice.upper_masses, loss_lower.lower_law
+    right_upper, right_lower = lattice.upper_masses, loss_lower.lower_law
 
     def upper_without(points, law):
         masses, infinite = right_upper(points, law)
@@ -402,13 +402,15 @@ def test_a_planted_fault_is_found(fault, monkeypatch):
             return loss_lower.LowerLaw(right_upper(points, law)[0], 0.0)
         return right_lower(points, law, tilt)
 
-    monkeypatch.setattr(loss_lattice, "upper_masses", upper_without)
+    monkeypatch.setattr(lattice, "upper_masses", upper_without)
     monkeypatch.setattr(loss_lower, "lower_law", lower_with)
-    monkeypatch.setattr(loss_rounds, "_MASS_CHECK", 1.0)
+    monkeypatch.setattr(refine, "_MASS_CHECK", 1.0)
     truth = gaussian_log_delta(4.0, 10, 3.0)
-    monkeypatch.setattr(pld, "_MOST_ROUNDS", 1)
-    monkeypatch.setattr(pld.evaluation, "evaluate", lambda *_, **__: (np.zeros(1), 0))
-    lower, upper = pld.log_delta_bounds(
+    monkeypatch.setattr(interval, "_MOST_ROUNDS", 1)
+    monkeypatch.setattr(
+        interval.evaluation, "evaluate", lambda *_, **__: (np.zeros(1), 0)
+    )
+    lower, upper = interval.log_delta_bounds(
         np.array([4.0]), (pair(SAMPLED, noise=3.0),), (np.array([10.0]),)
     )
     assert not lower <= truth <= upper

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 import jaxdp_episodic as jde
 from jaxdp_episodic._precision import float64_boundary
-from jaxdp_episodic.accounting import rdp_kernels
+from jaxdp_episodic.accounting.rdp import kernels
 
 # The bounds by Rényi-DP are what these tests are about.
 rdp_epsilon = functools.partial(jde.epsilon, method="rdp")
@@ -185,8 +185,8 @@ def test_search_does_not_go_to_and_fro():
     hints = np.geomspace(0.02, 1, 64)  # the inner rate only says where to start
     outer, rate, shift, steps = 0.24317, 0.18926551, 0.70889352, 44.0
     fields = (np.full((1, 64), value) for value in (outer, rate, 1.0, shift, 1, steps))
-    group = rdp_kernels.StepGroup(*fields)._replace(inner_rate=hints[None])
-    search = functools.partial(rdp_kernels.best_epsilon, ("sampled",))
+    group = kernels.StepGroup(*fields)._replace(inner_rate=hints[None])
+    search = functools.partial(kernels.best_epsilon, ("sampled",))
     found, _ = float64_boundary(jax.jit(search))(np.full(64, math.log(1e-5)), (group,))
     np.testing.assert_allclose(found, 3.308434, rtol=1e-4)
 

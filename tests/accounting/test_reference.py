@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 import jaxdp_episodic as jde
-from jaxdp_episodic.amplification.subsampled_rdp import rdp_poisson_subsampled
-from jaxdp_episodic.mechanisms import Gaussian
+from jaxdp_episodic.bounds.mechanisms import Gaussian
+from jaxdp_episodic.bounds.subsampled_rdp import rdp_poisson_subsampled
 from oracles import moments as oracle
 
 # The bounds by Rényi-DP are what these tests are about.

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 import jaxdp_episodic as jde
-from jaxdp_episodic.accounting import report as report_module
-from jaxdp_episodic.accounting.report import privacy_report
+from jaxdp_episodic.report import report as report_module
+from jaxdp_episodic.report.report import privacy_report
 
 # The bounds by Rényi-DP are what these tests are about.
 rdp_epsilon = functools.partial(jde.epsilon, method="rdp")

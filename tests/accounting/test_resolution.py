@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import jaxdp_episodic as jde
-from jaxdp_episodic.accounting.resolution import dominating_pair
+from jaxdp_episodic.accounting.run import dominating_pair
 
 SITE = jde.Poisson("site", sampling_probability=0.5)
 COIN = jde.Poisson("group", sampling_probability=0.25)

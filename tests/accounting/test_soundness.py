@@ -16,7 +16,7 @@ import pytest
 
 import jaxdp_episodic as jde
 from jaxdp_episodic.accounting import profile
-from jaxdp_episodic.accounting.resolution import SWAPPED, dominating_pair
+from jaxdp_episodic.accounting.run import SWAPPED, dominating_pair
 from oracles import adversary, episodes, trees
 
 G = np.exp(adversary.LOG_GS)

@@ -7,20 +7,22 @@ import pytest
 from scipy import optimize, stats
 
 import jaxdp_episodic as jde
-from jaxdp_episodic.accounting import views
-from jaxdp_episodic.accounting.answers import EpsilonInfo
+from jaxdp_episodic.accounting import attacker
+from jaxdp_episodic.accounting.api import EpsilonInfo
 from jaxdp_episodic.accounting.curve_points import curve_points, lower_hull
-from jaxdp_episodic.mechanisms import Gaussian
+from jaxdp_episodic.bounds.mechanisms import Gaussian
 
 DEFAULT = "exact"  # the views' own default method
 ALPHAS = np.concatenate(
     [[0.0], np.geomspace(1e-12, 0.5, 60), 1 - np.geomspace(0.5, 1e-9, 40)[1:], [1.0]]
 )
 VIEWS = [
-    lambda step, **run: views.trade_off(step, false_positive_rate=0.1, **run),
-    lambda step, **run: views.true_positive_rate(step, false_positive_rate=0.1, **run),
-    views.advantage,
-    views.gdp_mu,
+    lambda step, **run: attacker.trade_off(step, false_positive_rate=0.1, **run),
+    lambda step, **run: attacker.true_positive_rate(
+        step, false_positive_rate=0.1, **run
+    ),
+    attacker.advantage,
+    attacker.gdp_mu,
 ]
 
 
@@ -65,7 +67,7 @@ def single_profile(step, *, epsilon, num_steps=1, method="exact", return_info=Tr
 
 @pytest.fixture
 def exact(monkeypatch):
-    monkeypatch.setattr(views, "delta", single_profile)
+    monkeypatch.setattr(attacker, "delta", single_profile)
 
 
 class TestGaussian:
@@ -73,12 +75,12 @@ class TestGaussian:
         ("noise", "num_steps"), [(30.0, 1), (3.0, 4), (5.0, 100), (1.0, 9), (0.3, 9)]
     )
     def test_trade_off(self, monkeypatch, noise, num_steps):
-        monkeypatch.setattr(views, "delta", profile_of_gaussian_steps)
+        monkeypatch.setattr(attacker, "delta", profile_of_gaussian_steps)
         step, mu = poisson_step(1.0, noise), np.sqrt(num_steps) / noise
         run = {"false_positive_rate": ALPHAS, "num_steps": num_steps}
         missed, caught = (
-            views.trade_off(step, **run),
-            views.true_positive_rate(step, **run),
+            attacker.trade_off(step, **run),
+            attacker.true_positive_rate(step, **run),
         )
         true_missed = stats.norm.cdf(stats.norm.isf(ALPHAS) - mu)
         true_caught = stats.norm.sf(stats.norm.isf(ALPHAS) - mu)
@@ -92,14 +94,14 @@ class TestGaussian:
 
     @pytest.mark.parametrize("noise", [1e7, 100.0, 3.0, 1.0, 0.3, 0.1, 0.07])
     def test_mu(self, exact, noise):
-        mu = views.gdp_mu(poisson_step(1.0, noise), num_steps=1)
+        mu = attacker.gdp_mu(poisson_step(1.0, noise), num_steps=1)
         assert 1 <= mu * noise <= 1 + 1e-3
 
     def test_mu_of_almost_no_noise(self, exact):
-        assert views.gdp_mu(poisson_step(1.0, 0.03), num_steps=1) == np.inf
+        assert attacker.gdp_mu(poisson_step(1.0, 0.03), num_steps=1) == np.inf
 
     def test_advantage(self, exact):
-        found = views.advantage(poisson_step(1.0, [0.5, 2.0]), num_steps=1)
+        found = attacker.advantage(poisson_step(1.0, [0.5, 2.0]), num_steps=1)
         expected = 2 * stats.norm.cdf(np.array([2.0, 0.5]) / 2) - 1
         np.testing.assert_allclose(found, expected, rtol=1e-12)
 
@@ -119,7 +121,7 @@ class TestSampled:
         missed = np.max(1 - deltas - np.exp(fine) * ALPHAS, axis=0)
         mirrored = np.exp(-fine) * (1 - deltas - ALPHAS)
         missed = np.maximum(missed, mirrored.max(axis=0))
-        found = views.trade_off(step, false_positive_rate=ALPHAS, num_steps=1)
+        found = attacker.trade_off(step, false_positive_rate=ALPHAS, num_steps=1)
         assert np.all(found <= missed + 1e-15)
         np.testing.assert_allclose(found, missed, rtol=0, atol=1e-6)
 
@@ -127,7 +129,7 @@ class TestSampled:
     @pytest.mark.parametrize("noise", [0.5, 2.0])
     def test_mu_holds_between_the_points_and_no_smaller_one(self, exact, rate, noise):
         step, floor = poisson_step(rate, noise), 1e-10
-        mu = views.gdp_mu(step, num_steps=1, smallest_delta=floor)
+        mu = attacker.gdp_mu(step, num_steps=1, smallest_delta=floor)
         end = optimize.brentq(lambda e: profile(step, e) - floor, 0, 50, xtol=1e-12)
         epsilons = np.linspace(0, end, 40_960)
         deltas = profile(step, epsilons)
@@ -139,7 +141,7 @@ class TestSampled:
     def test_mu_grows_where_more_of_the_tail_has_to_fit(self, exact):
         step = poisson_step(0.01, 0.7)
         values = [
-            views.gdp_mu(step, num_steps=1, smallest_delta=floor)
+            attacker.gdp_mu(step, num_steps=1, smallest_delta=floor)
             for floor in (0.5, 1e-3, 1e-6, 1e-12, 1e-20, 1e-100)
         ]
         assert values[0] == 0
@@ -151,7 +153,7 @@ class TestShapes:
         alpha = np.linspace(0, 1, 401)
         random = np.random.default_rng(5)
         step = poisson_step(random.random((6, 1)), 10 ** random.uniform(-1, 2, (4,)))
-        curves = views.trade_off(step, false_positive_rate=alpha, num_steps=1)
+        curves = attacker.trade_off(step, false_positive_rate=alpha, num_steps=1)
         assert curves.shape == (6, 4, 401)
         assert np.all(curves <= 1 - alpha)
         assert np.all(curves >= 0)
@@ -166,21 +168,25 @@ class TestShapes:
     def test_a_grid_is_its_scalars(self, exact):
         noises, alpha = np.array([0.4, 2.0, 30.0]), np.array([[0.01, 0.3]])
         step = poisson_step(0.2, noises)
-        found = views.true_positive_rate(step, false_positive_rate=alpha, num_steps=1)
-        mus = views.gdp_mu(step, num_steps=1)
+        found = attacker.true_positive_rate(
+            step, false_positive_rate=alpha, num_steps=1
+        )
+        mus = attacker.gdp_mu(step, num_steps=1)
         assert found.shape == (3, 1, 2)
         assert mus.shape == (3,)
         for noise, row, mu in zip(noises, found, mus, strict=True):
             one = poisson_step(0.2, noise)
-            alone = views.true_positive_rate(one, false_positive_rate=0.3, num_steps=1)
+            alone = attacker.true_positive_rate(
+                one, false_positive_rate=0.3, num_steps=1
+            )
             assert isinstance(alone, np.float64)
             assert row[0, 1] == pytest.approx(alone, rel=1e-12)
-            alone = views.gdp_mu(one, num_steps=1)
+            alone = attacker.gdp_mu(one, num_steps=1)
             assert isinstance(alone, np.float64)
             assert mu == pytest.approx(alone, rel=1e-9)
 
     def test_no_settings_and_no_rates(self, exact):
-        empty = views.trade_off(
+        empty = attacker.trade_off(
             poisson_step(0.1, [1.0, 2.0]), false_positive_rate=[], num_steps=1
         )
         assert empty.shape == (2, 0)
@@ -189,26 +195,26 @@ class TestShapes:
 class TestExtremes:
     def test_full_leak(self, exact):
         step = poisson_step(1.0, 0.0)
-        missed = views.trade_off(step, false_positive_rate=ALPHAS, num_steps=1)
+        missed = attacker.trade_off(step, false_positive_rate=ALPHAS, num_steps=1)
         np.testing.assert_array_equal(missed, 0)
-        assert views.advantage(step, num_steps=1) == 1
-        assert views.gdp_mu(step, num_steps=1) == np.inf
+        assert attacker.advantage(step, num_steps=1) == 1
+        assert attacker.gdp_mu(step, num_steps=1) == np.inf
 
     def test_half_a_leak(self, exact):
         # Drawn with probability 1/2, and then without noise.
         step = poisson_step(0.5, 0.0)
-        missed = views.trade_off(step, false_positive_rate=ALPHAS, num_steps=1)
+        missed = attacker.trade_off(step, false_positive_rate=ALPHAS, num_steps=1)
         np.testing.assert_allclose(missed, np.maximum(0.5 - ALPHAS, 0), atol=0.51)
         assert np.all(missed <= 0.5)
-        assert views.gdp_mu(step, num_steps=1) == np.inf
+        assert attacker.gdp_mu(step, num_steps=1) == np.inf
 
     def test_nothing_is_drawn(self, exact):
         step = poisson_step(0.0, 1.0)
-        missed = views.trade_off(step, false_positive_rate=ALPHAS, num_steps=1)
+        missed = attacker.trade_off(step, false_positive_rate=ALPHAS, num_steps=1)
         np.testing.assert_allclose(missed, 1 - ALPHAS, atol=1e-14)
         assert np.all(missed <= 1 - ALPHAS)
-        assert views.advantage(step, num_steps=1) == 0
-        assert views.gdp_mu(step, num_steps=1) == 0
+        assert attacker.advantage(step, num_steps=1) == 0
+        assert attacker.gdp_mu(step, num_steps=1) == 0
 
 
 class TestRdp:
@@ -218,29 +224,29 @@ class TestRdp:
     def test_bounds_are_above_the_truth(self):
         step = poisson_step(1.0, 5.0)
         run = {"num_steps": 100, "method": "rdp"}
-        missed = views.trade_off(step, false_positive_rate=ALPHAS, **run)
+        missed = attacker.trade_off(step, false_positive_rate=ALPHAS, **run)
         assert np.all(missed <= stats.norm.cdf(stats.norm.isf(ALPHAS) - 2.0))
         assert missed[30] > 0
-        mu = views.gdp_mu(step, **run)
+        mu = attacker.gdp_mu(step, **run)
         assert 2 <= mu < 3.2
 
 
 class TestRuns:
     @pytest.fixture(autouse=True)
     def _exact(self, monkeypatch):
-        monkeypatch.setattr(views, "delta", profile_of_gaussian_steps)
+        monkeypatch.setattr(attacker, "delta", profile_of_gaussian_steps)
 
     def test_composed(self):
         step = poisson_step(1.0, [20.0, 40.0])
         run = jde.compose((step, 30), (step, 20))
-        assert views.advantage(run).shape == (2,)
+        assert attacker.advantage(run).shape == (2,)
         np.testing.assert_array_equal(
-            views.true_positive_rate(run, false_positive_rate=0.01),
-            views.true_positive_rate(step, false_positive_rate=0.01, num_steps=50),
+            attacker.true_positive_rate(run, false_positive_rate=0.01),
+            attacker.true_positive_rate(step, false_positive_rate=0.01, num_steps=50),
         )
 
     def test_counts_broadcast(self):
-        found = views.gdp_mu(
+        found = attacker.gdp_mu(
             poisson_step(1.0, [[2.0], [40.0]]), num_steps=np.array([0, 1, 4])
         )
         expected = np.array([0.0, 1.0, 2.0]) / np.array([[2.0], [40.0]])
@@ -268,7 +274,7 @@ class TestBadInputs:
         ],
     )
     def test_false_positive_rate(self, value, error, message):
-        for view in (views.trade_off, views.true_positive_rate):
+        for view in (attacker.trade_off, attacker.true_positive_rate):
             with pytest.raises(error, match=message):
                 view(poisson_step(0.1, 1.0), false_positive_rate=value, num_steps=1)
 
@@ -284,7 +290,7 @@ class TestBadInputs:
     )
     def test_smallest_delta(self, value, error, message):
         with pytest.raises(error, match=message):
-            views.gdp_mu(poisson_step(0.1, 1.0), num_steps=1, smallest_delta=value)
+            attacker.gdp_mu(poisson_step(0.1, 1.0), num_steps=1, smallest_delta=value)
 
     @pytest.mark.parametrize("view", VIEWS, ids=["f", "tpr", "advantage", "mu"])
     def test_what_delta_refuses(self, view):
@@ -316,14 +322,14 @@ def test_the_error_of_an_exact_delta_is_added(monkeypatch):
 
     step = poisson_step(0.2, 1.0)
     alpha = np.geomspace(1e-3, 0.9, 9)
-    monkeypatch.setattr(views, "delta", single_profile)
-    caught = views.true_positive_rate(step, num_steps=1, false_positive_rate=alpha)
-    gain, mu = views.advantage(step, num_steps=1), views.gdp_mu(step, num_steps=1)
-    monkeypatch.setattr(views, "delta", too_small)
-    again = views.true_positive_rate(step, num_steps=1, false_positive_rate=alpha)
+    monkeypatch.setattr(attacker, "delta", single_profile)
+    caught = attacker.true_positive_rate(step, num_steps=1, false_positive_rate=alpha)
+    gain, mu = attacker.advantage(step, num_steps=1), attacker.gdp_mu(step, num_steps=1)
+    monkeypatch.setattr(attacker, "delta", too_small)
+    again = attacker.true_positive_rate(step, num_steps=1, false_positive_rate=alpha)
     # the points may lie elsewhere
     assert np.all(again >= caught * (1 - 1e-6))
-    assert gain <= views.advantage(step, num_steps=1) <= gain * (1 + 1e-12)
-    assert mu * (1 - 1e-6) <= views.gdp_mu(step, num_steps=1) <= mu * (1 + 1e-6)
-    certified = views.upper_delta(step, epsilon=4.0, num_steps=1)
+    assert gain <= attacker.advantage(step, num_steps=1) <= gain * (1 + 1e-12)
+    assert mu * (1 - 1e-6) <= attacker.gdp_mu(step, num_steps=1) <= mu * (1 + 1e-6)
+    certified = attacker.upper_delta(step, epsilon=4.0, num_steps=1)
     assert certified == pytest.approx(jde.privacy_profile(step, 4.0), rel=1e-14)

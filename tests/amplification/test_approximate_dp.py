@@ -7,7 +7,7 @@ import mpmath as mp
 import numpy as np
 import pytest
 
-from jaxdp_episodic.amplification.approximate_dp import (
+from jaxdp_episodic.bounds.approximate_dp import (
     advanced_joint_convexity,
     amplified_epsilon,
     amplify_poisson,
@@ -16,11 +16,16 @@ from jaxdp_episodic.amplification.approximate_dp import (
     delta_without_replacement_subsampled,
     unamplified_epsilon,
 )
-from jaxdp_episodic.amplification.with_replacement import (
+from jaxdp_episodic.bounds.mechanisms import (
+    Gaussian,
+    Laplace,
+    RandomizedResponse,
+    RdpTable,
+)
+from jaxdp_episodic.bounds.with_replacement import (
     delta_with_replacement_subsampled,
     group_delta,
 )
-from jaxdp_episodic.mechanisms import Gaussian, Laplace, RandomizedResponse, RdpTable
 
 EPSILONS = np.array([0.0, 0.05, 0.3, 1.0, 3.0])
 

@@ -6,7 +6,7 @@ import mpmath as mp
 import numpy as np
 import pytest
 
-from jaxdp_episodic.amplification.composition import (
+from jaxdp_episodic.bounds.composition import (
     compose_closed_form,
     compose_naive,
     compose_optimal_delta,

@@ -5,18 +5,18 @@ import numpy as np
 import pytest
 
 import jaxdp_episodic as jde
-from jaxdp_episodic.amplification.bounded_iteration import (
+from jaxdp_episodic.bounds.bounded_iteration import (
     bounded_iteration_rdp,
     full_batch_rho,
 )
-from jaxdp_episodic.amplification.iteration import (
+from jaxdp_episodic.bounds.iteration import (
     contraction_factors,
     final_variance,
     one_pass_rho,
     optimal_noise_stds,
     rho_to_epsilon,
 )
-from jaxdp_episodic.mechanisms import Gaussian
+from jaxdp_episodic.bounds.mechanisms import Gaussian
 
 
 def random_run(rng):

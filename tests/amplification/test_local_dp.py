@@ -3,13 +3,13 @@
 import numpy as np
 import pytest
 
-from jaxdp_episodic.amplification.local_dp import (
+from jaxdp_episodic.bounds.local_dp import (
     central_sum_error,
     local_epsilon_for_shuffled,
     local_sum_error,
     simulate_sums,
 )
-from jaxdp_episodic.amplification.shuffling import shuffled_epsilon
+from jaxdp_episodic.bounds.shuffling import shuffled_epsilon
 
 TRIALS = 4_000
 

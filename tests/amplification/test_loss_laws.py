@@ -9,7 +9,7 @@ import pytest
 from scipy.stats import norm
 
 from jaxdp_episodic._precision import float64_boundary
-from jaxdp_episodic.amplification import loss_laws
+from jaxdp_episodic.losses import loss_laws
 from jaxdp_episodic.numerics.complex_exponentials import sum_expm1
 
 LOG_CUT = -120.0  # of the density: 15.5 standard deviations

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from jaxdp_episodic._precision import float64_boundary
-from jaxdp_episodic.amplification import profiles
+from jaxdp_episodic.losses import profiles
 from oracles import precise
 
 

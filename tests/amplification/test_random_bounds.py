@@ -18,12 +18,13 @@ import scipy.special
 import scipy.stats
 
 import jaxdp_episodic as jde
-from jaxdp_episodic.amplification import approximate_dp, composition
-from jaxdp_episodic.amplification.local_dp import (
+from jaxdp_episodic.bounds import approximate_dp, composition
+from jaxdp_episodic.bounds.local_dp import (
     central_sum_error,
     local_sum_error,
 )
-from jaxdp_episodic.amplification.randomized_response import (
+from jaxdp_episodic.bounds.mechanisms import Gaussian, Laplace
+from jaxdp_episodic.bounds.randomized_response import (
     epsilon_of_keep_probability,
     keep_probability,
     linear_epsilon,
@@ -32,16 +33,15 @@ from jaxdp_episodic.amplification.randomized_response import (
     response_law,
     truth_probability,
 )
-from jaxdp_episodic.amplification.tombs_multistage import (
+from jaxdp_episodic.bounds.tombs_multistage import (
     multistage_delta,
     multistage_guarantee,
     tombs_multistage,
 )
-from jaxdp_episodic.amplification.with_replacement import (
+from jaxdp_episodic.bounds.with_replacement import (
     delta_with_replacement_subsampled,
     group_delta,
 )
-from jaxdp_episodic.mechanisms import Gaussian, Laplace
 from oracles.finite_laws import (
     assert_between,
     random_laws,

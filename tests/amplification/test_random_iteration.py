@@ -11,16 +11,21 @@ import pytest
 import scipy.special
 import scipy.stats
 
-from jaxdp_episodic.amplification import iteration
-from jaxdp_episodic.amplification.bounded_iteration import (
+from jaxdp_episodic.bounds import iteration
+from jaxdp_episodic.bounds.bounded_iteration import (
     bounded_iteration_rdp,
     full_batch_rho,
 )
-from jaxdp_episodic.amplification.subsampled_rdp import (
+from jaxdp_episodic.bounds.mechanisms import (
+    Gaussian,
+    Laplace,
+    RandomizedResponse,
+    RdpTable,
+)
+from jaxdp_episodic.bounds.subsampled_rdp import (
     rdp_poisson_subsampled,
     rdp_without_replacement_subsampled,
 )
-from jaxdp_episodic.mechanisms import Gaussian, Laplace, RandomizedResponse, RdpTable
 from oracles.finite_laws import (
     assert_between,
     random_laws,

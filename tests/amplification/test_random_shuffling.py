@@ -9,11 +9,11 @@ import pytest
 import scipy.special
 import scipy.stats
 
-from jaxdp_episodic.amplification.local_dp import local_epsilon_for_shuffled
-from jaxdp_episodic.amplification.shuffled_responses import (
+from jaxdp_episodic.bounds.local_dp import local_epsilon_for_shuffled
+from jaxdp_episodic.bounds.shuffled_responses import (
     exact_randomized_response_delta,
 )
-from jaxdp_episodic.amplification.shuffling import (
+from jaxdp_episodic.bounds.shuffling import (
     KINDS,
     shuffled_delta,
     shuffled_epsilon,

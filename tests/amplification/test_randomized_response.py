@@ -4,8 +4,8 @@ import mpmath as mp
 import numpy as np
 import pytest
 
-from jaxdp_episodic.amplification.approximate_dp import amplified_epsilon
-from jaxdp_episodic.amplification.randomized_response import (
+from jaxdp_episodic.bounds.approximate_dp import amplified_epsilon
+from jaxdp_episodic.bounds.randomized_response import (
     epsilon_of_keep_probability,
     keep_probability,
     linear_epsilon,

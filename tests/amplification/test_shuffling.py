@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 import scipy.stats
 
-from jaxdp_episodic.amplification.shuffled_responses import (
+from jaxdp_episodic.bounds.shuffled_responses import (
     exact_randomized_response_delta,
 )
-from jaxdp_episodic.amplification.shuffling import (
+from jaxdp_episodic.bounds.shuffling import (
     KINDS,
     shuffled_delta,
     shuffled_epsilon,

@@ -14,17 +14,17 @@ import numpy as np
 import pytest
 from dp_accounting.rdp import RdpAccountant
 
-from jaxdp_episodic.amplification import subsampled_rdp
-from jaxdp_episodic.amplification.subsampled_rdp import (
-    rdp_poisson_subsampled,
-    rdp_without_replacement_subsampled,
-)
-from jaxdp_episodic.mechanisms import (
+from jaxdp_episodic.bounds import subsampled_rdp
+from jaxdp_episodic.bounds.mechanisms import (
     Gaussian,
     Laplace,
     RandomizedResponse,
     RdpCurve,
     RdpTable,
+)
+from jaxdp_episodic.bounds.subsampled_rdp import (
+    rdp_poisson_subsampled,
+    rdp_without_replacement_subsampled,
 )
 
 REFERENCE = json.loads(

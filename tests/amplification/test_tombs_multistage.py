@@ -6,14 +6,14 @@ import numpy as np
 import pytest
 
 import jaxdp_episodic as jde
-from jaxdp_episodic.amplification.approximate_dp import delta_poisson_subsampled
-from jaxdp_episodic.amplification.tombs_multistage import (
+from jaxdp_episodic.bounds.approximate_dp import delta_poisson_subsampled
+from jaxdp_episodic.bounds.mechanisms import Gaussian
+from jaxdp_episodic.bounds.tombs_multistage import (
     multistage_delta,
     multistage_guarantee,
     multistage_rates,
     tombs_multistage,
 )
-from jaxdp_episodic.mechanisms import Gaussian
 
 # The tree of the paper's Example 3.1: 2 primary units, 3 and 2 secondary ones.
 EXAMPLE = [[4, 2, 3], [4, 5]]

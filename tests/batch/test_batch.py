@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 import jaxdp_episodic as jde
-from jaxdp_episodic.accounting.batch import answer_requests
-from jaxdp_episodic.accounting.request import CalibrationRequest, EpsilonRequest
-from jaxdp_episodic.accounting.unit_budgets import unit_budgets, write_unit_budgets
+from jaxdp_episodic.requests.batch import answer_requests
+from jaxdp_episodic.requests.per_unit import unit_budgets, write_unit_budgets
+from jaxdp_episodic.requests.request import CalibrationRequest, EpsilonRequest
 
 POOL = {
     "type": "GroupedClasses",

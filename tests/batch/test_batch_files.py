@@ -8,9 +8,9 @@ import pyarrow as arrow
 import pyarrow.parquet as parquet
 import pytest
 
-from jaxdp_episodic.accounting import batch_files
-from jaxdp_episodic.accounting.batch_files import answer_file
 from jaxdp_episodic.cli.program import run
+from jaxdp_episodic.requests import batch_files
+from jaxdp_episodic.requests.batch_files import answer_file
 
 NOISES = (1.0, 2.0, -1.0, 0.0)
 COLUMNS = {

@@ -5,8 +5,8 @@ import base64
 import numpy as np
 import pytest
 
-from jaxdp_episodic.data import parquet_file
-from jaxdp_episodic.data.parquet_footer import column_items
+from jaxdp_episodic.files import parquet_file
+from jaxdp_episodic.files.parquet_footer import column_items
 
 pa = pytest.importorskip("pyarrow")
 pq = pytest.importorskip("pyarrow.parquet")

@@ -8,7 +8,6 @@ import pytest
 
 from jaxdp_episodic.data import schools
 from jaxdp_episodic.data.adapters import from_huggingface, from_tfds
-from jaxdp_episodic.data.optional import require
 from jaxdp_episodic.data.schools import load_schools
 from jaxdp_episodic.data.sinusoids import make_sinusoids
 from jaxdp_episodic.data.sources import (
@@ -21,7 +20,8 @@ from jaxdp_episodic.data.sources import (
     Table,
 )
 from jaxdp_episodic.data.table import ExampleTable
-from jaxdp_episodic.sampling.serialization import spec_from_dict
+from jaxdp_episodic.describe.serialization import spec_from_dict
+from jaxdp_episodic.files.optional import require
 
 
 class Frame(dict):

@@ -12,28 +12,28 @@ import numpy as np
 
 from fuzzing import seeds
 from fuzzing.mutations import broken_bytes, broken_documents, leaves
-from jaxdp_episodic.accounting.batch_rows import reader_of
-from jaxdp_episodic.accounting.dp_event import from_dp_event
-from jaxdp_episodic.accounting.request import CalibrationRequest, EpsilonRequest
-from jaxdp_episodic.accounting.request_file import read_population, read_request
-from jaxdp_episodic.accounting.step import ComposedSteps, GaussianStep
 from jaxdp_episodic.data.adapters import from_huggingface, from_tfds
 from jaxdp_episodic.data.folders import load_class_folders
 from jaxdp_episodic.data.npz import load_npz
 from jaxdp_episodic.data.sources import SOURCES, Glyphs, Schools
 from jaxdp_episodic.data.table import ExampleTable
 from jaxdp_episodic.data.tables import load_table
-from jaxdp_episodic.sampling.designs import GroupedClasses, IndependentEpisodes
-from jaxdp_episodic.sampling.population import Population
-from jaxdp_episodic.sampling.schemes import (
+from jaxdp_episodic.describe.designs import GroupedClasses, IndependentEpisodes
+from jaxdp_episodic.describe.population import Population
+from jaxdp_episodic.describe.schemes import (
     MultistageSampling,
     Poisson,
     WithoutReplacement,
 )
-from jaxdp_episodic.sampling.serialization import spec_from_dict
+from jaxdp_episodic.describe.serialization import spec_from_dict
+from jaxdp_episodic.describe.step import ComposedSteps, GaussianStep
+from jaxdp_episodic.interop.dp_accounting import from_dp_event
+from jaxdp_episodic.plan.plan_file import read_plan
+from jaxdp_episodic.requests.batch_rows import reader_of
+from jaxdp_episodic.requests.request import CalibrationRequest, EpsilonRequest
+from jaxdp_episodic.requests.request_file import read_population, read_request
 from jaxdp_episodic.sweep.description import Sweep, read_sweep
 from jaxdp_episodic.sweep.folder import MANIFEST, SHARDS, SweepFolder, read_manifest
-from jaxdp_episodic.sweep.plan_file import read_plan
 from jaxdp_episodic.sweep.table import read_columns
 from jaxdp_episodic.training.config import TrainingConfig, read_config
 from jaxdp_episodic.training.search_space import read_search

@@ -19,9 +19,10 @@ CHILD = textwrap.dedent(
     import atheris
     import jax, numpy, pyarrow.parquet  # not instrumented
     with atheris.instrument_imports(include=["jaxdp_episodic.data", "tomllib"]):
-        from jaxdp_episodic.data import archive, toml_file
+        from jaxdp_episodic.files import archive
+        from jaxdp_episodic.files import toml_file
     with atheris.instrument_imports(include=["jaxdp_episodic.accounting"]):
-        from jaxdp_episodic.accounting import batch_rows
+        from jaxdp_episodic.requests import batch_rows
 
     def arrays(path):
         archive.read_arrays(path, max_bytes=2**20)

@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from jaxdp_episodic.accounting.request_file import read_population
 from jaxdp_episodic.data.adapters import from_huggingface, from_tfds
 from jaxdp_episodic.data.folders import load_class_folders
 from jaxdp_episodic.data.npz import load_npz
 from jaxdp_episodic.data.tables import load_table
-from jaxdp_episodic.data.toml_file import read_toml
+from jaxdp_episodic.files.toml_file import read_toml
+from jaxdp_episodic.requests.request_file import read_population
 
 pa = pytest.importorskip("pyarrow")
 pq = pytest.importorskip("pyarrow.parquet")

@@ -25,15 +25,15 @@ CHILD = textwrap.dedent(
     import json, resource, sys, time
     import jax.numpy, pyarrow.parquet, PIL.Image
     from pathlib import Path
-    from jaxdp_episodic.accounting.batch_rows import reader_of
-    from jaxdp_episodic.accounting.request import EpsilonRequest
-    from jaxdp_episodic.accounting.request_file import read_population, read_request
-    from jaxdp_episodic.accounting.step import GaussianStep
+    from jaxdp_episodic.requests.batch_rows import reader_of
+    from jaxdp_episodic.requests.request import EpsilonRequest
+    from jaxdp_episodic.requests.request_file import read_population, read_request
+    from jaxdp_episodic.describe.step import GaussianStep
     from jaxdp_episodic.data.folders import load_class_folders
     from jaxdp_episodic.data.npz import load_npz
     from jaxdp_episodic.data.tables import load_table
-    from jaxdp_episodic.data.toml_file import read_toml
-    from jaxdp_episodic.sampling.population import Population
+    from jaxdp_episodic.files.toml_file import read_toml
+    from jaxdp_episodic.describe.population import Population
     from jaxdp_episodic.sweep.folder import read_manifest
     from jaxdp_episodic.sweep.grid import Axis
     from jaxdp_episodic.sweep.table import read_columns

@@ -11,7 +11,7 @@ import jax
 import numpy as np
 import pytest
 
-from jaxdp_episodic.accounting.ledger_file import LedgerError, read_ledger
+from jaxdp_episodic.report.ledger_file import LedgerError, read_ledger
 from jaxdp_episodic.training import run_folder
 from jaxdp_episodic.training.private_gradient import PrivateGradient
 from mutation.verdicts import Effort, Verdict

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from jaxdp_episodic.accounting import resolution
-from jaxdp_episodic.sampling import clip_rows
+from jaxdp_episodic.accounting import run
+from jaxdp_episodic.draw import clip_rows
 from jaxdp_episodic.training import (
     blocks,
     discrete_noise,
@@ -238,7 +238,7 @@ FAULTS = (
         "sensitivity C where it is 2C",
         (
             Edit(
-                resolution,
+                run,
                 "_multistage_pair",
                 "np.where(everyone, 1.0, 2.0) * contributions",
                 "1.0 * contributions",
@@ -252,13 +252,13 @@ FAULTS = (
         "the product rate with per-example clipping",
         (
             Edit(
-                resolution,
+                run,
                 "_multistage_pair",
                 "outer = _product(levels.rates[: clip - 1])",
                 "outer = 1.0",
             ),
             Edit(
-                resolution,
+                run,
                 "_multistage_pair",
                 "rate, inner = levels.rates[clip - 1],",
                 "rate, inner = _product(levels.rates[:clip]),",

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from jaxdp_episodic.data.table import ExampleTable
-from jaxdp_episodic.sampling import Draw, EpisodeSampler
+from jaxdp_episodic.draw import Draw, EpisodeSampler
 from jaxdp_episodic.training import blocks
 from mutation.verdicts import Effort, Verdict
 from sampling.test_draw_statistics import CASES, FALSE_ALARMS, check

@@ -5,7 +5,7 @@ import itertools
 import numpy as np
 import pytest
 
-from jaxdp_episodic.sampling import child_draws
+from jaxdp_episodic.draw import child_draws
 from oracles.draws import Tally, false_alarm, outcome_tally
 
 FALSE_ALARMS = 1e-6

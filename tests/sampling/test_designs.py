@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from jaxdp_episodic.sampling import (
+from jaxdp_episodic.describe import (
     GroupedClasses,
     IndependentEpisodes,
     MultistageSampling,

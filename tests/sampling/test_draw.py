@@ -3,16 +3,15 @@
 import numpy as np
 import pytest
 
-from jaxdp_episodic.sampling import (
-    EpisodeSampler,
+from jaxdp_episodic.describe import (
     GroupedClasses,
     IndependentEpisodes,
     MultistageSampling,
     Poisson,
     Population,
     WithoutReplacement,
-    step_generator,
 )
+from jaxdp_episodic.draw import EpisodeSampler, step_generator
 
 SIZES = [3, 0, 12, 8, 1]
 TREE = Population.from_sizes(SIZES, level_names=("school", "pupil"))

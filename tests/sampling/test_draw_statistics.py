@@ -13,9 +13,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from jaxdp_episodic.sampling import (
-    Draw,
-    EpisodeSampler,
+from jaxdp_episodic.describe import (
     GroupedClasses,
     IndependentEpisodes,
     MultistageSampling,
@@ -23,6 +21,7 @@ from jaxdp_episodic.sampling import (
     Population,
     WithoutReplacement,
 )
+from jaxdp_episodic.draw import Draw, EpisodeSampler
 from oracles import draws as oracle
 from oracles.draws import Inclusion, Tally, false_alarm
 from oracles.trees import Scheme

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from jaxdp_episodic.sampling import Population
+from jaxdp_episodic.describe import Population
 
 
 def test_units_levels_and_repr():

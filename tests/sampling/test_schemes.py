@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from jaxdp_episodic.sampling import MultistageSampling, Poisson, WithoutReplacement
+from jaxdp_episodic.describe import MultistageSampling, Poisson, WithoutReplacement
 
 
 def test_fields_become_plain_numbers_or_read_only_arrays():

@@ -6,7 +6,7 @@ import tomllib
 import numpy as np
 import pytest
 
-from jaxdp_episodic.sampling import (
+from jaxdp_episodic.describe import (
     GroupedClasses,
     IndependentEpisodes,
     MultistageSampling,

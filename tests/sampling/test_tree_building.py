@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jaxdp_episodic.sampling import Population
+from jaxdp_episodic.describe import Population
 
 
 def counts_of(population):

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jaxdp_episodic.sampling import Poisson, Population, WithoutReplacement
+from jaxdp_episodic.describe import Poisson, Population, WithoutReplacement
 
 
 def trees(depth):

@@ -5,7 +5,7 @@ import pytest
 
 import jaxdp_episodic as jde
 from jaxdp_episodic import EpsilonInfo
-from jaxdp_episodic.accounting.request import CalibrationRequest, EpsilonRequest
+from jaxdp_episodic.requests.request import CalibrationRequest, EpsilonRequest
 from jaxdp_episodic.sweep.chunks import evaluate_chunk
 from jaxdp_episodic.sweep.description import description_hash
 

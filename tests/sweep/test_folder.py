@@ -8,7 +8,7 @@ import sys
 import numpy as np
 import pytest
 
-from jaxdp_episodic.sweep import files
+from jaxdp_episodic.files import atomic
 from jaxdp_episodic.sweep.chunks import evaluate_chunk
 from jaxdp_episodic.sweep.folder import MANIFEST, SweepFolder, saved_chunks
 from jaxdp_episodic.sweep.run import run_sweep
@@ -77,17 +77,17 @@ def test_a_disk_that_fills_up(undisturbed, tmp_path, monkeypatch):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         real(descriptor)
 
-    monkeypatch.setattr(files.os, "fsync", full)
+    monkeypatch.setattr(atomic.os, "fsync", full)
     with pytest.raises(OSError, match="No space left"):
         run_sweep(sweep, out)
     assert saved_chunks(out) == (2, 6)
-    assert not list(out.rglob(f"*{files.TEMPORARY}*"))
+    assert not list(out.rglob(f"*{atomic.TEMPORARY}*"))
     calls[:] = [0] * -8  # room for the four others, and not for the table
     calls.clear()
     monkeypatch.setattr(
-        files.os, "fsync", lambda d: full(d) if len(calls) > 99 else real(d)
+        atomic.os, "fsync", lambda d: full(d) if len(calls) > 99 else real(d)
     )
-    monkeypatch.setattr(files.Path, "replace", refusing_tables(files.Path.replace))
+    monkeypatch.setattr(atomic.Path, "replace", refusing_tables(atomic.Path.replace))
     with pytest.raises(OSError, match="No space left"):
         run_sweep(sweep, out)
     assert saved_chunks(out) == (6, 6)
@@ -114,7 +114,7 @@ def test_a_full_disk(undisturbed, tmp_path):
             run_sweep(sweep, disk / "out")
         done, _ = saved_chunks(disk / "out")
         assert 1 <= done < 6
-        assert not list(disk.rglob(f"*{files.TEMPORARY}*"))
+        assert not list(disk.rglob(f"*{atomic.TEMPORARY}*"))
         subprocess.run([*mount[:4], "remount,size=1m", *mount[5:]], check=True)
         assert run_sweep(sweep, disk / "out").num_evaluated == 2880 - 512 * done
         assert contents(disk / "out") == expected

@@ -6,9 +6,9 @@ import re
 import numpy as np
 import pytest
 
-from jaxdp_episodic.sweep import labels, pictures
+from jaxdp_episodic.plots import labels, pictures
+from jaxdp_episodic.plots.pareto import front_of
 from jaxdp_episodic.sweep.folder import SweepFolder
-from jaxdp_episodic.sweep.pareto import front_of
 from jaxdp_episodic.sweep.run import collect
 from jaxdp_episodic.sweep.selection import SweepTable
 

@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 import jaxdp_episodic as jde
-from jaxdp_episodic.accounting.request import CalibrationRequest, EpsilonRequest
-from jaxdp_episodic.sweep import engines, files, table
+from jaxdp_episodic.files import atomic
+from jaxdp_episodic.requests.request import CalibrationRequest, EpsilonRequest
+from jaxdp_episodic.sweep import runners, table
 from jaxdp_episodic.sweep.chunks import evaluate_chunk
 from jaxdp_episodic.sweep.folder import MANIFEST, SHARDS, SweepFolder, saved_chunks
 from jaxdp_episodic.sweep.run import SweepError, collect, run_sweep
@@ -157,13 +158,13 @@ def test_finished_shards_are_kept_and_damaged_ones_made_again(undisturbed, tmp_p
     folder.shard(3).write_bytes(folder.shard(3).read_bytes()[:-8])
     # Whole, but another chunk's.
     folder.shard(4).write_bytes(folder.shard(0).read_bytes())
-    left_over = folder.path / SHARDS / f"00000002{files.TEMPORARY}0123"
+    left_over = folder.path / SHARDS / f"00000002{atomic.TEMPORARY}0123"
     left_over.write_bytes(b"half a sha")
     asked = []
 
     def engine(some, numbers):
         asked.extend(numbers)
-        return engines.on_devices(some, numbers)
+        return runners.on_devices(some, numbers)
 
     run_sweep(sweep, folder.path, engine=engine)
     assert asked == [1, 2, 3, 4, 5]
@@ -191,7 +192,7 @@ def test_a_chunk_that_fails_takes_no_other_with_it(undisturbed, tmp_path):
     sweep, expected = undisturbed
 
     def engine(some, numbers):
-        for result in engines.on_devices(some, numbers):
+        for result in runners.on_devices(some, numbers):
             failed = result._replace(answers=None, error="ValueError: too bad")
             yield failed if result.number in (1, 2) else result
 

@@ -7,7 +7,7 @@ import jax
 import numpy as np
 import pytest
 
-from jaxdp_episodic.sampling.population import Population
+from jaxdp_episodic.describe.population import Population
 from jaxdp_episodic.training.config import OptimizerConfig, TrainingConfig, read_config
 from training_runs import TINY
 

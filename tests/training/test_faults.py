@@ -24,11 +24,11 @@ from PIL import Image
 
 import jaxdp_episodic as jde
 from jaxdp_episodic import cli
-from jaxdp_episodic.accounting.ledger_file import read_ledger
 from jaxdp_episodic.cli.process import Terminated, ended_by_sigterm
 from jaxdp_episodic.data.folders import load_class_folders
 from jaxdp_episodic.data.table import ExampleTable
-from jaxdp_episodic.sampling.draw import Draw
+from jaxdp_episodic.draw.sampler import Draw
+from jaxdp_episodic.report.ledger_file import read_ledger
 from jaxdp_episodic.training import MLP, ProtoNet, Trainer, run_folder, split_model
 from jaxdp_episodic.training.blocks import make_blocks
 from jaxdp_episodic.training.checkpoint import Checkpoints, RunMismatchError

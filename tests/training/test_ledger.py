@@ -11,7 +11,7 @@ import pytest
 
 import jaxdp_episodic as jde
 from jaxdp_episodic import cli
-from jaxdp_episodic.accounting.ledger_file import (
+from jaxdp_episodic.report.ledger_file import (
     CHARGE,
     Chain,
     LedgerError,
@@ -275,7 +275,7 @@ def test_a_stranger_s_file_is_refused_with_the_reason(path, records, tail, reaso
 
 
 def test_descriptions_take_bounded_memory(path, monkeypatch):
-    monkeypatch.setattr("jaxdp_episodic.accounting.ledger_file.MOST_DESCRIBED", 5_000)
+    monkeypatch.setattr("jaxdp_episodic.report.ledger_file.MOST_DESCRIBED", 5_000)
     sealed_file(path, FIRST, *[STEP] * 3)
     assert len(read_ledger(path).groups) == 3
     sealed_file(path, FIRST, *[STEP] * 30)

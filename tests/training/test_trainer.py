@@ -11,7 +11,7 @@ from flax import nnx
 import jaxdp_episodic as jde
 from jaxdp_episodic.data.sinusoids import make_sinusoids
 from jaxdp_episodic.data.table import ExampleTable
-from jaxdp_episodic.sampling.draw import step_generator
+from jaxdp_episodic.draw.sampler import step_generator
 from jaxdp_episodic.training.budget import BudgetExhaustedError, plan_budget
 from jaxdp_episodic.training.checkpoint import RunMismatchError
 from jaxdp_episodic.training.evaluation import Evaluation

@@ -7,7 +7,7 @@ import types
 import numpy as np
 import pytest
 
-from jaxdp_episodic.accounting.tuning_cost import tuning_cost
+from jaxdp_episodic.accounting.tuning import tuning_cost
 from jaxdp_episodic.training import search as search_module
 from jaxdp_episodic.training.run import plan
 from jaxdp_episodic.training.search import STATE, run_search

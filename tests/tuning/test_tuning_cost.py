@@ -11,7 +11,7 @@ from jaxdp_episodic.accounting.trial_counts import (
     NegativeBinomialTrials,
     PoissonTrials,
 )
-from jaxdp_episodic.accounting.tuning_cost import (
+from jaxdp_episodic.accounting.tuning import (
     DEFAULT_ORDERS,
     curve_to_epsilon,
     tuned_rdp,

@@ -1,0 +1,286 @@
+"""The questions: how much privacy does this step, or this run, cost?"""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from jaxdp_episodic import _validation
+from jaxdp_episodic.accounting import worst_path
+from jaxdp_episodic.accounting.evaluation import evaluate
+from jaxdp_episodic.accounting.run import DominatingPair, resolve
+from jaxdp_episodic.describe.step import ComposedSteps, GaussianStep
+
+METHODS = ("exact", "pld", "rdp")
+DIRECTIONS = ("forward", "backward", "both")
+
+
+class EpsilonInfo(NamedTuple):
+    """What is known about an epsilon or a delta; fields of its shape.
+
+    Attributes:
+      error: of "exact", an estimate of the error, of epsilon in nats, of delta
+        relative; where ``is_certified_bound``, the width of the certified interval
+        whose upper end was returned; of "rdp" ``inf``, as it is a bound of unknown
+        tightness.
+      is_certified_bound: whether the value is the upper end of a certified interval
+        ("pld", and "exact" where its error estimate was above 1e-6 relative).
+    """
+
+    error: np.ndarray | np.float64
+    is_certified_bound: np.ndarray | np.bool_
+
+
+def rdp(
+    step: GaussianStep | ComposedSteps, orders: Any, *, direction: str = "both"
+) -> np.ndarray | np.float64:
+    """Returns the Rényi-DP curve of one step (or of a composed run).
+
+    ``D_alpha(P || Q)`` of the dominating pair (forward), of the pair exchanged
+    (backward), or the larger of the two. *Exact* for the dominating pair up to 1e-10
+    relative, hence an upper bound for the step. With a `Population` it is the worst
+    path's at each order. Integer orders of a sampled Gaussian could be summed as a
+    series; the quadrature used for all real orders agrees with it (tested).
+
+    Args:
+      step: the step, or a run made by `compose`.
+      orders: real orders, each > 1 and finite; any shape, also empty.
+      direction: "forward", "backward" or "both".
+
+    Returns:
+      float64 nats of shape ``step.shape + np.shape(orders)``; a scalar order adds no
+      axis, and all-scalar input gives an ``np.float64``. ``inf`` without noise.
+
+    Raises:
+      TypeError: an argument of the wrong type.
+      ValueError: an order not above 1, an unknown direction.
+
+    Reference: Mironov, Talwar, Zhang (2019), arXiv:1908.10530, for the sampled
+    Gaussian and the fact that its forward direction is the larger (Theorem 5); Sason
+    and Verdú (2016), arXiv:1508.00335, for the other profiles.
+    """
+    check_step(step)
+    orders = _validation.order_array("orders", orders)
+    _validation.choice("direction", direction, DIRECTIONS)
+    pairs, counts = resolve(step, np.asarray(1))
+    grid = orders.reshape(-1)
+    pairs = tuple(
+        DominatingPair(pair.kind, *(field[..., None] for field in pair[1:]))
+        for pair in pairs
+    )
+    counts = tuple(count[..., None] for count in counts)
+    values = _zeros(step.shape, 1, len(grid))
+    for one in ("forward", "backward") if direction == "both" else (direction,):
+        value, _ = evaluate("rdp", grid, pairs, counts, direction=one)
+        values = np.maximum(values, value)
+    worst = values.max(axis=-2).reshape(step.shape + orders.shape)
+    return _scalar_or_array(worst)
+
+
+def epsilon(
+    step: GaussianStep | ComposedSteps,
+    *,
+    delta: Any,
+    num_steps: Any = None,
+    method: str = "exact",
+    orders: Any = None,
+    return_info: bool = False,
+) -> Any:
+    """Returns epsilon of ``num_steps`` steps at the given delta.
+
+    With a `Population` it is the worst path's. The methods:
+
+    * "rdp", an *upper bound*: Rényi-DP of the dominating pair, converted at the best
+      real order (Canonne, Kamath, Steinke 2020, arXiv:2004.00010, Proposition 12).
+      The order is searched without ends, so it never sticks to a grid; the search can
+      only err upwards.
+    * "exact": the true epsilon of the composed dominating pair, to a relative error
+      of 1e-6 or better, by a contour integral whose cost does not grow with the number
+      of steps (docs/theory.md, "Exact"); where that is not reached, the certified
+      upper end of "pld". The info says which.
+    * "pld": the upper end of `epsilon_interval`, a certified *upper bound*.
+
+    Args:
+      step: the step, or a run made by `compose`.
+      delta: in (0, 1).
+      num_steps: whole number >= 0; None for a composed run, which has its own counts.
+      method: "rdp", "exact" or "pld".
+      orders: with "rdp", use only these orders (1-d, not empty) instead of the search.
+        If the best of them is the first or last, a warning says that the grid is too
+        short.
+      return_info: also return an `EpsilonInfo`; not with ``orders``.
+
+    Returns:
+      float64 nats of the broadcast shape of step, ``delta`` and ``num_steps``;
+      ``inf`` without noise, 0 where nothing is drawn or no step taken. With
+      ``return_info`` the pair ``(epsilon, info)``.
+
+    Raises:
+      TypeError: an argument of the wrong type.
+      ValueError: a value out of range, ``num_steps`` given twice or not at all, or
+        ``orders`` with another method than "rdp".
+    """
+    check_step(step)
+    check_method(method)
+    delta = _validation.open_unit_array("delta", delta)
+    _warn_about_delta(step, delta)
+    pairs, counts, shape = composed_run(step, num_steps, delta=delta)
+    if orders is not None:
+        if method != "rdp" or return_info:
+            raise ValueError(
+                "orders must be None with another method than 'rdp' and with "
+                f"return_info, got method={method!r}, return_info={return_info!r}"
+            )
+        return _epsilon_on_grid(pairs, counts, delta, orders, shape)
+    answer = worst_path.worst("epsilon", np.log(delta), pairs, counts, method)
+    value, error, certified = (
+        _scalar_or_array(np.broadcast_to(field, shape)) for field in answer
+    )
+    return (value, EpsilonInfo(error, certified)) if return_info else value
+
+
+def delta(
+    step: GaussianStep | ComposedSteps,
+    *,
+    epsilon: Any,
+    num_steps: Any = None,
+    method: str = "exact",
+    return_info: bool = False,
+) -> Any:
+    """Returns delta of ``num_steps`` steps at the given epsilon.
+
+    The methods are those of `epsilon`; with "rdp" the same conversion is read the
+    other way, at the order that is best for it.
+
+    Args:
+      step: the step, or a run made by `compose`.
+      epsilon: >= 0 and finite, nats.
+      num_steps: whole number >= 0; None for a composed run.
+      method: "rdp", "exact" or "pld".
+      return_info: also return an `EpsilonInfo`.
+
+    Returns:
+      float64 in [0, 1] of the broadcast shape; 1 without noise. With ``return_info``
+      the pair ``(delta, info)``.
+
+    Raises:
+      TypeError: an argument of the wrong type.
+      ValueError: a value out of range, or ``num_steps`` given twice or not at all.
+    """
+    check_step(step)
+    check_method(method)
+    target = _validation.nonnegative_array("epsilon", epsilon)
+    if np.isinf(target).any():
+        raise ValueError(f"epsilon must be finite, got {epsilon!r}")
+    pairs, counts, shape = composed_run(step, num_steps, epsilon=target)
+    answer = worst_path.worst("log_delta", target, pairs, counts, method)
+    log_delta, error, certified = (np.broadcast_to(a, shape) for a in answer)
+    # exp rounds to the nearest: one ulp up keeps the bound.
+    value = np.minimum(np.nextafter(np.exp(log_delta), 2.0), 1.0)
+    info = EpsilonInfo(_scalar_or_array(error), _scalar_or_array(certified))
+    value = _scalar_or_array(value)
+    return (value, info) if return_info else value
+
+
+def worst_epsilon(
+    pairs: tuple[DominatingPair, ...],
+    counts: tuple[np.ndarray, ...],
+    delta: np.ndarray,
+    shape: tuple[int, ...],
+    *,
+    method: str,
+) -> np.ndarray:
+    """Epsilon of the worst path: each path composed first, the largest taken last."""
+    value = worst_path.worst("epsilon", np.log(delta), pairs, counts, method).value
+    return np.broadcast_to(value, shape)
+
+
+def check_method(method: str) -> None:
+    """Refuses methods that do not exist."""
+    _validation.choice("method", method, METHODS)
+
+
+def composed_run(
+    step: GaussianStep | ComposedSteps, num_steps: Any, **targets: np.ndarray
+) -> tuple[tuple[DominatingPair, ...], tuple[np.ndarray, ...], tuple[int, ...]]:
+    """The pairs and counts of a run, and the shape of the answer."""
+    named: dict[str, Any] = {"step": np.empty(step.shape, np.uint8), **targets}
+    if isinstance(step, ComposedSteps):
+        if num_steps is not None:
+            raise ValueError(
+                "num_steps must be None for a composed run, whose steps have their own "
+                f"counts, got {num_steps!r}"
+            )
+        steps = None
+    else:
+        if num_steps is None:
+            raise ValueError("num_steps must be a whole number >= 0, got None")
+        steps = _validation.integer_array("num_steps", num_steps, minimum=0)
+        named["num_steps"] = steps
+    shape = _validation.broadcast_shape(**named)
+    return *resolve(step, steps), shape
+
+
+def _epsilon_on_grid(
+    pairs: tuple[DominatingPair, ...],
+    counts: tuple[np.ndarray, ...],
+    delta: np.ndarray,
+    orders: Any,
+    shape: tuple[int, ...],
+) -> np.ndarray | np.float64:
+    """Epsilon with the orders given by the user only."""
+    grid = _validation.order_array("orders", orders)
+    if grid.ndim != 1 or grid.size == 0:
+        raise ValueError(
+            "orders must be a 1-d array with at least one order, "
+            f"got shape {grid.shape}"
+        )
+    grid = np.unique(grid)
+    pairs = tuple(
+        DominatingPair(pair.kind, *(field[..., None] for field in pair[1:]))
+        for pair in pairs
+    )
+    curve, _ = evaluate("rdp", grid, pairs, tuple(c[..., None] for c in counts))
+    t = grid - 1
+    values = curve + np.log1p(-1 / grid)
+    values = values - (np.log(delta)[..., None, None] + np.log(grid)) / t
+    best = np.argmin(values, axis=-1)
+    result = np.maximum(values.min(axis=-1), 0.0)
+    nothing = (curve == 0).all(axis=-1)
+    if np.any(~nothing & np.isfinite(result) & ((best == 0) | (best == t.size - 1))):
+        warnings.warn(
+            "the best order is the first or the last of `orders`: a longer grid, or "
+            "orders=None, gives a smaller epsilon",
+            stacklevel=3,
+        )
+    result = np.where(nothing, 0.0, result)
+    return _scalar_or_array(np.broadcast_to(result.max(axis=-1), shape))
+
+
+def check_step(step: Any) -> None:
+    """Refuses what is neither a step nor a composed run."""
+    if not isinstance(step, GaussianStep | ComposedSteps):
+        raise TypeError(f"step must be a GaussianStep or a composed run, got {step!r}")
+
+
+def _warn_about_delta(step: GaussianStep | ComposedSteps, delta: np.ndarray) -> None:
+    """Warns where a delta lets the mechanism publish somebody's data outright."""
+    parts = step.steps if isinstance(step, ComposedSteps) else (step,)
+    units = [n for part in parts if (n := part.num_protected_units) is not None]
+    if units and delta.size and np.max(delta) * units[0] >= 1:
+        warnings.warn(
+            f"delta={np.max(delta):g} times {units[0]} protected units is at least 1: "
+            "publishing one of them outright would satisfy it; take delta well below "
+            f"{1 / units[0]:.1e}",
+            stacklevel=3,
+        )
+
+
+def _zeros(shape: tuple[int, ...], *more: int) -> np.ndarray:
+    return np.zeros((*shape, *more))
+
+
+def _scalar_or_array(values: np.ndarray) -> Any:
+    return values[()] if np.ndim(values) == 0 else np.array(values)

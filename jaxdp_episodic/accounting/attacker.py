@@ -1,0 +1,279 @@
+"""Other views of the privacy curve: an attacker's error rates, advantage, one mu.
+
+All are read off ``delta(epsilon)`` of both directions, raised by its error. A finite
+set of its points gives a bound already, whatever the points are; `curve_points` places
+them where they matter. So all views err on the safe side; they are as sure as delta's
+method: with "pld" and "rdp" *certified*, with "exact" as sure as its estimate of its
+own error, of 1e-6 or less, which is added.
+"""
+
+from __future__ import annotations
+
+import math
+from statistics import NormalDist
+from typing import Any
+
+import jax
+import numpy as np
+
+from jaxdp_episodic import _validation
+from jaxdp_episodic._precision import float64_boundary
+from jaxdp_episodic.accounting.api import delta
+from jaxdp_episodic.accounting.curve_points import curve_points, lower_hull
+from jaxdp_episodic.describe.step import ComposedSteps, GaussianStep
+from jaxdp_episodic.losses.profiles import log_gaussian_profile
+from jaxdp_episodic.numerics.roots import largest_within
+
+# No finer than that is delta followed, unless a view asks for it.
+_SMALLEST_DELTA = 1e-15
+# Above the rounding of sums of a few numbers in [0, 1].
+_ROUNDING = 2.0**-50
+_BLOCK = 1 << 22  # rates of an attacker at a time
+
+
+def trade_off(
+    step: GaussianStep | ComposedSteps,
+    *,
+    false_positive_rate: Any,
+    num_steps: Any = None,
+    method: str = "exact",
+) -> np.ndarray | np.float64:
+    """Returns the smallest false negative rate that an attacker must accept.
+
+    The attacker sees the run's output and decides which of two neighbouring data sets
+    it came from. At false positive rate ``a`` the false negative rate is at least
+
+        f(a) = sup_{eps >= 0} max(0, 1 - delta(eps) - e^eps a,
+                                  e^-eps (1 - delta(eps) - a)),
+
+    which is convex, decreasing, symmetric and at most ``1 - a``. A *lower bound*: the
+    supremum is taken over finitely many epsilons, at each of which ``delta``, with its
+    error added, is an upper bound. More of them would raise it by less than 1e-6 (and
+    by less than a thousandth of f or 1 - f where those are above 1e-12).
+
+    Args:
+      step: the step, or a run made by `compose`.
+      false_positive_rate: in [0, 1], any shape.
+      num_steps: whole number >= 0; None for a composed run.
+      method: how delta is computed; see `jaxdp_episodic.delta`.
+
+    Returns:
+      float64 in [0, 1] of the broadcast shape of step and ``num_steps``, followed by
+      that of ``false_positive_rate``.
+
+    Raises:
+      TypeError: an argument of the wrong type.
+      ValueError: a value out of range, or ``num_steps`` given twice or not at all.
+
+    Reference: Dong, Roth, Su (2022), arXiv:1905.02383, the trade-off function of a
+    collection of (epsilon, delta) guarantees; Wasserman and Zhou (2010),
+    arXiv:0811.2501, for a single one.
+    """
+    return _rates(step, false_positive_rate, num_steps, method)[0]
+
+
+def true_positive_rate(
+    step: GaussianStep | ComposedSteps,
+    *,
+    false_positive_rate: Any,
+    num_steps: Any = None,
+    method: str = "exact",
+) -> np.ndarray | np.float64:
+    """Returns the largest true positive rate of an attacker: ``1 - trade_off``.
+
+    An *upper bound*, kept to a thousandth also where it is as small as 1e-12, which
+    a difference from 1 would not be. Arguments, shape and errors as `trade_off`.
+    """
+    return _rates(step, false_positive_rate, num_steps, method)[1]
+
+
+def advantage(
+    step: GaussianStep | ComposedSteps,
+    *,
+    num_steps: Any = None,
+    method: str = "exact",
+) -> np.ndarray | np.float64:
+    """Returns the largest true positive rate minus false positive rate.
+
+    It is delta at epsilon 0, the total variation distance, with its error added: an
+    *upper bound* for the advantage of any membership attack. 0 where nothing is drawn,
+    1 without noise.
+
+    Args:
+      step: the step, or a run made by `compose`.
+      num_steps: whole number >= 0; None for a composed run.
+      method: how delta is computed; see `jaxdp_episodic.delta`.
+
+    Returns:
+      float64 in [0, 1] of the broadcast shape.
+
+    Raises:
+      TypeError: an argument of the wrong type.
+      ValueError: a value out of range, or ``num_steps`` given twice or not at all.
+
+    Reference: Kulynych, Gomez, Kaissis, Calmon, Troncoso (2024), "Attack-aware noise
+    calibration for differential privacy".
+    """
+    return upper_delta(step, epsilon=0.0, num_steps=num_steps, method=method)
+
+
+def upper_delta(
+    step: GaussianStep | ComposedSteps,
+    *,
+    epsilon: Any,
+    num_steps: Any = None,
+    method: str = "exact",
+) -> Any:
+    """Returns delta raised by the error that its method states: an *upper bound*.
+
+    Certified with "pld" and "rdp"; with "exact" as sure as its estimate of its error.
+    Arguments, shape and errors as `jaxdp_episodic.delta`.
+    """
+    value, info = delta(
+        step, epsilon=epsilon, num_steps=num_steps, method=method, return_info=True
+    )
+    if method != "exact":
+        return value
+    error = np.where(info.is_certified_bound, 0.0, info.error)
+    return np.minimum(value * (1 + error) * (1 + _ROUNDING), 1.0)[()]
+
+
+def gdp_mu(
+    step: GaussianStep | ComposedSteps,
+    *,
+    num_steps: Any = None,
+    method: str = "exact",
+    smallest_delta: float = 1e-12,
+) -> np.ndarray | np.float64:
+    """Returns mu such that the run is no easier to attack than N(0, 1) from N(mu, 1).
+
+    With ``D(mu, .)`` the profile of that pair, ``delta(eps) <= max(D(mu, eps),
+    smallest_delta)`` for *all* ``eps >= 0``, not just for some points: an *upper end*,
+    within two thousandths of the smallest such mu. Below ``smallest_delta`` nothing is
+    said; a sampled run is not mu-GDP for any useful mu if its last tail has to fit.
+
+    The chords between the points of delta lie above the true, convex curve (in
+    ``e^epsilon``). Their dual ``f`` is convex and piecewise linear, and the Gaussian's
+    trade-off ``Phi(Phi^-1(1 - a) - mu)`` is convex, so it need be compared at the kinks
+    of ``f`` only, where ``mu = Phi^-1(1 - a) - Phi^-1(f(a))`` makes them equal.
+
+    Args:
+      step: the step, or a run made by `compose`.
+      num_steps: whole number >= 0; None for a composed run.
+      method: how delta is computed; see `jaxdp_episodic.delta`.
+      smallest_delta: one number in [1e-100, 1), down to which the claim holds.
+
+    Returns:
+      float64 of the broadcast shape, >= 0; ``inf`` without noise, and where mu is so
+      large (about 16) that float64 cannot tell delta from 1.
+
+    Raises:
+      TypeError: an argument of the wrong type.
+      ValueError: a value out of range, or ``num_steps`` given twice or not at all.
+
+    Reference: Dong, Roth, Su (2022), arXiv:1905.02383, for mu-GDP; Gomez, Kulynych,
+    Kaissis, Calmon, Hayes, Balle, Honkela (2025), arXiv:2503.10945, for stating one mu
+    for a whole curve.
+    """
+    floor = _validation.open_unit_array("smallest_delta", smallest_delta)
+    if floor.ndim or floor < 1e-100:
+        raise ValueError(
+            f"smallest_delta must be one number in [1e-100, 1), got {smallest_delta!r}"
+        )
+    epsilons, deltas, shape = _points(step, num_steps, method, float(floor))
+    columns = zip(epsilons.T, deltas.T, strict=True)
+    mu = np.array([_mu(e, d, float(floor)) for e, d in columns])
+    return mu.reshape(shape)[()]
+
+
+def _rates(
+    step: Any, false_positive_rate: Any, num_steps: Any, method: str
+) -> tuple[Any, Any]:
+    """The least false negative and the largest true positive rate."""
+    alpha = _validation.probability_array("false_positive_rate", false_positive_rate)
+    epsilons, deltas, shape = _points(step, num_steps, method, _SMALLEST_DELTA)
+    missed, caught = np.empty((2, epsilons.shape[1], alpha.size))
+    block = max(1, _BLOCK // len(epsilons))
+    for row, (eps, d) in enumerate(zip(epsilons.T, deltas.T, strict=True)):
+        for start in range(0, alpha.size, block):
+            part = slice(start, start + block)
+            bounds = _bounds(eps[:, None], d[:, None], alpha.ravel()[part])
+            missed[row, part], caught[row, part] = bounds
+    shape += alpha.shape
+    return missed.reshape(shape)[()], caught.reshape(shape)[()]
+
+
+def _bounds(
+    epsilon: np.ndarray, delta: np.ndarray, alpha: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """The rates f and 1 - f at alpha, each without the cancellation in the other."""
+    with np.errstate(over="ignore"):
+        caught = delta + np.exp(epsilon) * alpha
+    shrink = np.exp(-epsilon)
+    missed = np.maximum(
+        (1 - caught).max(axis=0) - _ROUNDING,
+        (shrink * (1 - delta - alpha - _ROUNDING)).max(axis=0) * (1 - _ROUNDING),
+    )
+    mirrored = -np.expm1(-epsilon) + shrink * (delta + alpha)
+    least = np.minimum(caught, mirrored).min(axis=0) * (1 + _ROUNDING)
+    return np.maximum(missed, 0.0), np.minimum(least, 1.0)
+
+
+def _points(
+    step: Any, num_steps: Any, method: str, floor: float
+) -> tuple[np.ndarray, np.ndarray, tuple[int, ...]]:
+    """Points of the curve: epsilons and deltas (K, settings), the settings' shape."""
+    arrays = {"step": np.empty(getattr(step, "shape", ()), np.uint8)}
+    if num_steps is not None:
+        arrays["num_steps"] = np.empty(np.shape(num_steps), np.uint8)
+    shape = _validation.broadcast_shape(**arrays)
+
+    def ask(epsilons: np.ndarray) -> np.ndarray:
+        at = epsilons.reshape(-1, *shape)
+        answer = upper_delta(step, epsilon=at, num_steps=num_steps, method=method)
+        return np.reshape(answer, epsilons.shape)
+
+    epsilons, deltas = curve_points(ask, math.prod(shape), floor=floor)
+    return epsilons, deltas, shape
+
+
+def _mu(epsilon: np.ndarray, delta: np.ndarray, floor: float) -> float:
+    """The mu of one setting."""
+    if delta[0] <= floor:
+        return 0.0
+    if delta[-1] > floor:
+        return float("inf")
+    used = slice(int(np.argmax(delta <= floor)) + 1)
+    g, d = lower_hull(np.exp(epsilon[used]), delta[used])
+    alpha = -np.diff(d) / np.diff(g)
+    if alpha[-1] == 0:  # underflow, far out
+        return float("inf")
+    missed = (1 - d[:-1]) - g[:-1] * alpha - _ROUNDING
+    end = math.log(g[-2] + (d[-2] - floor) / alpha[-1]) + _ROUNDING
+    at_end = _mu_at(end, floor)
+    # Where D(at_end, .) is steeper at the end than a chord, it is so before the end: as
+    # it is above the last chord there, it is above all such chords, whatever `missed`
+    # (which prolongs them beyond the end) says.
+    steepness = 0.5 * math.erfc((end / at_end + at_end / 2) / math.sqrt(2))
+    # f is symmetric: beyond alpha = f(alpha), which is a kink too, it is its mirror.
+    middle = float(np.max((1 - d) / (1 + g))) - _ROUNDING
+    kink = (alpha < middle) & (alpha >= steepness * (1 - 1e-6))
+    alpha, missed = np.append(alpha[kink], middle), np.append(missed[kink], middle)
+    if np.any(missed <= 0):
+        return float("inf")
+    quantile = NormalDist().inv_cdf  # errs by less than 1e-15 of itself
+    ends = zip(alpha.tolist(), missed.tolist(), strict=True)
+    at_kinks = max(-quantile(a) - quantile(f) for a, f in ends)
+    return max(at_kinks, at_end) * (1 + 1e-9)
+
+
+def _mu_at(epsilon: float, delta: float) -> float:
+    """The mu with ``D(mu, epsilon) = delta``, rounded up."""
+
+    def excess(mu: np.ndarray, _: np.ndarray) -> np.ndarray:
+        log_reached = float64_boundary(jax.jit(log_gaussian_profile))(mu, epsilon)
+        return log_reached - math.log(delta)
+
+    low, high = np.array([1e-30]), np.array([100.0])
+    found = largest_within(excess, low, high, tolerance=1e-6)
+    return float(found[0]) * (1 + 2e-6)

@@ -1,0 +1,1 @@
+"""Exact epsilon and delta, as a contour integral."""

@@ -1,0 +1,341 @@
+"""Settings solved by contour integrals, with more and more nodes where it takes them.
+
+Few nodes serve most settings; those whose error estimate is too large are done again
+with more.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from jaxdp_episodic._precision import float64_boundary
+from jaxdp_episodic.accounting.evaluation import in_chunks, step_groups
+from jaxdp_episodic.accounting.exact import contour as contour_layout
+from jaxdp_episodic.accounting.exact import initial_epsilon, integral
+from jaxdp_episodic.accounting.exact.loss_nodes import steps_kernel
+from jaxdp_episodic.accounting.rdp.kernels import StepGroup
+from jaxdp_episodic.accounting.run import EPISODES, SAMPLED, DominatingPair
+
+# Largest relative error estimate of an answer that is called exact.
+TOLERANCE = 1e-6
+# ... or this many nats, where epsilon is smaller than a thousandth of them.
+SMALLEST_EPSILON = 1e-3
+# Nats below delta at which the laws are cut. The later, the nearer to 0 rare large
+# losses keep the contour, where more of the integrand cancels.
+_CUT = 50.0
+# Nats by which what is cut off must stay below delta.
+_CUT_MARGIN = 30.0
+# Nats of log(delta) between the epsilon that a contour is laid for and the answer: from
+# where on the error may be larger than it looks, and from where on it is not known.
+_NEAR, _FAR = 3.0, 10.0
+# Of the epsilon that a contour is laid for, if it is larger, to the answer.
+_LARGEST_RATIO = 2.0
+_CPU_CHUNKS = (1, 8)
+# So few settings are cheaper one by one than in a chunk that is mostly padding.
+_ONE_BY_ONE = 3
+_ACCELERATOR_CHUNKS = (8, 512, 4096)
+
+
+class _Pass(NamedTuple):
+    """How much is spent on a setting.
+
+    Attributes:
+      law_nodes: of the laws of the losses.
+      contour_nodes: of the contour.
+    """
+
+    law_nodes: int
+    contour_nodes: int
+
+    def law_nodes_of(self, kind: str) -> int:
+        """Sampled Gaussians, whose laws have no swap in them, take fewer."""
+        return 3 * self.law_nodes // 4 if kind == SAMPLED else self.law_nodes
+
+
+# Tried one after the other on what is not settled. It is the contour that takes more
+# nodes, hardly ever a law.
+_PASSES = (
+    _Pass(112, 161),
+    _Pass(128, 353),
+    _Pass(144, 705),
+    _Pass(192, 1025),
+    _Pass(384, 1025),
+)
+# Share of the allowed error up to which an answer is settled, so that the larger of the
+# two directions, whose errors add up, is too.
+_SETTLED = 0.5
+# From so many settings on, sums of few episodes are not padded to the longest one: each
+# length is compiled, which takes as long as a thousand settings.
+_MANY = 512
+# Passes with less than this share of the nodes that seem to be needed are left out.
+_HOPEFUL_SHARE = 0.8
+
+
+class Problem(NamedTuple):
+    """Settings in one dimension, (n,), with their pairs' fields (n,)."""
+
+    target: np.ndarray
+    pairs: tuple[DominatingPair, ...]
+    counts: tuple[np.ndarray, ...]
+
+    def take(self, index: np.ndarray) -> Problem:
+        """The settings at an index, (m,)."""
+        pairs = tuple(
+            DominatingPair(pair.kind, *(field[index] for field in pair[1:]))
+            for pair in self.pairs
+        )
+        return Problem(
+            self.target[index], pairs, tuple(count[index] for count in self.counts)
+        )
+
+
+class ContourSolver:
+    """Settings that are solved by contours, in either direction."""
+
+    def __init__(
+        self,
+        quantity: str,
+        problem: Problem,
+        bound: np.ndarray,
+        order: np.ndarray,
+        goal: np.ndarray,
+        log_added: np.ndarray,
+    ) -> None:
+        self.quantity, self.problem = quantity, problem
+        self.bound, self.order = bound, order
+        self.goal, self.log_added = goal, log_added
+
+    def surely_private(
+        self, asked: np.ndarray, epsilon: np.ndarray, *, backward: bool
+    ) -> np.ndarray:
+        """Where delta at that epsilon is below its target even with its error."""
+        private = np.zeros(epsilon.shape, bool)
+        index = np.flatnonzero(asked & (epsilon > 0))
+        if index.size:
+            log_delta, error, *_ = self._run(
+                "log_delta", index, epsilon[index], _PASSES[0], backward
+            )
+            # An error of a nat means nothing.
+            below = log_delta + error < self.problem.target[index]
+            private[index] = below & (error < 1)
+        return private
+
+    def solve(
+        self, wanted: np.ndarray, *, backward: bool, least: np.ndarray | None = None
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Values and errors of one direction, with as many nodes as it takes.
+
+        What is surely below ``least`` need not be known any better.
+        """
+        value = np.full(self.bound.shape, np.nan)
+        error = np.full(self.bound.shape, np.inf)
+        # Without a guess the kernel makes its own.
+        guess = np.full(self.bound.shape, -1.0)
+        if self.quantity == "log_delta":
+            guess = self.problem.target
+        elif least is not None:
+            guess = np.clip(least, 0.0, self.bound)
+        if least is None:
+            least = np.full(self.bound.shape, -np.inf)
+        far = np.zeros(self.bound.shape, bool)
+        # Nodes that the last error lets expect: they square it when they are doubled.
+        expected = np.zeros(self.bound.shape)
+        # Where the first guess was poor, no more nodes are needed, only another line.
+        for effort, only_far in (
+            (_PASSES[0], False),
+            (_PASSES[0], True),
+            *((effort, False) for effort in _PASSES[1:]),
+        ):
+            scale = 1.0
+            if self.quantity == "epsilon":
+                scale = np.maximum(np.abs(value), SMALLEST_EPSILON)
+            settled = error <= _SETTLED * TOLERANCE * scale
+            # The other direction's answer hides what is surely below it.
+            settled |= value + error <= least
+            least_nodes = np.minimum(
+                _HOPEFUL_SHARE * expected, _PASSES[-1].contour_nodes
+            )
+            hopeless = least_nodes > effort.contour_nodes
+            index = np.flatnonzero(
+                wanted & ~settled & (far if only_far else far | ~hopeless)
+            )
+            if index.size == 0:
+                continue
+            new_value, log_error, slope, used = self._run(
+                self.quantity, index, guess[index], effort, backward
+            )
+            new_error = log_error
+            if self.quantity == "log_delta":
+                # So small a delta may be in what was cut off.
+                lost = new_value < self.goal[index] - _CUT + _CUT_MARGIN
+                new_error = np.where(lost, np.inf, new_error)
+            if self.quantity == "epsilon":
+                new_value = np.maximum(new_value, 0.0)
+                # delta falls with epsilon: a sum that does not has not converged.
+                falling = slope > 0
+                off = log_error / np.where(falling, slope, 1.0)
+                new_error = np.where(falling, off, np.inf)
+                # 0 is exact where delta is below its target there.
+                new_error = np.where(falling & (log_error == 0), 0.0, new_error)
+                # A contour for a larger epsilon ends where it is nothing, and may miss
+                # what the small losses give further out, where an epsilon as small as
+                # they are is: such an answer is a guess.
+                distance = np.abs(new_value - used) * np.abs(slope)
+                new_error = np.where(distance > _NEAR, 10.0 * new_error, new_error)
+                guessed = np.where(np.isfinite(new_error), new_value, np.nan)
+                far[index] = (distance > _FAR) | (used > _LARGEST_RATIO * new_value)
+                new_error = np.where(far[index], np.inf, new_error)
+            new_error = np.where(np.isnan(new_error), np.inf, new_error)
+            size = 1.0
+            if self.quantity == "epsilon":
+                size = np.maximum(np.abs(new_value), SMALLEST_EPSILON)
+            expected[index] = effort.contour_nodes * _growth(new_error / size)
+            better = ~(new_error > error[index])
+            value[index] = np.where(better, new_value, value[index])
+            error[index] = np.where(better, new_error, error[index])
+            if self.quantity == "epsilon":
+                # The first answer, even a poor one, says where the saddle point is;
+                # without one the guess was too large.
+                guess = guess.copy()
+                guess[index] = np.where(np.isnan(guessed), 0.5 * used, guessed)
+                guess = np.clip(guess, 0.0, self.bound)
+            else:
+                # The nearer the cut is, the less cancels.
+                known = np.isfinite(value) & (error < 0.1)
+                self.goal = np.where(known, value - 1.0, self.goal)
+        return value, error
+
+    def _run(
+        self,
+        quantity: str,
+        index: np.ndarray,
+        guess: np.ndarray,
+        effort: _Pass,
+        backward: bool,
+    ) -> tuple[np.ndarray, ...]:
+        """The kernels over chunks; see `_run_alike`."""
+        terms = np.ones(index.shape)
+        for pair in self.problem.pairs:
+            if pair.kind == EPISODES:
+                terms = np.maximum(terms, pair.num_episodes[index])
+        # 1, 2, 3, 4, 6, 8, 12, ...: each is compiled.
+        unit = np.exp2(np.maximum(np.floor(np.log2(terms)) - 1, 0))
+        sizes = unit * np.ceil(terms / unit)
+        if index.size < _MANY:
+            sizes = np.full(index.shape, sizes.max())
+        result: tuple[np.ndarray, ...] = ()
+        for size in np.unique(sizes):
+            place = np.flatnonzero(sizes == size)
+            # Side by side, as a chunk's sums are as long as its longest one.
+            place = place[np.argsort(terms[place], kind="stable")]
+            part = self._run_alike(
+                quantity, index[place], guess[place], effort, backward, int(size)
+            )
+            if not result:
+                result = tuple(np.empty(index.shape) for _ in part)
+            for whole, found in zip(result, part, strict=True):
+                whole[place] = found
+        return result
+
+    def _run_alike(
+        self,
+        quantity: str,
+        index: np.ndarray,
+        guess: np.ndarray,
+        effort: _Pass,
+        backward: bool,
+        num_terms: int,
+    ) -> tuple[np.ndarray, ...]:
+        """Settings whose sums over episodes have at most so many terms."""
+        part = self.problem.take(index)
+        shape = index.shape
+        kinds, groups, _, _ = step_groups(part.pairs, part.counts, shape)
+        log_target = part.target
+        if quantity == "epsilon":
+            # What the terms left out may add comes off the target.
+            added = np.minimum(self.log_added[index] - log_target, -1e-12)
+            log_target = log_target + np.log1p(-np.exp(added))
+        arrays = (
+            log_target,
+            guess,
+            self.bound[index],
+            self.order[index],
+            # What is cut off the laws is far below delta, even all of it together.
+            np.minimum(self.goal[index], 0.0)
+            - np.log(np.maximum(sum(part.counts), 1.0))
+            - _CUT,
+            np.full(shape, float(backward)),
+        )
+        terms = tuple(num_terms if kind == EPISODES else 1 for kind in kinds)
+        find = bool(np.any(guess < 0))
+        kernel = float64_boundary(_chunk_kernel(quantity, kinds, terms, effort, find))
+        on_cpu = jax.default_backend() == "cpu"
+        sizes = _CPU_CHUNKS if on_cpu else _ACCELERATOR_CHUNKS
+        if index.size <= _ONE_BY_ONE:
+            sizes = sizes[:1]
+
+        def on_chunk(chunk: Any) -> tuple[np.ndarray, ...]:
+            return kernel(*chunk)
+
+        result = in_chunks(on_chunk, (arrays, groups), sizes)
+        if quantity == "log_delta":
+            with np.errstate(invalid="ignore"):  # NaN: not found with these nodes
+                value = np.logaddexp(result[0], self.log_added[index])
+            result = (value, *result[1:])
+        return result
+
+
+def _chunk_kernel(
+    quantity: str,
+    kinds: tuple[str, ...],
+    terms: tuple[int, ...],
+    effort: _Pass,
+    find: bool,
+) -> Callable[..., tuple[jax.Array, ...]]:
+    """Laws, contour and answer of one chunk: jitted one by one."""
+
+    def call(arrays: Any, groups: tuple[StepGroup, ...]) -> tuple[jax.Array, ...]:
+        target, guess, highest, order, log_cut, backward = arrays
+        steps = tuple(
+            steps_kernel(kind, count, effort.law_nodes_of(kind))(
+                group, backward, log_cut
+            )
+            for kind, count, group in zip(kinds, terms, groups, strict=True)
+        )
+        if quantity == "epsilon" and find:
+            first = _jitted("first_epsilon")
+            guess = first(kinds, target, highest, order, groups, steps)
+        contour = _jitted("lay_contour")(guess, steps)
+        nodes = effort.contour_nodes
+        if quantity == "epsilon":
+            solution = _jitted("epsilon")(nodes, target, guess, highest, contour, steps)
+        else:
+            solution = _jitted("log_delta")(nodes, guess, contour, steps)
+        return (*solution, guess)
+
+    return call
+
+
+def _growth(error: np.ndarray) -> np.ndarray:
+    """How many times as many nodes the relative error asks for; 0 where it is unknown.
+
+    Its logarithm is about proportional to their number.
+    """
+    known = (error > _SETTLED * TOLERANCE) & (error < 0.5)
+    return np.where(
+        known, math.log(_SETTLED * TOLERANCE) / np.log(np.where(known, error, 0.1)), 0.0
+    )
+
+
+@functools.cache
+def _jitted(name: str) -> Callable[..., Any]:
+    if name == "lay_contour":
+        return jax.jit(contour_layout.lay_contour)
+    module = initial_epsilon if name == "first_epsilon" else integral
+    return jax.jit(getattr(module, name), static_argnums=0)

@@ -1,0 +1,1 @@
+"""Certified intervals, by composing privacy loss distributions on a lattice."""

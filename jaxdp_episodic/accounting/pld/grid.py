@@ -1,0 +1,165 @@
+"""The lattice of one step's loss: its spacing, and which of its points are knots.
+
+Like `accounting.pld.window` only an *estimate*: it decides how wide the certified
+interval becomes, never whether it holds.
+"""
+
+from __future__ import annotations
+
+import bisect
+import math
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from jaxdp_episodic.accounting.pld.pilot import RoughLaw
+from jaxdp_episodic.accounting.pld.window import Direction
+
+_SPACINGS = np.geomspace(1e-13, 4.0, 160)
+_FACTORS = np.geomspace(1e-9, 1e3, 100)
+# Shares of the width that is asked for: error of the lattice itself, and of the knots
+# being further apart than the lattice.
+_LATTICE_SHARE, _KNOT_SHARE = 0.4, 0.25
+# So near to the bulk, in spacings, every point of the lattice is a knot: where the
+# density is steep the lower law wastes more than the square of a bin's width.
+_DENSE = 60.0
+# Knots move apart by at most this share of their distance from there, and the
+# logarithm of the density changes by at most this much within a bin.
+_GROWTH, _VARIATION = 0.2, 0.6
+
+
+def choose_spacing(
+    laws: Sequence[RoughLaw],
+    counts: Sequence[float],
+    centers: Sequence[float],
+    plan: Direction,
+) -> float:
+    """The largest spacing whose two laws differ by the share of the width.
+
+    A bin of width h is spread by at most h²/4 and a loss in the spike's own bin, at
+    distance d from its centre, by d h; the tilted log-moment grows by c (1 + c) / 2 of
+    it (the mean moves along: ``E exp(-L) = 1`` is kept).
+    """
+    parts = [
+        (np.abs(law.loss - center), count * weight)
+        for law, count, center, weight in zip(
+            laws, counts, centers, plan.weights, strict=True
+        )
+    ]
+
+    def error(spacing: float) -> float:
+        spread = [
+            float(np.minimum(spacing**2 / 4, distance * spacing) @ weight)
+            for distance, weight in parts
+        ]
+        return 0.5 * (1 + plan.slope) * sum(spread)
+
+    spacing = _largest(error, _LATTICE_SHARE * plan.width, _SPACINGS)
+    return min(spacing, 1 / (1 + plan.slope))
+
+
+def _largest(
+    error: Callable[[float], float], allowed: float, candidates: np.ndarray
+) -> float:
+    """The largest candidate whose error, which grows, is allowed; or the smallest."""
+    number = bisect.bisect_right(candidates.tolist(), allowed, key=error)
+    return float(candidates[max(number - 1, 0)])
+
+
+def choose_knots(
+    laws: Sequence[tuple[RoughLaw, np.ndarray, Direction, int]],
+    share: float,
+    count: float,
+    spacing: float,
+    center: float,
+    span: tuple[float, float],
+    largest: int,
+) -> np.ndarray:
+    """Whole numbers j of the knots ``center + j spacing`` of one step.
+
+    The error of bins of width w(x) is a sum of ``w² density``, their number one of
+    1 / w, so that the best widths are those in proportion to ``density^(-1/3)``.
+
+    Args:
+      laws: law, weights and plan of each direction and its sign, -1 for the mirrored
+        one.
+      share: of the width that this step may use.
+      count: of the step.
+      spacing: of the lattice.
+      center: where the bulk is.
+      span: lowest and highest loss that is needed.
+      largest: number of knots; none are returned where more are needed.
+    """
+    edges = laws[0][0].edges  # symmetric: the same in both directions
+    lengths = np.maximum(np.diff(edges), 1e-300)
+    middle = 0.5 * (edges[:-1] + edges[1:])
+    away = np.maximum(np.abs(middle - center) - _DENSE * spacing, 0.0)
+    limit = spacing + _GROWTH * away
+    widths = np.full(len(lengths), np.inf)
+    for law, weight, plan, sign in laws:
+        sizes = lengths[::sign]
+        # where there is no mass the widths are bounded by their growth alone
+        shape = np.cbrt(sizes / np.maximum(weight, 1e-60))
+        most, unit = limit[::sign], count * (1 + plan.slope) / 8 * weight
+
+        def error(
+            factor: float,
+            shape: np.ndarray = shape,
+            most: np.ndarray = most,
+            unit: np.ndarray = unit,
+        ) -> float:
+            tried = np.minimum(factor * spacing * shape, most)
+            return float(np.maximum(tried**2 - spacing**2, 0.0) @ unit)
+
+        factor = _largest(error, _KNOT_SHARE * share * plan.width, _FACTORS)
+        chosen = np.minimum(factor * spacing * shape, most)
+        widths = np.minimum(widths, np.minimum(chosen, 1 / (1 + plan.slope))[::sign])
+        widths = np.minimum(widths, _variation(sizes, law.mass)[::sign])
+    # no width more than a neighbour's and the share of the distance from it
+    slope = _GROWTH * middle
+    widths = slope + np.minimum.accumulate(widths - slope)
+    widths = np.minimum.accumulate((widths + slope)[::-1])[::-1] - slope
+    cells = np.maximum(np.floor(widths / spacing), 1.0)
+    ends = [(e - center) / spacing for e in span]
+    if max(-ends[0], ends[1]) > 2.0**40:
+        return np.empty(0)
+    places = (middle - center) / spacing
+    up = _walk(places, cells, max(ends[1], 1.0), largest)
+    down = _walk(-places[::-1], cells[::-1], max(-ends[0], 1.0), largest)
+    if len(up) + len(down) > largest:
+        return np.empty(0)
+    return np.concatenate([-down[:0:-1], up])
+
+
+def _variation(lengths: np.ndarray, mass: np.ndarray) -> np.ndarray:
+    """Widths within which the density of cells changes little."""
+    density = np.log(np.maximum(mass, 1e-300) / lengths)
+    between = 0.5 * (lengths[1:] + lengths[:-1])
+    alive = (lengths > 1e-290) & (mass > 0)
+    alive = alive[1:] & alive[:-1]
+    slope = np.where(alive, np.abs(np.diff(density)) / between, 0.0)
+    slope = np.maximum(np.append(0.0, slope), np.append(slope, 0.0))
+    return _VARIATION / np.maximum(slope, 1e-300)
+
+
+def _walk(
+    places: np.ndarray, cells: np.ndarray, end: float, largest: int
+) -> np.ndarray:
+    """Whole numbers from 0 to beyond the end, in steps of the cells' widths."""
+    result = [0.0]
+    at, width = 0.0, 1.0
+    ends, widths = places.tolist(), cells.tolist()
+    while at < end and len(result) <= largest:
+        here = widths[min(bisect.bisect_left(ends, at), len(widths) - 1)]
+        # widths of neighbours within a factor of two of each other
+        width = min(here, 1.5 * width + 0.5)
+        at += math.floor(width)
+        result.append(at)
+    return np.array(result)
+
+
+def splits(knots: np.ndarray) -> np.ndarray:
+    """Points ``(m,)`` between ``(m + 1,)`` knots, nearer to a narrower neighbour."""
+    root = np.sqrt(np.diff(knots))
+    before, after = np.append(root[0], root[:-1]), np.append(root[1:], root[-1])
+    return knots[:-1] + root**2 * before / (before + after)

@@ -1,0 +1,354 @@
+"""The law of a sum of privacy losses: transformed, with bounds, and read off.
+
+A `Row` is one law on a lattice for each step, tilted exponentially; its convolution
+power in a window, with a bound of everything that went wrong, is a `Bracket`; `delta`
+and `epsilon` of a bracket are certified ends.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from jaxdp_episodic.accounting.pld import window
+from jaxdp_episodic.accounting.pld.window import Direction, Estimate
+
+# Below this tilt the answer is bisected for before it is solved for.
+_SMALL_TILT = 0.05
+# Nats above Chernoff's bound, beyond which no answer is looked for.
+_LARGEST_EXCESS = 600.0
+# Relative rounding error of one lattice mass, tilted; per unit of exponent.
+_MASS_ERROR = 1e-14
+_EXPONENT_ERROR = 1e-15
+# Share of what is asked for that frequencies left out may take.
+_CUT_SHARE = 1e-4
+# More than all tilted masses together that underflow.
+_UNDERFLOW = 1e-280
+
+
+class Bracket(NamedTuple):
+    """One certified law of the sum, tilted, in a window of a lattice.
+
+    Attributes:
+      cells: (N,) tilted masses, estimates; cell i is at ``start + i spacing``.
+      rounding: bounds of the error of each cell, and of the root of the sum of all
+        errors' squares.
+      strays: bounds of the tilted mass below and above the window.
+      start, spacing: of the window, nats.
+      tilt: c.
+      log_moment: log of the untilted mass, ``T log M(c)``.
+      infinite: mass at an infinite loss.
+      relative: bound of the relative error of all masses.
+      shift: bound of the error of the positions, nats.
+    """
+
+    cells: np.ndarray
+    rounding: tuple[float, float]
+    strays: tuple[float, float]
+    start: float
+    spacing: float
+    tilt: float
+    log_moment: float
+    infinite: float
+    relative: float
+    shift: float
+
+
+@dataclass
+class Row:
+    """One law of one direction, before the transform."""
+
+    masses: list[tuple[np.ndarray, np.ndarray]]  # cell numbers and tilted masses
+    counts: list[float]
+    size: int
+    first: int
+    small_rounding: bool  # whether rounding errors of 1e-13 a step do not matter
+    guess: float  # epsilon that is expected
+    precision: float  # nats of log(delta) that do not matter
+    tolerance: float  # tilted delta that does not matter
+    bracket: Bracket
+
+
+class LatticeLaw(NamedTuple):
+    """One law of one step: lattice numbers, losses and masses, (m,) each."""
+
+    index: np.ndarray
+    losses: np.ndarray
+    masses: np.ndarray
+
+
+def sum_window(
+    laws: Sequence[LatticeLaw], counts: Sequence[float], plan: Direction
+) -> tuple[float, float]:
+    """Ends beyond which the tilted sum is as rarely as planned, by Chernoff's bound.
+
+    The planned epsilon is inside, unless the law is far from it.
+
+    Args:
+      laws: of the steps.
+      counts: of the steps.
+      plan: of the direction.
+    """
+    below = above = here = 0.0
+    for law, count in zip(laws, counts, strict=True):
+        alive = law.masses > 0
+        log_mass, losses = np.log(law.masses[alive]), law.losses[alive]
+        here += count * _log_sum(log_mass + plan.tilt * losses)
+        below += count * _log_sum(log_mass + plan.down_tilt * losses)
+        above += count * _log_sum(log_mass + plan.up_tilt * losses)
+    low = (here - below + plan.log_cut) / (plan.tilt - plan.down_tilt)
+    high = (above - here - plan.log_cut) / (plan.up_tilt - plan.tilt)
+    if low - (high - low) < plan.epsilon < high + (high - low) or plan.given:
+        low, high = min(low, plan.epsilon), max(high, plan.epsilon)
+    return low, high
+
+
+def tilted_row(
+    laws: Sequence[LatticeLaw],
+    counts: Sequence[float],
+    plan: Direction,
+    infinite: float,
+    offset: float,
+    displacement: float,
+    spacing: float,
+    first: int,
+    size: int,
+) -> Row:
+    """Tilts the masses and bounds what leaves the window."""
+    start = offset + first * spacing
+    ends = start, start + size * spacing
+    up, down = plan.up_tilt - plan.tilt, plan.tilt - plan.down_tilt
+    log_moment = relative = 0.0
+    shift = displacement
+    strays = [down * ends[0], -up * ends[1]]
+    terms = abs(strays[0]) + abs(strays[1])
+    masses = []
+    for (index, knots, mass), count in zip(laws, counts, strict=True):
+        alive = mass > 0
+        index, knots, mass = index[alive], knots[alive], mass[alive]
+        log_mass = np.log(mass)
+        exponent = log_mass + plan.tilt * knots
+        total = _log_sum(exponent)
+        tilted = np.exp(exponent - total)
+        masses.append((index, tilted))
+        log_moment += count * total
+        largest = float(np.abs(knots).max(initial=0.0))
+        # The exponent was a sum of terms of this size.
+        size_of_terms = abs(total) + plan.tilt * largest
+        size_of_terms += float(np.abs(log_mass).max(initial=0.0))
+        relative += count * (_MASS_ERROR + _EXPONENT_ERROR * size_of_terms)
+        # masses that meet in one cell of the circle are added up
+        meeting = math.ceil((float(np.ptp(index)) + 1) / size)
+        relative += count * 1.2e-16 * min(meeting, len(index))
+        shift += count * 1e-15 * largest
+        log_tilted = exponent - total
+        for side, tilt in ((0, -down), (1, up)):
+            log_moments = count * _log_sum(log_tilted + tilt * knots)
+            strays[side] += log_moments
+            terms += abs(log_moments)
+    # Chernoff's bound; what was added up had the size of the terms.
+    rounded = 1e-9 + 1e-12 * terms + relative
+    below, above = (math.exp(min(x + rounded, 0.0)) + _UNDERFLOW for x in strays)
+    bracket = Bracket(
+        np.empty(0),
+        (0.0, 0.0),
+        (below, above),
+        start,
+        spacing,
+        plan.tilt,
+        log_moment,
+        infinite,
+        relative,
+        shift + 8e-16 * (abs(start) + abs(ends[1])),
+    )
+    # Before delta was computed once it may be this far below Chernoff's bound.
+    reserve = -plan.yield_ if plan.yield_ < -1e-9 else 12.0
+    small = sum(counts) * 1e-13 * math.exp(min(reserve, 100.0)) < 1e-3
+    precision = min(plan.slope * plan.width, 1.0)
+    scale = float(window.log_weight(plan.tilt)) - min(reserve, 100.0)
+    tolerance = _CUT_SHARE * precision * math.exp(scale)
+    rest = plan.epsilon, precision, tolerance
+    return Row(masses, list(counts), size, first, small, *rest, bracket)
+
+
+def _log_sum(exponents: np.ndarray) -> float:
+    """Log of the sum of exponentials."""
+    top = float(exponents.max(initial=-1e4))
+    return top + math.log(max(float(np.exp(exponents - top).sum()), 1e-300))
+
+
+def _slack(law: Bracket, *, certify_upper: bool) -> float:
+    """Bound of the error of ``sum of cells e^{-c x}(1 - e^{-x})``, x the excess.
+
+    Every weight is at most ``e^w``, w = `log_weight`; their sum over a lattice is at
+    most ``e^w`` and the integral ``1 / (c (1 + c))`` over the spacing, and so is that
+    of their squares, with the integral ``1 / (2 c (1 + c) (1 + 2 c))``.
+    """
+    c, cells = law.tilt, len(law.cells)
+    most = float(np.exp(window.log_weight(c)))
+    integral = 1 / (law.spacing * c * (1 + c))
+    weights = min(most + integral, most * cells)
+    squares = min(most**2 + 0.5 * integral / (1 + 2 * c), most**2 * cells)
+    single, together = law.rounding
+    rounding = min(single * weights, together * math.sqrt(squares))
+    below, above = law.strays
+    # What is above the window is missing; what is outside of it has been added.
+    strays = above if certify_upper else below + above
+    return (most * strays + rounding) * (1 + 1e-9)
+
+
+def exponent_error(law: Bracket, log_delta: float, epsilon: float) -> float:
+    """Bound of the error of log(delta) from the masses and from rounded exponents."""
+    if not math.isfinite(log_delta):
+        return 0.0
+    terms = 1 + abs(log_delta) + 1e-3 * (abs(law.log_moment) + law.tilt * abs(epsilon))
+    return law.relative + 1e-12 * terms
+
+
+def chernoff_log_delta(law: Bracket, epsilon: float) -> float:
+    """Upper bound of log(delta) that needs no window."""
+    bound = law.log_moment - law.tilt * (epsilon - law.shift)
+    bound += float(window.log_weight(law.tilt))
+    bound += exponent_error(law, bound, epsilon)
+    infinite = math.log(max(law.infinite, 1e-300))
+    return min(float(np.logaddexp(bound, infinite)) + 1e-12, 0.0)
+
+
+def chernoff_epsilon(law: Bracket, log_delta: float) -> float:
+    """Upper bound of epsilon that needs no window."""
+    level = finite_level(law, log_delta, 0.0)
+    if math.isnan(level):
+        return math.inf
+    weight = float(window.log_weight(law.tilt))
+    bound = (law.log_moment + weight - level) / law.tilt
+    return max(bound + 1e-12 * abs(bound) + law.shift, 0.0)
+
+
+def finite_level(law: Bracket, log_delta: float, reach: float) -> float:
+    """Log of the delta that is left for finite losses, of an upper law; or NaN."""
+    level = log_delta - exponent_error(law, log_delta, reach)
+    share = 1 - law.infinite * (1 + 1e-9) / math.exp(level)
+    return level + math.log(share) if share > 0 else math.nan
+
+
+def certified_log_delta(
+    law: Bracket, epsilon: float, *, certify_upper: bool
+) -> tuple[float, Estimate]:
+    """log(delta) of a law, rounded to the safe side, and an estimate of it."""
+    bound = chernoff_log_delta(law, epsilon)
+    sign = 1 if certify_upper else -1
+    epsilon -= sign * law.shift
+    # Below the window masses are missing; the profile decreases.
+    at = max(epsilon, law.start)
+    begin = max(math.floor((at - law.start) / law.spacing), 0)
+    numbers = np.arange(begin, len(law.cells))
+    excess = np.maximum(law.start + numbers * law.spacing - at, 0.0)
+    decay = np.maximum(law.cells[begin:], 0.0) * np.exp(-law.tilt * excess)
+    total = float(decay @ -np.expm1(-excess))
+    beyond = float(decay @ np.exp(-excess))
+    exponent = law.log_moment - law.tilt * at
+    log_total = math.log(max(total, 1e-300)) + exponent
+    slope = min(beyond / max(total, 1e-300), 10 / law.spacing)
+    estimate = Estimate(epsilon, log_total, slope)
+    total = total * (1 + sign * 1e-9) + sign * _slack(law, certify_upper=certify_upper)
+    if total <= 0:
+        return (0.0 if certify_upper else -math.inf), estimate
+    log_delta = math.log(total) + exponent
+    log_delta += sign * exponent_error(law, log_delta, at)
+    if not certify_upper:
+        return min(log_delta, 0.0), estimate
+    infinite = math.log(max(law.infinite, 1e-300))
+    log_delta = float(np.logaddexp(log_delta, infinite)) + 1e-12
+    return min(log_delta, bound) if epsilon >= law.start else bound, estimate
+
+
+def _rough_epsilon(law: Bracket, log_delta: float, highest: float) -> float:
+    """Estimate of epsilon by bisection, where Chernoff's bound may be far above it."""
+    low, high = law.start, highest
+    positions = law.start + np.arange(len(law.cells)) * law.spacing
+    for _ in range(25):
+        middle = 0.5 * (low + high)
+        excess = np.maximum(positions - middle, 0.0)
+        weights = -np.exp(-law.tilt * excess) * np.expm1(-excess)
+        total = max(float(np.maximum(law.cells, 0.0) @ weights), 1e-300)
+        above = math.log(total) + law.log_moment - law.tilt * middle > log_delta
+        low, high = (middle, high) if above else (low, middle)
+    return high
+
+
+def certified_epsilon(
+    law: Bracket, log_delta: float, *, certify_upper: bool
+) -> tuple[float, Estimate]:
+    """The epsilon of a law at delta, rounded to the safe side, and an estimate of it.
+
+    The profile is evaluated at every cell of the window by two cumulated sums; within
+    a cell it is linear in ``e^epsilon``.
+    """
+    sign = 1 if certify_upper else -1
+    end = law.start + (len(law.cells) - 1) * law.spacing
+    reach = abs(law.start) + abs(end)
+    log_finite = log_delta + exponent_error(law, log_delta, reach)
+    bound = math.inf
+    if certify_upper:
+        log_finite = finite_level(law, log_delta, reach)
+        bound = chernoff_epsilon(law, log_delta)
+    if math.isnan(log_finite):
+        return math.inf, Estimate(end, log_delta, law.tilt)
+    # The answer by Chernoff's bound: the sums are scaled to it.
+    weight = float(window.log_weight(law.tilt))
+    center = (law.log_moment + weight - log_finite) / law.tilt
+    center = min(max(center, law.start), end)
+    if law.tilt < _SMALL_TILT:
+        center = _rough_epsilon(law, log_finite, center)
+    # Below 0, or far below the answer, where the weights overflow, no one looks.
+    least = max(law.start, -2 * law.spacing, center - 300 / (1 + law.tilt))
+    begin = max(math.floor((least - law.start) / law.spacing), 0)
+    # ... nor where a cell is so wide that exponentials of its ends overflow.
+    first = math.ceil((center - _LARGEST_EXCESS - law.start) / law.spacing)
+    begin = min(max(begin, first), len(law.cells) - 1)
+    excess = (law.start - center) + np.arange(begin, len(law.cells)) * law.spacing
+    scale = np.exp(-law.tilt * excess)
+    growth = np.exp(np.minimum(excess, _LARGEST_EXCESS))
+    weights = np.maximum(law.cells[begin:], 0.0) * scale
+    # sums over all cells from each one on
+    ones = np.cumsum(weights[::-1])[::-1]
+    decays = np.cumsum((weights * np.exp(-excess))[::-1])[::-1]
+    profile = ones - growth * decays
+    exponent = log_finite - law.log_moment + law.tilt * center
+    level = math.exp(min(max(exponent, -700.0), 700.0))
+    # Chernoff's bound holds: nothing to be found far above it.
+    near = excess <= _LARGEST_EXCESS
+    passed = near & (profile <= level)
+    n = max(int(np.argmax(passed)) - 1, 0) if np.any(passed) else len(excess) - 1
+    slope = law.tilt
+    if profile[n] > 0.5 * level:
+        slope = float(growth[n] * decays[n] / profile[n])
+    at = max(center + float(excess[n]), 0.0)
+    estimate = Estimate(at, log_delta, min(slope, 10 / law.spacing))
+    slack = _slack(law, certify_upper=certify_upper) * scale
+    # cumulated sums, and exponentials of rounded exponents
+    rounded = 4e-16 * (len(law.cells) + law.tilt * (abs(law.start) + abs(end) + center))
+    slack += (rounded + 1e-14) * (ones + growth * decays)
+    fits = profile + slack <= level if certify_upper else profile - slack >= level
+    fits &= near
+    if not np.any(fits):
+        return (bound if certify_upper else 0.0), estimate
+    # Solved in the cell before the first that fits, or after the last.
+    if certify_upper:
+        n = max(int(np.argmax(fits)), 1)
+    else:
+        n = min(int(np.flatnonzero(fits)[-1]) + 1, len(excess) - 1)
+    rest = float(ones[n]) - (level - sign * float(slack[n - 1]))
+    solved = -math.inf
+    if decays[n] > 0 and rest > 0:
+        solved = math.log(rest / float(decays[n]))
+    solved = min(max(solved, float(excess[n - 1])), float(excess[n]))
+    epsilon = center + solved
+    epsilon += sign * (law.shift + 1e-15 * (1 + abs(center) + abs(epsilon)))
+    epsilon = max(min(epsilon, bound), 0.0)
+    # the estimate is that of a cell, which may be a wide one
+    return epsilon, estimate._replace(epsilon=max(at, epsilon))

@@ -1,0 +1,50 @@
+"""A setting between the rounds that narrow its certified ends."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+
+from jaxdp_episodic.accounting.pld.lattice import Tails
+from jaxdp_episodic.accounting.pld.pilot import RoughLaw
+from jaxdp_episodic.accounting.pld.window import Direction, Estimate, Target
+
+# Widths are planned a little wider than what is enough: plans overestimate them.
+FIRST_SCALE = 1.2
+
+
+class Step(NamedTuple):
+    """One step of one setting: the kind, the fields of its kernel, how often."""
+
+    kind: str
+    fields: tuple[float, ...]
+    count: float
+
+
+@dataclass
+class Setting:
+    """One setting on its way."""
+
+    steps: tuple[Step, ...]
+    target: Target
+    lower: float
+    upper: float
+    scale: float = FIRST_SCALE
+    lead: int = 0
+    laws: list[list[RoughLaw]] = field(default_factory=list)
+    signs: list[int] = field(default_factory=list)
+    known: list[Estimate | None] = field(default_factory=list)
+    uppers: list[float] = field(default_factory=list)
+    plans: list[Direction] = field(default_factory=list)
+    centers: list[float] = field(default_factory=list)
+    spacing: float = 0.0
+    knots: list[np.ndarray] = field(default_factory=list)
+    points: list[np.ndarray] = field(default_factory=list)
+    tails: list[tuple[Tails, Tails]] = field(default_factory=list)
+    least_spacing: float = 0.0
+    out_of_memory: bool = False
+    last_attempt: bool = False
+    guessed: bool = True
+    rounds: int = 0

@@ -1,0 +1,301 @@
+"""Certified ends of delta and epsilon from a few Fourier coefficients of the sum.
+
+Where many losses are added, all but the lowest frequencies of their tilted law are
+as good as 0. What delta asks of the law, ``sum of cells e^{-c x}(1 - e^{-x})`` over
+the excess x of the loss above epsilon, is a sum over frequencies too (Parseval), with
+weights that are geometric series: no inverse transform, and no cells.
+
+What is left out, and every rounding, is bounded and goes to the safe side.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from jaxdp_episodic.accounting.pld import window
+from jaxdp_episodic.accounting.pld.hockey_stick import (
+    Bracket,
+    chernoff_epsilon,
+    chernoff_log_delta,
+    exponent_error,
+    finite_level,
+)
+from jaxdp_episodic.accounting.pld.window import Estimate
+
+# Relative rounding error of one term of the sums below, about 20 operations.
+_TERM_ERROR = 5e-15
+_MOST_ITERATIONS = 40
+# Elements of the arrays that are worked on at a time.
+_BLOCK = 2**21
+
+
+class Spectrum(NamedTuple):
+    """One certified law of the sum by its lowest Fourier coefficients.
+
+    Attributes:
+      law: everything but the cells, which are empty.
+      size: N, the number of cells of the circle.
+      coefficients: (K,) complex; those of frequencies 0 to K - 1, the window's first
+        cell being at angle 0.
+      errors: (K,) bounds of their errors.
+      rest: bound of the sum over all other frequencies k, both signs, of
+        ``|b_k| / |(1 - z)(1 - z')|``, over N, where ``z = e^{-c h + i w h}``,
+        ``z' = z e^{-h}``, h the spacing.
+      guess: epsilon that is expected.
+      precision: nats of log(delta) that do not matter.
+    """
+
+    law: Bracket
+    size: int
+    coefficients: np.ndarray
+    errors: np.ndarray
+    rest: float
+    guess: float
+    precision: float
+
+
+class _Batch(NamedTuple):
+    """Several spectra; (R, 1) each but the last four fields, which are (R, K)."""
+
+    tilt: np.ndarray
+    spacing: np.ndarray
+    start: np.ndarray
+    size: np.ndarray
+    upper: np.ndarray  # whether the upper end is asked for
+    strays: np.ndarray  # what has to be added or taken off
+    most: np.ndarray
+    rest: np.ndarray
+    step: np.ndarray  # z of each frequency
+    term: np.ndarray  # coefficient / ((1 - z)(1 - z') N), twice but for frequency 0
+    tail: np.ndarray  # the same without (1 - z)
+    spread: np.ndarray  # bound of the error of the numerator of ``term``, over it
+
+
+class _Values(NamedTuple):
+    """Tilted delta at one epsilon for each law, to the safe side; (R,) each."""
+
+    total: np.ndarray
+    slope: np.ndarray
+
+
+def certified_ends(
+    laws: Sequence[Spectrum],
+    given: Sequence[float],
+    upper: Sequence[bool],
+    *,
+    of_epsilon: bool,
+) -> list[tuple[float, Estimate]]:
+    """Certified ends of many laws, in the manner of `loss_bracket.certified_epsilon`.
+
+    Args:
+      laws: any number of them.
+      given: for each log(delta), or epsilon.
+      upper: for each whether the upper end is asked for, else the lower one.
+      of_epsilon: whether epsilon is asked for, else log(delta).
+
+    Returns:
+      For each law the end, rounded to the safe side, and an estimate.
+    """
+    result: list[tuple[float, Estimate] | None] = [None] * len(laws)
+    groups: dict[int, list[int]] = {}
+    for i, law in enumerate(laws):
+        groups.setdefault(len(law.coefficients).bit_length(), []).append(i)
+    solve = _epsilons if of_epsilon else _log_deltas
+    for length, members in groups.items():
+        number = max(_BLOCK >> length, 1)
+        for start in range(0, len(members), number):
+            chosen = members[start : start + number]
+            part = [laws[i] for i in chosen]
+            ends = solve(
+                part,
+                _batch(part, [upper[i] for i in chosen]),
+                np.array([given[i] for i in chosen]),
+            )
+            for i, end in zip(chosen, ends, strict=True):
+                result[i] = end
+    return [end for end in result if end is not None]
+
+
+def _batch(laws: Sequence[Spectrum], upper: Sequence[bool]) -> _Batch:
+    length = max(len(law.coefficients) for law in laws)
+    coefficients = np.zeros((len(laws), length), complex)
+    errors = np.zeros((len(laws), length))
+    for i, law in enumerate(laws):
+        coefficients[i, : len(law.coefficients)] = law.coefficients
+        errors[i, : len(law.errors)] = law.errors
+
+    def column(values: Sequence[float]) -> np.ndarray:
+        return np.array(values, np.float64)[:, None]
+
+    tilt = column([law.law.tilt for law in laws])
+    spacing = column([law.law.spacing for law in laws])
+    size = column([law.size for law in laws])
+    angle = 2 * math.pi * np.arange(length) / size
+    decay, half = np.exp(-tilt * spacing), np.sin(0.5 * angle)
+    step = decay * np.exp(1j * angle)
+    # 1 - z without cancellation
+    near = -np.expm1(-tilt * spacing) + 2 * decay * half**2 - 1j * np.imag(step)
+    shrink = np.exp(-spacing)
+    far = -np.expm1(-(tilt + 1) * spacing) + 2 * decay * shrink * half**2
+    far = far - 1j * shrink * np.imag(step)
+    both = np.where(np.arange(length) > 0, 2.0, 1.0) / size
+    tail = both * coefficients / far
+    strays = [
+        law.law.strays[1] + (0.0 if up else law.law.strays[0])
+        for law, up in zip(laws, upper, strict=True)
+    ]
+    weights = both / np.abs(near * far)
+    return _Batch(
+        tilt=tilt,
+        spacing=spacing,
+        start=column([law.law.start for law in laws]),
+        size=size,
+        upper=np.array(upper)[:, None],
+        strays=column(strays),
+        most=np.exp(window.log_weight(tilt)),
+        rest=column([law.rest for law in laws]),
+        step=step,
+        term=tail / near,
+        tail=tail,
+        spread=weights * (errors + _TERM_ERROR * np.abs(coefficients)),
+    )
+
+
+def _values(batch: _Batch, epsilon: np.ndarray) -> _Values:
+    """Tilted delta at epsilon (R,), in the window, with all errors; its slope.
+
+    With x = theta + m h the excesses of the cells m = 0 ... M - 1 above epsilon,
+
+        sum e^{-c x}(1 - e^{-x}) z-phases = [e^{-c theta} A e^{i w h j} - e^{-c end} B]
+            / ((1 - z)(1 - z')),
+        A = 1 - e^{-theta} + z e^{-theta}(1 - e^{theta - h}),
+        B = 1 - e^{-end} - z e^{-h}(1 - e^{h - end}),   end = theta + M h,
+
+    j the number of the first cell: two geometric series, each term without
+    cancellation.
+    """
+    place = (epsilon[:, None] - batch.start) / batch.spacing
+    first = np.clip(np.ceil(place), 0, batch.size - 1)
+    theta = np.clip(first - place, 0.0, 1.0) * batch.spacing
+    end = theta + (batch.size - first) * batch.spacing
+    number = np.arange(batch.step.shape[1])
+    turned = np.exp(2j * math.pi * (np.mod(number * first, batch.size) / batch.size))
+    kink, damp = -np.expm1(-theta), np.exp(-theta)
+    slant = damp * -np.expm1(theta - batch.spacing)
+    near, far = np.exp(-batch.tilt * theta), np.exp(-batch.tilt * end)
+    limit, shrink = -np.expm1(-end), np.exp(-batch.spacing)
+    drop = shrink * -np.expm1(batch.spacing - end)
+    a = near * (kink + batch.step * slant) * turned
+    b = far * (limit - batch.step * drop)
+    total = np.sum(np.real(batch.term * (a - b)), -1)
+    decay = np.abs(batch.step[:, :1])
+    bounds = near * (kink + decay * slant) + far * (limit + decay * drop)
+    slack = bounds[:, 0] * np.sum(batch.spread, -1)
+    # A is at most 1 - e^{-h}, and B as much and |1 - z'|, which is at most 2
+    left_out = (-np.expm1(-batch.spacing) * (1 + far) + 2 * far) * batch.rest
+    slack += (left_out + batch.most * batch.strays)[:, 0]
+    beyond = near * damp * turned - far * np.exp(-end)
+    beyond = np.sum(np.real(batch.tail * beyond), -1)
+    slope = beyond / np.maximum(total, 1e-300)
+    sign = np.where(batch.upper[:, 0], 1.0, -1.0)
+    slope = np.clip(slope, 0.5 * batch.tilt[:, 0], 10 / batch.spacing[:, 0])
+    return _Values(total + sign * slack * (1 + 1e-9), slope)
+
+
+def _rows(batch: _Batch, chosen: np.ndarray) -> _Batch:
+    return _Batch(*(field[chosen] for field in batch))
+
+
+def _log_deltas(
+    laws: Sequence[Spectrum], batch: _Batch, epsilon: np.ndarray
+) -> list[tuple[float, Estimate]]:
+    """Ends of log(delta) at epsilon; as `loss_bracket.certified_log_delta`."""
+    shift = np.array([law.law.shift for law in laws])
+    sign = np.where(batch.upper[:, 0], 1.0, -1.0)
+    at = np.maximum(epsilon - sign * shift, batch.start[:, 0])
+    values = _values(batch, at)
+    result = []
+    for i, spectrum in enumerate(laws):
+        law, total, here = spectrum.law, float(values.total[i]), float(at[i])
+        log_delta = -math.inf
+        if total > 0:
+            log_delta = math.log(total) + law.log_moment - law.tilt * here
+        slope = float(values.slope[i])
+        estimate = Estimate(float(epsilon[i]), max(log_delta, -690.0), slope)
+        log_delta += sign[i] * exponent_error(law, log_delta, here)
+        if batch.upper[i]:
+            bound = chernoff_log_delta(law, float(epsilon[i]))
+            infinite = math.log(max(law.infinite, 1e-300))
+            log_delta = float(np.logaddexp(log_delta, infinite)) + 1e-12
+            # an upper bound of 0 or less knows nothing
+            inside = total > 0 and epsilon[i] - shift[i] >= law.start
+            log_delta = min(log_delta, bound) if inside else bound
+        result.append((min(log_delta, 0.0), estimate))
+    return result
+
+
+def _epsilons(
+    laws: Sequence[Spectrum], batch: _Batch, log_delta: np.ndarray
+) -> list[tuple[float, Estimate]]:
+    """Ends of epsilon at log(delta), by Newton's method.
+
+    Every epsilon that is tried is a certified end if delta there is on the right side
+    of the target; the search aims a little to that side.
+    """
+    upper = batch.upper[:, 0]
+    sign = np.where(upper, 1.0, -1.0)
+    level, bound, shift = np.empty((3, len(laws)))
+    guess, slack = np.empty((2, len(laws)))
+    for i, (spectrum, up) in enumerate(zip(laws, upper, strict=True)):
+        law, goal = spectrum.law, float(log_delta[i])
+        reach = abs(law.start) + spectrum.size * law.spacing
+        bound[i] = chernoff_epsilon(law, goal) if up else math.inf
+        level[i] = goal + exponent_error(law, goal, reach)
+        if up:
+            level[i] = finite_level(law, goal, reach)
+        shift[i], guess[i] = law.shift, spectrum.guess
+        slack[i] = 1e-2 * spectrum.precision
+    moment = np.array([law.law.log_moment for law in laws])
+    tilt, start = batch.tilt[:, 0], batch.start[:, 0]
+    left = np.maximum(start, 0.0)
+    last = start + (batch.size - 1)[:, 0] * batch.spacing[:, 0]
+    right = np.maximum(np.minimum(np.where(upper, bound, last), last), left)
+    best = np.where(upper, np.inf, 0.0)
+    at, slope = np.clip(guess, left, right), tilt.copy()
+    active = np.flatnonzero(np.isfinite(level))
+    for _ in range(_MOST_ITERATIONS):
+        here = at[active]
+        total, slope[active] = _values(_rows(batch, active), here)
+        alive = total > 0
+        reached = np.log(np.where(alive, total, 1.0)) + moment[active]
+        reached = np.where(alive, reached - tilt[active] * here, -np.inf)
+        # An upper bound below 0 knows nothing; a lower one is no bound at all.
+        reached = np.where(~alive & upper[active], np.inf, reached)
+        missing = reached - level[active] + sign[active] * slack[active]
+        fits = sign[active] * (reached - level[active]) <= 0
+        better = np.where(upper[active], here < best[active], here > best[active])
+        best[active] = np.where(fits & better, here, best[active])
+        above = missing > 0
+        left[active] = np.where(above, np.maximum(left[active], here), left[active])
+        right[active] = np.where(above, right[active], np.minimum(right[active], here))
+        away = np.where(np.isfinite(missing), missing, 0.0)
+        step = here + away / slope[active]
+        inside = np.isfinite(missing) & (step > left[active]) & (step < right[active])
+        step = np.where(inside, step, 0.5 * (left[active] + right[active]))
+        open_ = np.abs(missing) > 0.5 * slack[active]
+        open_ &= right[active] - left[active] > 1e-15 * (1e-30 + right[active])
+        at[active] = np.where(open_, step, here)
+        active = active[open_]
+        if not len(active):
+            break
+    best = np.where(upper, best + shift, np.maximum(best - shift, 0.0))
+    best += sign * 1e-15 * np.where(np.isfinite(best), best, 0.0)
+    best = np.where(upper, np.minimum(best, bound), best)
+    return [
+        (max(float(b), 0.0), Estimate(float(a), float(d), float(s)))
+        for b, a, d, s in zip(best, at, log_delta, slope, strict=True)
+    ]

@@ -1,0 +1,90 @@
+"""The law of one step's loss, coarsely: what lattices are planned with.
+
+An *estimate*: it decides how wide certified intervals become, never whether they hold.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+
+from jaxdp_episodic.accounting.pld.lattice import Tails, fine_law, merged_losses
+
+# Losses at which every step is looked at first, and up to how many standard
+# deviations of the Gaussian loss others are put among them.
+_ROUGH_LOSSES = np.geomspace(1e-10, 1e4, 113)
+_LARGEST_DEVIATION = 12.0
+# Of the scale of small losses.
+_LEAST_LOSS = 1e-4
+
+
+class RoughLaw(NamedTuple):
+    """One step's loss, coarsely: b cells in order, the atom at 0 one of them.
+
+    Attributes:
+      mass, loss: (b,) P-mass of each cell and its loss as a whole.
+      edges: (b + 1,) between the cells.
+      above: (b + 1,) P-mass above each edge.
+    """
+
+    mass: np.ndarray
+    loss: np.ndarray
+    edges: np.ndarray
+    above: np.ndarray
+
+
+def rough_points(
+    rate: float, inner_rate: float, shift: float, num_episodes: float
+) -> np.ndarray:
+    """Losses of either sign, 0 among them, at which a step is looked at first."""
+    expected = num_episodes * rate
+    draws = min(num_episodes, expected + 8 * math.sqrt(expected) + 3)
+    move = min(shift * draws, 100.0)
+    furthest = move * (0.5 * move + _LARGEST_DEVIATION)
+    gaussian = np.linspace(0.0, furthest, 45 + 2 * int(move))[1:]
+    # smaller losses are as good as 0, and there are no larger ones
+    least = _LEAST_LOSS * rate * inner_rate * min(shift, 1.0)
+    near = (_ROUGH_LOSSES >= least) & (_ROUGH_LOSSES <= 2 * furthest)
+    positive = np.union1d(_ROUGH_LOSSES[near], gaussian)
+    return np.concatenate([-positive[::-1], [0.0], positive])
+
+
+def rough_law(points: np.ndarray, own: Tails, other: Tails) -> RoughLaw:
+    """The law of one step's loss by cells between the points, and the atom at 0."""
+    law = fine_law(points, own, other)
+    mass, loss = merged_losses(points, law)
+    zero = int(np.searchsorted(points, 0.0))
+    above = law.above + np.append(np.cumsum(mass[::-1])[::-1], 0.0)
+    return RoughLaw(
+        np.insert(mass, zero, law.atom),
+        np.insert(loss, zero, 0.0),
+        np.insert(points, zero, 0.0),
+        np.insert(above, zero, above[zero]),
+    )
+
+
+def log_moment(law: RoughLaw, tilts: np.ndarray) -> np.ndarray:
+    """``log E_P exp(c L)`` at many c, as accurate near 0 as the law."""
+    alive = law.mass > 0
+    mass, loss = law.mass[alive], law.loss[alive]
+    exponent = tilts[:, None] * loss
+    largest = exponent.max(-1, initial=0.0)
+    # e^x - 1 keeps the digits of small moments, e^(x - largest) does not overflow.
+    near = largest <= 600
+    small = np.expm1(exponent[near]) @ mass
+    result = np.empty(len(tilts))
+    result[near] = np.log1p(np.maximum(small, -1 + 1e-15))
+    largest = largest[~near]
+    large = np.exp(exponent[~near] - largest[:, None]) @ mass
+    result[~near] = np.log(large) + largest
+    return result
+
+
+def bulk(law: RoughLaw) -> float:
+    """Where a spike is: the median loss, or 0 if an atom there is heavier."""
+    middle = int(np.searchsorted(np.cumsum(law.mass), 0.5))
+    middle = min(middle, len(law.loss) - 1)
+    atom = float(law.mass[law.loss == 0].max(initial=0.0))
+    return 0.0 if atom >= law.mass[middle] else float(law.loss[middle])

@@ -1,0 +1,368 @@
+"""One round of narrowing certified ends: lattices are laid, laws composed, read off.
+
+Settings go through a round together, so that kernels see batches: one evaluation of
+the profiles for each kind of step, one transform for each size of lattice. A setting
+whose ends stay too far apart comes back with a smaller scale and better estimates.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from jaxdp_episodic.accounting.pld import grid as loss_knots
+from jaxdp_episodic.accounting.pld import lattice as loss_lattice
+from jaxdp_episodic.accounting.pld import lower, window
+from jaxdp_episodic.accounting.pld.hockey_stick import (
+    Bracket,
+    LatticeLaw,
+    Row,
+    certified_epsilon,
+    certified_log_delta,
+    chernoff_epsilon,
+    chernoff_log_delta,
+    sum_window,
+    tilted_row,
+)
+from jaxdp_episodic.accounting.pld.interval_state import Setting
+from jaxdp_episodic.accounting.pld.lattice import FineLaw, Tails
+from jaxdp_episodic.accounting.pld.low_frequencies import Spectrum, certified_ends
+from jaxdp_episodic.accounting.pld.pilot import bulk, rough_law, rough_points
+from jaxdp_episodic.accounting.pld.transform import transformed
+from jaxdp_episodic.accounting.pld.window import Direction, Estimate, Target
+from jaxdp_episodic.accounting.run import SAMPLED
+
+# Memory: cells of the largest lattice (32 MiB for an array, about 20 of them live).
+LARGEST_LATTICE = 2**22
+_MOST_KNOTS = 2**19
+# Of Chernoff's bound of epsilon, what epsilon surely is.
+_SURE_SHARE = 0.3
+# The masses of a law add up to 1 within this, or its tails were wrong.
+_MASS_CHECK = 1e-6
+
+
+def _evaluate(
+    settings: Sequence[Setting], points: Sequence[Sequence[np.ndarray]]
+) -> list[list[tuple[Tails, Tails]]]:
+    """Tails of every step of every setting at its points: one batch for each kind."""
+    where: dict[str, list[tuple[int, int]]] = {}
+    for i, setting in enumerate(settings):
+        for k, step in enumerate(setting.steps):
+            where.setdefault(step.kind, []).append((i, k))
+    result: list[list[Any]] = [[None] * len(s.steps) for s in settings]
+    for kind, places in where.items():
+        fields = [settings[i].steps[k].fields for i, k in places]
+        tails = loss_lattice.evaluate_tails(
+            kind, fields, [points[i][k] for i, k in places]
+        )
+        for (i, k), value in zip(places, tails, strict=True):
+            result[i][k] = value
+    return result
+
+
+def look_roughly(settings: list[Setting]) -> None:
+    """Fills in the rough laws of both directions."""
+    points = [
+        [rough_points(*s.fields[1:]) for s in setting.steps] for setting in settings
+    ]
+    for setting, grids, tails in zip(
+        settings, points, _evaluate(settings, points), strict=True
+    ):
+        both = list(zip(grids, tails, strict=True))
+        setting.laws = [[rough_law(g, f, b) for g, (f, b) in both]]
+        setting.signs = [1]
+        if any(s.kind == SAMPLED for s in setting.steps):
+            setting.laws.append([rough_law(g, b, f) for g, (f, b) in both])
+            setting.signs.append(-1)
+        setting.known = [None] * len(setting.signs)
+        setting.uppers = [setting.upper] * len(setting.signs)
+
+
+def lay_lattices(settings: list[Setting]) -> None:
+    """Chooses spacing, offsets and knots of every setting and evaluates the tails."""
+    for s in settings:
+        counts = [step.count for step in s.steps]
+        s.plans = _plans(s, counts)
+        medians = [
+            bulk(law) if step.kind == SAMPLED else 0.0
+            for law, step in zip(s.laws[0], s.steps, strict=True)
+        ]
+        s.spacing = min(
+            loss_knots.choose_spacing(laws, counts, [sign * m for m in medians], plan)
+            for laws, plan, sign in zip(s.laws, s.plans, s.signs, strict=True)
+        )
+        s.centers = medians
+        # The coarsest lattice that the window allows, as the last attempt.
+        least = max(
+            plan.high - min(plan.low, plan.epsilon)
+            for plan in s.plans
+            if not plan.only_bound
+        )
+        least = max(least * 1.001 / (LARGEST_LATTICE - 16), s.least_spacing)
+        s.last_attempt = s.spacing <= least
+        s.spacing = max(s.spacing, least, 1e-12 * max(abs(c) for c in medians))
+    _center_spikes(settings)
+    for s in settings:
+        s.knots, s.points = [], []
+        for k, step in enumerate(s.steps):
+            ends = [
+                tuple(sorted(sign * e for e in plan.ranges[k]))
+                for plan, sign in zip(s.plans, s.signs, strict=True)
+            ]
+            span = min(e[0] for e in ends), max(e[1] for e in ends)
+            index = loss_knots.choose_knots(
+                [
+                    (laws[k], plan.weights[k], plan, sign)
+                    for laws, plan, sign in zip(s.laws, s.plans, s.signs, strict=True)
+                ],
+                1 / len(s.steps),
+                step.count,
+                s.spacing,
+                s.centers[k],
+                span,
+                _MOST_KNOTS,
+            )
+            s.out_of_memory |= len(index) == 0
+            knots = s.centers[k] + index * s.spacing
+            points = np.empty(max(2 * len(knots) - 1, 0))
+            if len(knots):
+                points[::2], points[1::2] = knots, loss_knots.splits(knots)
+            s.knots.append(index)
+            s.points.append(points)
+    able = [s for s in settings if not s.out_of_memory]
+    for s, tails in zip(able, _evaluate(able, [s.points for s in able]), strict=True):
+        s.tails = tails
+
+
+def _plans(s: Setting, counts: list[float]) -> list[Direction]:
+    """Plans of the directions; one far below the other is only shown to be so."""
+    plans = [
+        window.plan_direction(laws, counts, s.target, s.scale, known)
+        for laws, known in zip(s.laws, s.known, strict=True)
+    ]
+    answers = [_answer(s.target, plan) for plan in plans]
+    s.lead = int(np.argmax(answers))
+    if len(plans) == 1:
+        return plans
+    ceiling = _ceiling(s, max(answers))
+    other = 1 - s.lead
+    if answers[other] < ceiling:
+        plans[other] = window.plan_direction(
+            s.laws[other], counts, s.target, s.scale, s.known[other], ceiling
+        )
+    return plans
+
+
+def _answer(target: Target, plan: Direction) -> float:
+    return plan.log_delta if target.log_delta is None else plan.epsilon
+
+
+def _ceiling(s: Setting, expected: float) -> float:
+    """A value that the larger direction's answer surely exceeds, with room to spare."""
+    of_epsilon = s.target.log_delta is not None
+    if s.lower > (0.0 if of_epsilon else -math.inf):
+        return 0.9 * s.lower if of_epsilon else s.lower - 1.0
+    # Chernoff's bound may be far above the answer.
+    if of_epsilon:
+        return _SURE_SHARE * expected
+    return expected - 0.5 * min(-expected, 20.0) - 3.0
+
+
+def _center_spikes(settings: list[Setting]) -> None:
+    """Moves the offsets to the merged loss of the spike's own bin.
+
+    A spike narrower than the spacing would cost the lower law a whole bin if it were
+    off the lattice.
+    """
+    able = settings
+    for _ in range(3):
+        points = []
+        for s in able:
+            half = 0.5 * s.spacing
+            points.append([np.array([c - half, c + half]) for c in s.centers])
+        for s, grids, tails in zip(able, points, _evaluate(able, points), strict=True):
+            for k, (grid, (own, other)) in enumerate(zip(grids, tails, strict=True)):
+                law = loss_lattice.fine_law(grid, own, other)
+                mass, loss = loss_lattice.merged_losses(grid, law)
+                if mass[0] > 1e-3 and grid[0] < loss[0] < grid[1]:
+                    s.centers[k] = float(loss[0])
+
+
+def compose(settings: list[Setting]) -> None:
+    """Composes the laws of both directions and narrows the ends."""
+    jobs: list[_Job] = []
+    for s in settings:
+        s.rounds += 1
+        s.guessed = all(known is None for known in s.known)
+        if not s.out_of_memory:
+            jobs += _jobs(s)
+    laws = transformed([job.row for job in jobs])
+    for job, end in zip(jobs, _ends(jobs, laws), strict=True):
+        s = job.setting
+        if end is None:
+            s.out_of_memory = True
+        elif job.upper:
+            high, s.known[job.direction] = end
+            s.uppers[job.direction] = min(s.uppers[job.direction], high)
+        else:
+            s.lower = max(s.lower, end[0])
+    for s in settings:
+        if s.guessed and any(s.known):
+            # What did not fit a guessed window may fit the one that is now known.
+            s.least_spacing, s.last_attempt = 0.0, False
+        s.upper = min(s.upper, max(s.uppers))
+        # Certified ends do not cross. If they did one were wrong: the larger is kept.
+        s.lower, s.upper = min(s.lower, s.upper), max(s.lower, s.upper)
+        # A direction that lies below the other one is done with.
+        keep = [i for i, high in enumerate(s.uppers) if high > s.lower]
+        for name in ("laws", "signs", "known", "uppers"):
+            setattr(s, name, [getattr(s, name)[i] for i in keep])
+
+
+class _Job(NamedTuple):
+    """One law of one direction of a setting, of which one end is asked for."""
+
+    setting: Setting
+    direction: int
+    upper: bool
+    row: Row
+
+
+def _jobs(s: Setting) -> list[_Job]:
+    """Both laws of the leading direction, the upper one of the other one.
+
+    Where Chernoff's bound will do it is taken here.
+    """
+    jobs: list[_Job] = []
+    most_cells = 0
+    for i, (sign, plan) in enumerate(zip(s.signs, s.plans, strict=True)):
+        fine = _fine_laws(s, sign)
+        uppers = [_upper_law(*law) for law in fine]
+        lowers = [_lower_law(*law, plan.tilt) for law in fine if i == s.lead]
+        if not all(abs(u.total - 1) < _MASS_CHECK for u in uppers) or not all(
+            low.total < 1 + _MASS_CHECK for low in lowers
+        ):
+            s.out_of_memory = True
+            return []
+        row, cells = _tilted_row(s, plan, sign, uppers)
+        if plan.only_bound:
+            s.uppers[i] = min(s.uppers[i], _bound(row.bracket, s.target))
+            continue
+        jobs.append(_Job(s, i, True, row))
+        most_cells = max(most_cells, cells)
+        if lowers:
+            row, cells = _tilted_row(s, plan, sign, lowers)
+            jobs.append(_Job(s, i, False, row))
+            most_cells = max(most_cells, cells)
+    if most_cells <= LARGEST_LATTICE:
+        return jobs
+    # The window is a little longer on another lattice.
+    excess = 1.01 * most_cells / LARGEST_LATTICE
+    if s.last_attempt and s.least_spacing > 0:
+        s.out_of_memory = True
+    else:
+        # The plan took the window for shorter: once more, on a coarser lattice.
+        s.least_spacing, s.last_attempt = s.spacing * excess, False
+    return []
+
+
+class _StepLaw(NamedTuple):
+    """One law of one step; its infinite mass, and how far all its losses are moved."""
+
+    law: LatticeLaw
+    infinite: float
+    move: float
+
+    @property
+    def total(self) -> float:
+        """All of the mass: 1 up to rounding, or less in a lower law."""
+        return float(self.law.masses.sum()) + self.infinite
+
+
+def _fine_laws(s: Setting, sign: int) -> list[tuple[np.ndarray, np.ndarray, FineLaw]]:
+    """Lattice numbers, points and the law between them, of each step."""
+    result = []
+    for index, points, (forward, backward) in zip(
+        s.knots, s.points, s.tails, strict=True
+    ):
+        if sign < 0:
+            index, points = -index[::-1], -points[::-1]
+            forward, backward = (
+                Tails(*(a[::-1] for a in t)) for t in (backward, forward)
+            )
+        law = loss_lattice.fine_law(points, forward, backward)
+        result.append((index, points, law))
+    return result
+
+
+def _upper_law(index: np.ndarray, points: np.ndarray, law: FineLaw) -> _StepLaw:
+    masses, infinite = loss_lattice.upper_masses(points, law)
+    return _StepLaw(LatticeLaw(index, points[::2], masses), infinite, 0.0)
+
+
+def _lower_law(
+    index: np.ndarray, points: np.ndarray, law: FineLaw, tilt: float
+) -> _StepLaw:
+    masses, move = lower.lower_law(points, law, tilt)
+    return _StepLaw(LatticeLaw(index, points[::2] + move, masses), 0.0, move)
+
+
+def _tilted_row(
+    s: Setting, plan: Direction, sign: int, steps: list[_StepLaw]
+) -> tuple[Row, int]:
+    """The laws of one direction, tilted, in the window of their sum; and its cells."""
+    counts, laws = [step.count for step in s.steps], [step.law for step in steps]
+    offset = sum(
+        t * (sign * c + step.move)
+        for t, c, step in zip(counts, s.centers, steps, strict=True)
+    )
+    moved = sum(
+        step.count * float(loss_lattice.displacement(step.kind, step.fields))
+        for step in s.steps
+    )
+    infinite = sum(t * step.infinite for t, step in zip(counts, steps, strict=True))
+    low, high = sum_window(laws, counts, plan)
+    cells = math.ceil((high - low) / s.spacing) + 6
+    size = 2 ** max(math.ceil(math.log2(min(max(cells, 16), 2**40))), 8)
+    # What a power of two leaves over lies to both sides.
+    first = math.floor((low - offset) / s.spacing) - 2 - (size - cells) // 2
+    lattice = infinite, offset, moved, s.spacing, first, size
+    return tilted_row(laws, counts, plan, *lattice), cells
+
+
+def _bound(law: Bracket, target: Target) -> float:
+    """Chernoff's bound of what is asked for."""
+    if target.log_delta is not None:
+        return chernoff_epsilon(law, target.log_delta)
+    assert target.epsilon is not None  # one of the two is given
+    return chernoff_log_delta(law, target.epsilon)
+
+
+def _ends(
+    jobs: list[_Job], laws: list[Spectrum | Bracket | None]
+) -> list[tuple[float, Estimate] | None]:
+    """Certified ends, and estimates for the next round."""
+    result: list[tuple[float, Estimate] | None] = [None] * len(jobs)
+    spectra: dict[bool, list[int]] = {}
+    for i, (job, law) in enumerate(zip(jobs, laws, strict=True)):
+        log_delta, epsilon, *_ = job.setting.target
+        if isinstance(law, Spectrum):
+            spectra.setdefault(log_delta is not None, []).append(i)
+        elif law is not None and log_delta is not None:
+            result[i] = certified_epsilon(law, log_delta, certify_upper=job.upper)
+        elif law is not None and epsilon is not None:
+            result[i] = certified_log_delta(law, epsilon, certify_upper=job.upper)
+    for of_epsilon, members in spectra.items():
+        targets = [jobs[i].setting.target for i in members]
+        ends = certified_ends(
+            [law for i in members if isinstance(law := laws[i], Spectrum)],
+            [float((t.log_delta if of_epsilon else t.epsilon) or 0.0) for t in targets],
+            [jobs[i].upper for i in members],
+            of_epsilon=of_epsilon,
+        )
+        for i, end in zip(members, ends, strict=True):
+            result[i] = end
+    return result

@@ -1,0 +1,280 @@
+"""Powers of tilted loss laws: their lowest frequencies, or all cells of the sum.
+
+A sum of many losses has few frequencies that are not as good as 0; with those the
+answer is read off without an inverse transform (`low_frequencies`). A sum of
+few, or one that a single large loss makes up, is transformed back to its cells.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from jaxdp_episodic._precision import float64_boundary
+from jaxdp_episodic.accounting.pld.hockey_stick import Bracket, Row
+from jaxdp_episodic.accounting.pld.low_frequencies import Spectrum
+from jaxdp_episodic.numerics import fourier
+
+# Rows of a transform, padded; cells of all of them.
+_LARGEST_BATCH, _LARGEST_CELLS = 8, 2**20
+# Cells of a row that is transformed back: about 20 arrays of it are live.
+LARGEST_CELLS = 2**22
+# Share of a law in one cell from which on it is split off.
+_ATOM = 0.6
+PLAIN = "circular_power"
+# How many frequencies are read off at most: as many, or the share of all cells.
+_LOW_FREQUENCIES, _LOW_SHARE = 64, 1 / 32
+# Knots times frequencies, over cells, that may be summed one by one.
+_MOST_TERMS = 2.0
+# Rounding errors of a sum of n terms, over n, and of one term.
+_SUM_ERROR, _TERM_ERROR = 1.2e-16, 2e-15
+_MACHINE = float(np.finfo(np.float64).eps)
+
+
+@functools.cache
+def _kernel(name: str) -> Callable[..., Any]:
+    kernel = getattr(fourier, name)
+    static = ("kept",) if name == "low_frequencies" else ()
+    return float64_boundary(jax.jit(kernel, static_argnames=static))
+
+
+def transformed(rows: Sequence[Row]) -> list[Spectrum | Bracket | None]:
+    """The law of the sum of every row; None where it is too large for the memory."""
+    result: list[Spectrum | Bracket | None] = [None] * len(rows)
+    for i, spectrum in enumerate(low_spectra(rows)):
+        result[i] = spectrum
+    left = [
+        i
+        for i, row in enumerate(rows)
+        if result[i] is None and row.size <= LARGEST_CELLS
+    ]
+    for i, bracket in zip(
+        left, convolution_powers([rows[i] for i in left]), strict=True
+    ):
+        result[i] = bracket
+    return result
+
+
+def low_spectra(rows: Sequence[Row]) -> list[Spectrum | None]:
+    """Low frequencies of the rows, None for those that need others as well."""
+    result: list[Spectrum | None] = [None] * len(rows)
+    groups: dict[tuple[int, int], list[int]] = {}
+    for i, row in enumerate(rows):
+        groups.setdefault((row.size, len(row.masses)), []).append(i)
+    for (size, _), members in groups.items():
+        edges = fourier.frequency_edges(size)
+        kept = _most_frequencies(size)
+        for chosen, masses, counts, firsts in _circles(rows, members):
+            steps = np.zeros((len(masses), 2))
+            for place, i in enumerate(chosen):
+                law = rows[i].bracket
+                steps[place] = law.tilt * law.spacing, (law.tilt + 1) * law.spacing
+            low, error, sums = _kernel("low_frequencies")(
+                masses, counts, steps, kept=kept
+            )
+            rest = np.cumsum(sums[:, ::-1], -1)[:, ::-1]
+            for place, i in enumerate(chosen):
+                result[i] = _spectrum(
+                    rows[i],
+                    (low[place], error[place]),
+                    (edges[:-1], rest[place]),
+                    firsts[place],
+                )
+    return result
+
+
+def _most_frequencies(size: int) -> int:
+    return max(_LOW_FREQUENCIES, int(size * _LOW_SHARE))
+
+
+def _spectrum(
+    row: Row,
+    low: tuple[np.ndarray, np.ndarray],
+    blocks: tuple[np.ndarray, np.ndarray],
+    first: int,
+) -> Spectrum | None:
+    """The lowest frequencies of one row's power, as many as matter."""
+    edges, rest = blocks
+    law = row.bracket
+    # both signs of the frequencies; powers and their sums, rounded
+    rest = rest * (2 / row.size * math.exp(1e-9 + 1e-15 * sum(row.counts)))
+    beyond = law.start + row.size * law.spacing - row.guess
+    cost = -math.expm1(-law.spacing) + 2 * math.exp(-law.tilt * max(beyond, 0.0))
+    # the first block is kept in any case
+    enough = cost * rest <= row.tolerance
+    enough &= (edges > 0) & (edges <= _most_frequencies(row.size))
+    if not np.any(enough):
+        return None
+    i = int(np.argmax(enough))
+    number = int(edges[i])
+    power, errors = _from_transform(low[0][:, :number], low[1], row.counts)
+    if not row.small_rounding or _rounding(row, errors) > 100 * row.tolerance:
+        row.small_rounding = False
+        if number * sum(len(m) for _, m in row.masses) <= _MOST_TERMS * row.size:
+            power, errors = _from_terms(row, number)
+        elif _kernel_name(row) != PLAIN and row.size <= LARGEST_CELLS:
+            return None  # there are better ways
+    angle = np.mod(np.arange(number) * float(first), row.size) / row.size
+    power = power * np.exp(2j * math.pi * angle)
+    errors = errors + 4e-15 * np.abs(power)
+    return Spectrum(
+        law,
+        row.size,
+        power,
+        errors,
+        float(rest[i]),
+        row.guess,
+        row.precision,
+    )
+
+
+def _rounding(row: Row, errors: np.ndarray) -> float:
+    """What errors of the lowest frequencies may change tilted delta by."""
+    law, number = row.bracket, np.arange(len(errors))
+    chord = (4 * number / row.size) ** 2
+    lost = [-math.expm1(-c * law.spacing) for c in (law.tilt, law.tilt + 1)]
+    squares = [x * x + (1 - x) * chord for x in lost]
+    weights = 2 / row.size / np.sqrt(squares[0] * squares[1])
+    return -math.expm1(-law.spacing) * float(weights @ errors)
+
+
+def _from_transform(
+    low: np.ndarray, error: np.ndarray, counts: Sequence[float]
+) -> tuple[np.ndarray, np.ndarray]:
+    """Powers of transformed coefficients (steps, K), with bounds of their errors."""
+    modulus = np.abs(low)
+    growth = np.log(np.maximum(modulus, 1e-300))
+    rounded = np.full(modulus.shape, fourier.POWER_ERROR * _MACHINE)
+    return _power(growth, np.angle(low), error / modulus, rounded, counts)
+
+
+def _from_terms(row: Row, number: int) -> tuple[np.ndarray, np.ndarray]:
+    """The same by sums over the masses, as differences from the heaviest one.
+
+    Their rounding errors are in proportion to how far the losses are from it, at these
+    frequencies: those of a narrow law, or of one with an atom, are small.
+    """
+    frequency = np.arange(float(number))[:, None]
+    parts = []
+    for index, mass in row.masses:
+        away = np.mod(index - index[np.argmax(mass)], row.size)
+        turns = np.mod(frequency * away, row.size)
+        # centred before it is divided, so that small angles keep their digits
+        turns = np.where(turns > 0.5 * row.size, turns - row.size, turns)
+        angle = 2 * math.pi * (turns / row.size)
+        versine, sine = 2 * np.sin(0.5 * angle) ** 2, np.sin(angle)
+        total = math.fsum(mass)
+        share = mass / total
+        real, imaginary = -versine @ share, -sine @ share
+        size = (versine + np.abs(sine)) @ share
+        square = np.maximum(real * (2 + real) + imaginary * imaginary, -1 + 1e-15)
+        error = (_SUM_ERROR * len(mass) + _TERM_ERROR) * size
+        # near 1 logarithm and phase are as small as the difference, and so are
+        # their errors
+        rounded = fourier.POWER_ERROR * _MACHINE * np.minimum(1.0, 4 * size)
+        parts.append(
+            (
+                0.5 * np.log1p(square) + math.log(total),
+                np.arctan2(imaginary, 1 + real),
+                error / np.maximum(np.hypot(1 + real, imaginary), 1e-300),
+                rounded,
+            )
+        )
+    growth, angle, error, rounded = (np.array(p) for p in zip(*parts, strict=True))
+    return _power(growth, angle, error, rounded, row.counts)
+
+
+def _power(
+    growth: np.ndarray,
+    angle: np.ndarray,
+    error: np.ndarray,
+    rounded: np.ndarray,
+    counts: Sequence[float],
+) -> tuple[np.ndarray, np.ndarray]:
+    """Products of powers of ``exp(growth + i angle)``, and bounds of their errors.
+
+    All (steps, K): ``error`` is that of the base, over its modulus, ``rounded`` that
+    of its logarithm. With ``b`` a modulus and ``e`` its error, that of the power is at
+    most ``T e (b + e)^(T - 1)``.
+    """
+    times = np.asarray(counts)[:, None]
+    turns = times * (angle / (2 * math.pi))
+    phase = 2 * math.pi * np.sum(turns - np.round(turns), 0)
+    length = np.exp(np.sum(times * growth, 0))
+    largest = np.exp(np.sum(times * (growth + np.log1p(error)), 0))
+    relative = np.sum(times * (error / (1 + error) + rounded), 0) + 8 * _MACHINE
+    return length * np.exp(1j * phase), largest * np.minimum(relative, 2.0) * (1 + 1e-9)
+
+
+def _circles(
+    rows: Sequence[Row], members: Sequence[int]
+) -> Iterator[tuple[list[int], np.ndarray, np.ndarray, list[int]]]:
+    """Laws of rows of one shape on their circles, a batch at a time.
+
+    Yields:
+      The rows' numbers, masses (batch, steps, N) with each law's heaviest cell as
+      number 0, counts (batch, steps), and which cell of the sum's circle is the first
+      of the window.
+    """
+    size, steps = rows[members[0]].size, len(rows[members[0]].masses)
+    batch = max(min(_LARGEST_BATCH, _LARGEST_CELLS // (size * steps)), 1)
+    for start in range(0, len(members), batch):
+        chosen = list(members[start : start + batch])
+        masses, counts = np.zeros((batch, steps, size)), np.zeros((batch, steps))
+        masses[len(chosen) :, :, 0] = 1.0  # rows that are not there: no loss, no NaN
+        firsts = []
+        for place, i in enumerate(chosen):
+            counts[place] = rows[i].counts
+            first = rows[i].first
+            for k, (index, mass) in enumerate(rows[i].masses):
+                heaviest = int(index[np.argmax(mass)]) if len(mass) else 0
+                cell = np.mod(index - heaviest, size).astype(np.int64)
+                masses[place, k] = np.bincount(cell, mass, minlength=size)
+                first -= int(rows[i].counts[k]) * heaviest
+            firsts.append(first % size)
+        yield chosen, masses, counts, firsts
+
+
+def _kernel_name(row: Row) -> str:
+    """The kernel whose rounding errors are likely to be the smallest."""
+    atoms = [float(m.max(initial=0.0)) for _, m in row.masses]
+    # Many losses beside the atom gain nothing by it, and a^T would underflow.
+    if min(atoms) > _ATOM and 30 > -sum(
+        t * math.log(a) for t, a in zip(row.counts, atoms, strict=True)
+    ):
+        return "circular_power_around_atom"
+    if row.small_rounding:
+        return PLAIN
+    mean = spread = 0.0
+    for (index, mass), count in zip(row.masses, row.counts, strict=True):
+        if len(index):
+            away = index - index[np.argmax(mass)]
+            mean = max(mean, float(mass @ np.abs(away)))
+            away = away - float(mass @ away)
+            spread += count * float(mass @ np.minimum(away**2, 100.0))
+    # Beyond this frequency nothing is left of the power.
+    highest = min(6 / math.sqrt(max(spread, 1e-30)), 2.0)
+    return "circular_power_by_differences" if mean * highest < 0.3 else PLAIN
+
+
+def convolution_powers(rows: Sequence[Row]) -> list[Bracket]:
+    """Transforms all rows, those of one shape together, and back to their cells."""
+    result: list[Any] = [None] * len(rows)
+    groups: dict[tuple[int, int, str], list[int]] = {}
+    for i, row in enumerate(rows):
+        key = (row.size, len(row.masses), _kernel_name(row))
+        groups.setdefault(key, []).append(i)
+    for (_, _, name), members in groups.items():
+        for chosen, masses, counts, firsts in _circles(rows, members):
+            cells, *rounding = _kernel(name)(masses, counts)
+            for place, i in enumerate(chosen):
+                result[i] = rows[i].bracket._replace(
+                    cells=np.roll(cells[place], -firsts[place]),
+                    rounding=(float(rounding[0][place]), float(rounding[1][place])),
+                )
+    return result

@@ -1,1 +1,0 @@
-"""What the draw of the episodes buys: one module per family of theorems."""

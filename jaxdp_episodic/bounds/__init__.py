@@ -1,0 +1,1 @@
+"""Theorems that stand alone: no run of steps uses them."""

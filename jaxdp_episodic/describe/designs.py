@@ -1,0 +1,213 @@
+"""Specs of episodic designs that are not a plain multistage draw."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from jaxdp_episodic import _validation
+from jaxdp_episodic.describe.schemes import (
+    MultistageSampling,
+    Poisson,
+    Scheme,
+    WithoutReplacement,
+    check_scheme,
+    levels_shape,
+)
+from jaxdp_episodic.describe.spec import Spec, frozen_number
+
+EPISODE, CLASS, EXAMPLE = "episode", "class", "example"
+
+_GROUPED_COVERED = (
+    "covered: episodes=Poisson('episode', ...), "
+    "episodes=WithoutReplacement('episode', ...), classes=Poisson('class', ...) or "
+    "classes=WithoutReplacement('class', ...), each with "
+    "examples=WithoutReplacement('example', ...)"
+)
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class GroupedClasses(Spec):
+    """N-way episodes from one pool of classes, a class in at most one a step.
+
+    Either ``episodes`` is given: every step partitions *all* classes at random into
+    ``floor(num_classes / ways)`` episodes (public, data-independent randomness; a
+    remainder sits out) and draws episodes of that fresh partition. With a Poisson
+    scheme this is the cheapest design known. Or ``classes`` is given: classes are
+    drawn, the drawn ones are grouped at random and left-overs dropped.
+
+    Of each class in a drawn episode ``examples`` draws support and query together:
+    ``size`` is shots plus queries, and the two are disjoint.
+
+    Preconditions beyond those of `MultistageSampling`: each episode's contribution (its
+    gradient) is clipped as a whole; the list of classes is public, and an emptied
+    class keeps its place in the partition; the partition is fresh in every step and
+    does not look at the data.
+
+    Attributes:
+      num_classes: size of the public pool of classes, whole number >= 1.
+      ways: classes an episode, whole number, 1 <= ways <= num_classes.
+      episodes: a scheme named "episode"; without replacement, its ``size`` is the
+        number of episodes a step, out of ``floor(num_classes / ways)``.
+      classes: a scheme named "class", in place of ``episodes``.
+      examples: a `WithoutReplacement` named "example"; ``population`` is the number of
+        examples of a class (see there), or None when the step is given a
+        `Population` of classes and examples.
+
+    Raises:
+      TypeError: a field of the wrong type.
+      ValueError: a value out of range, a wrong level name, both or neither of
+        ``episodes`` and ``classes``, a population that the design itself determines.
+      NotImplementedError: a Poisson draw of examples.
+    """
+
+    nested_specs: ClassVar[Mapping[str, tuple[type, ...]]] = {
+        "episodes": (Poisson, WithoutReplacement),
+        "classes": (Poisson, WithoutReplacement),
+        "examples": (Poisson, WithoutReplacement),
+    }
+
+    num_classes: ArrayLike
+    ways: ArrayLike
+    episodes: Scheme | None = None
+    classes: Scheme | None = None
+    examples: WithoutReplacement
+
+    def __post_init__(self) -> None:
+        for field in ("num_classes", "ways"):
+            array = _validation.integer_array(field, getattr(self, field), minimum=1)
+            object.__setattr__(self, field, frozen_number(array))
+        if (self.episodes is None) == (self.classes is None):
+            given = "neither" if self.episodes is None else "both"
+            raise ValueError(f"give exactly one of episodes= and classes=, got {given}")
+        if self.episodes is not None:
+            _check_named("episodes", self.episodes, EPISODE)
+        if self.classes is not None:
+            _check_named("classes", self.classes, CLASS)
+        _check_named("examples", self.examples, EXAMPLE)
+        if isinstance(self.examples, Poisson):
+            raise NotImplementedError(
+                "GroupedClasses with examples=Poisson has no theorem here; "
+                f"{_GROUPED_COVERED}"
+            )
+        _ = self.shape  # refuses fields that do not broadcast
+        if np.any(np.asarray(self.ways) > self.num_classes):
+            raise ValueError(
+                "ways must be at most num_classes, got "
+                f"ways={self.ways!r}, num_classes={self.num_classes!r}"
+            )
+        _check_grouped_populations(self)
+
+    @property
+    def level_names(self) -> tuple[str, ...]:
+        """The levels' names, top to bottom."""
+        return EPISODE, CLASS, EXAMPLE
+
+    @property
+    def num_possible_episodes(self) -> np.ndarray:
+        """Episodes in one partition of all classes: ``floor(num_classes / ways)``."""
+        return np.floor_divide(self.num_classes, self.ways)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Broadcast shape of all numeric fields."""
+        schemes = [s for s in (self.episodes, self.classes, self.examples) if s]
+        return levels_shape(schemes, num_classes=self.num_classes, ways=self.ways)
+
+
+@dataclass(frozen=True, eq=False, init=False)
+class IndependentEpisodes(Spec):
+    """A public number of episodes a step, each drawn afresh through all stages.
+
+    One example can sit in several episodes of a step; that is accounted for. Each
+    episode's contribution is clipped as a whole. ``num_episodes`` is fixed in advance,
+    public, and not drawn; the episodes' draws are independent of each other.
+
+    Attributes:
+      sampling: a `MultistageSampling` without a level named "episode", or one scheme,
+        which is wrapped. The preconditions in its docstring hold for each episode.
+      num_episodes: whole number >= 1 (scalar or array).
+
+    Raises:
+      TypeError: a field of the wrong type.
+      ValueError: a value out of range, a level named "episode", or fields that do not
+        broadcast.
+      NotImplementedError: a sampling that is itself an episodic design.
+    """
+
+    nested_specs: ClassVar[Mapping[str, tuple[type, ...]]] = {
+        "sampling": (MultistageSampling, Poisson, WithoutReplacement)
+    }
+
+    sampling: MultistageSampling
+    num_episodes: ArrayLike
+
+    def __init__(
+        self, sampling: MultistageSampling | Scheme, *, num_episodes: ArrayLike
+    ) -> None:
+        if isinstance(sampling, Poisson | WithoutReplacement):
+            sampling = MultistageSampling(sampling)
+        if isinstance(sampling, GroupedClasses | IndependentEpisodes):
+            raise NotImplementedError(
+                f"IndependentEpisodes of a {type(sampling).__name__} has no theorem "
+                "here; covered: MultistageSampling, Poisson, WithoutReplacement"
+            )
+        if not isinstance(sampling, MultistageSampling):
+            raise TypeError(f"sampling must be a MultistageSampling, got {sampling!r}")
+        if EPISODE in sampling.level_names:
+            raise ValueError(
+                "sampling must not have a level named 'episode': the episode is the "
+                f"whole draw; got levels {sampling.level_names}"
+            )
+        array = _validation.integer_array("num_episodes", num_episodes, minimum=1)
+        object.__setattr__(self, "sampling", sampling)
+        object.__setattr__(self, "num_episodes", frozen_number(array))
+        _ = self.shape  # refuses fields that do not broadcast
+
+    @property
+    def level_names(self) -> tuple[str, ...]:
+        """The level "episode", then those of ``sampling``, top to bottom."""
+        return EPISODE, *self.sampling.level_names
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Broadcast shape of all numeric fields."""
+        return levels_shape(self.sampling.levels, num_episodes=self.num_episodes)
+
+
+def _check_named(field: str, scheme: Any, name: str) -> None:
+    """Refuses what is not a scheme, or a scheme of another level."""
+    check_scheme(field, scheme)
+    if scheme.name != name:
+        raise ValueError(f"{field} must be named {name!r}, got {scheme.name!r}")
+
+
+def _check_grouped_populations(design: GroupedClasses) -> None:
+    """Refuses populations, and class counts, that contradict the design."""
+    if design.episodes is not None and design.episodes.population is not None:
+        raise ValueError(
+            "episodes must have population=None: there are "
+            "floor(num_classes / ways) episodes; got "
+            f"population={design.episodes.population!r}"
+        )
+    classes = design.classes
+    if classes is None:
+        return
+    if classes.population is not None and np.any(
+        np.asarray(classes.population) != design.num_classes
+    ):
+        raise ValueError(
+            "classes must have population=None or num_classes, got "
+            f"population={classes.population!r}, num_classes={design.num_classes!r}"
+        )
+    if isinstance(classes, WithoutReplacement) and np.any(
+        np.asarray(classes.size) < design.ways
+    ):
+        raise ValueError(
+            "classes must draw at least `ways` classes, or no episode can be formed; "
+            f"got size={classes.size!r}, ways={design.ways!r}"
+        )

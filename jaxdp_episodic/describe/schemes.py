@@ -1,0 +1,237 @@
+"""Specs of what is drawn at each level of a tree of units."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import KW_ONLY, dataclass
+from typing import Any, ClassVar
+
+from numpy.typing import ArrayLike
+
+from jaxdp_episodic import _validation
+from jaxdp_episodic.describe.spec import Spec, frozen_number
+
+# The clip unit "step" means the whole step, so no level may be called that.
+RESERVED_LEVEL_NAME = "step"
+MAX_LEVELS = 32  # as of a `Population`
+
+
+@dataclass(frozen=True, eq=False)
+class Poisson(Spec):
+    """Every child of a unit picked one level up is drawn independently.
+
+    The draws are fresh and secret in every step, and *all* drawn children are
+    processed: a cap on the realised batch, or shuffled epochs in its place, void the
+    guarantee.
+
+    Attributes:
+      name: the level's name, e.g. ``"school"``.
+      sampling_probability: scalar or array in [0, 1].
+      population: a public *upper* bound of the number of children of any unit one
+        level up, whole number >= 1 (scalar or array), or None. It is no part of the
+        rate. It is needed only when contributions are clipped below the privacy unit,
+        whose number of contributions it bounds.
+
+    Raises:
+      TypeError: a field of the wrong type.
+      ValueError: a value out of range, or a reserved name.
+    """
+
+    name: str
+    _: KW_ONLY
+    sampling_probability: ArrayLike
+    population: ArrayLike | None = None
+
+    def __post_init__(self) -> None:
+        _check_level_name(self.name)
+        probability = _validation.probability_array(
+            "sampling_probability", self.sampling_probability
+        )
+        object.__setattr__(self, "sampling_probability", frozen_number(probability))
+        if self.population is not None:
+            _set_whole_number(self, "population")
+        _ = self.shape  # refuses fields that do not broadcast
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Broadcast shape of the numeric fields."""
+        return levels_shape([self])
+
+
+@dataclass(frozen=True, eq=False)
+class WithoutReplacement(Spec):
+    """``size`` of the ``population`` children of each picked unit, all sets alike.
+
+    Rate: ``min(size, population) / population``. A unit with fewer children than
+    ``size`` gives all of them (rate 1).
+
+    ``population`` is the number of children in the larger of the two neighbouring data
+    sets, *or a public lower bound of it*, at every unit of the level above: a smaller
+    value is safe, it only makes the rate larger. Fresh secret draws every step.
+
+    Attributes:
+      name: the level's name, e.g. ``"pupil"``.
+      size: whole number >= 1 (scalar or array).
+      population: whole number >= 1 (scalar or array), or None when the step is given
+        a `Population`, whose sizes replace it.
+      population_is_exact: states that ``population`` is the exact number of children,
+        in the larger neighbour, of *every* unit one level up. Needed for the case
+        ``size >= population`` to cost no more than full participation under
+        ``add_remove``: a lower bound does not show that everybody is drawn, and
+        drawing all but one costs more than drawing all.
+
+    Raises:
+      TypeError: a field of the wrong type.
+      ValueError: a value out of range, a reserved name, or an exact population that
+        is not given.
+    """
+
+    name: str
+    _: KW_ONLY
+    size: ArrayLike
+    population: ArrayLike | None = None
+    population_is_exact: bool = False
+
+    def __post_init__(self) -> None:
+        _check_level_name(self.name)
+        _set_whole_number(self, "size")
+        if not isinstance(self.population_is_exact, bool):
+            raise TypeError(
+                "population_is_exact must be True or False, "
+                f"got {self.population_is_exact!r}"
+            )
+        if self.population is not None:
+            _set_whole_number(self, "population")
+        elif self.population_is_exact:
+            raise ValueError("population_is_exact=True needs a population, got None")
+        _ = self.shape  # refuses fields that do not broadcast
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Broadcast shape of the numeric fields."""
+        return levels_shape([self])
+
+
+Scheme = Poisson | WithoutReplacement
+
+
+@dataclass(frozen=True, eq=False, init=False, repr=False)
+class MultistageSampling(Spec):
+    """One scheme a level: children are drawn of every unit picked one level up.
+
+    ``MultistageSampling(Poisson("school", ...), WithoutReplacement("pupil", ...))``
+    draws schools, then pupils of each drawn school. What is clipped and who is
+    protected is said by the step, not here.
+
+    The guarantees that the accountant derives hold under these preconditions:
+
+    * *Locality.* A clipped contribution is a function of its own unit's drawn content,
+      the current model, public data and fresh randomness; never of other units, of
+      data not drawn, or of realised sizes. Where contributions interact (support and
+      query, a softmax over the ways, batch statistics) the clip unit must contain the
+      whole interaction.
+    * *Public unit lists.* Units above the protected one are on a public list. An
+      emptied unit stays on it, is drawn at the same rate and contributes zero. Under
+      ``add_remove`` units are not dropped because of their size.
+    * *One path each.* Every protected unit lies under exactly one path of the tree.
+    * *Worst path.* With unequal units the guarantee is the worst path's; give the step
+      a `Population` to have every path evaluated, or a ``population`` that is a lower
+      bound for all units of its level.
+    * *Fixed in advance.* Rates, noise and the number of steps do not react to what was
+      released; the draws of every step are fresh and secret.
+
+    Attributes:
+      levels: the schemes, top to bottom, at least one, with different names.
+
+    Raises:
+      TypeError: a level that is not a scheme.
+      ValueError: no level, repeated names, or fields that do not broadcast.
+    """
+
+    nested_specs: ClassVar[Mapping[str, tuple[type, ...]]] = {
+        "levels": (Poisson, WithoutReplacement)
+    }
+
+    levels: tuple[Scheme, ...]
+
+    def __init__(self, *levels: Scheme) -> None:
+        object.__setattr__(self, "levels", levels)
+        if not levels:
+            raise ValueError("MultistageSampling needs at least one level, got none")
+        if len(levels) > MAX_LEVELS:
+            raise ValueError(
+                f"MultistageSampling takes at most {MAX_LEVELS} levels, "
+                f"got {len(levels)}"
+            )
+        for position, level in enumerate(levels):
+            check_scheme(f"level {position + 1}", level)
+        for name in self.level_names:
+            if self.level_names.count(name) > 1:
+                raise ValueError(f"level names must differ, got {name!r} twice")
+        _ = self.shape  # refuses fields that do not broadcast
+
+    @classmethod
+    def from_fields(cls, fields: Mapping[str, Any]) -> MultistageSampling:
+        """Returns the sampling with these fields."""
+        levels = fields["levels"]
+        if not isinstance(levels, tuple):
+            raise TypeError(f"levels must be a list, got {levels!r}")
+        return cls(*levels)
+
+    @property
+    def level_names(self) -> tuple[str, ...]:
+        """The levels' names, top to bottom."""
+        return tuple(level.name for level in self.levels)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Broadcast shape of all numeric fields of all levels."""
+        return levels_shape(self.levels)
+
+    def __repr__(self) -> str:
+        return f"MultistageSampling({', '.join(map(repr, self.levels))})"
+
+
+def check_scheme(name: str, value: Any) -> None:
+    """Refuses anything but a Poisson or a WithoutReplacement."""
+    if not isinstance(value, Poisson | WithoutReplacement):
+        raise TypeError(
+            f"{name} must be a Poisson or a WithoutReplacement, got {value!r}"
+        )
+
+
+def numeric_fields(scheme: Scheme) -> dict[str, Any]:
+    """Returns the numeric fields of a scheme that are set, by name."""
+    if isinstance(scheme, Poisson):
+        fields = {"sampling_probability": scheme.sampling_probability}
+    else:
+        fields = {"size": scheme.size}
+    if scheme.population is not None:
+        fields["population"] = scheme.population
+    return fields
+
+
+def levels_shape(levels: Iterable[Scheme], **others: Any) -> tuple[int, ...]:
+    """Returns the broadcast shape of all fields of the levels and of ``others``."""
+    fields = {
+        f"{level.name}.{field}": value
+        for level in levels
+        for field, value in numeric_fields(level).items()
+    }
+    return _validation.broadcast_shape(**others, **fields)
+
+
+def _check_level_name(name: Any) -> None:
+    if not isinstance(name, str):
+        raise TypeError(f"name must be a string, got {name!r}")
+    if not name or name == RESERVED_LEVEL_NAME:
+        raise ValueError(
+            "name must be a non-empty string other than "
+            f"{RESERVED_LEVEL_NAME!r} (which means the whole step), got {name!r}"
+        )
+
+
+def _set_whole_number(scheme: Scheme, field: str) -> None:
+    """Normalises one whole-number field of a frozen scheme in place."""
+    array = _validation.integer_array(field, getattr(scheme, field), minimum=1)
+    object.__setattr__(scheme, field, frozen_number(array))

@@ -1,0 +1,1 @@
+"""Readers and writers of files from outside, with their bounds."""

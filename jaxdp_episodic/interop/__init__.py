@@ -1,0 +1,1 @@
+"""Other libraries' descriptions and accountants."""

@@ -1,0 +1,1 @@
+"""One mechanism a file: its dominating pair, moments and loss distribution."""

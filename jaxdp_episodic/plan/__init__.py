@@ -1,0 +1,1 @@
+"""Which design to run within a budget."""

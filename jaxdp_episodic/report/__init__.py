@@ -1,0 +1,1 @@
+"""What is said of a run: report, statement, caveats, ledger format."""

@@ -1,6 +1,6 @@
 """Differential-privacy accounting for episodic training, in JAX."""
 
-from jaxdp_episodic.accounting.api import EpsilonInfo, delta, epsilon, rdp
+from jaxdp_episodic.accounting.api import PrivacyInfo, delta, epsilon, rdp
 from jaxdp_episodic.accounting.attacker import (
     advantage,
     gdp_mu,
@@ -32,7 +32,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "ComposedSteps",
-    "EpsilonInfo",
+    "PrivacyInfo",
     "GaussianStep",
     "GroupedClasses",
     "IndependentEpisodes",

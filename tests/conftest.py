@@ -11,7 +11,7 @@ import jax
 import pytest
 from jax.experimental.compilation_cache import compilation_cache
 
-from jaxdp_episodic import _mappings
+from jaxdp_episodic import _engine
 
 hypothesis.settings.register_profile("project", derandomize=True, deadline=None)
 hypothesis.settings.load_profile("project")
@@ -45,7 +45,7 @@ def _compile_once(tmp_path_factory):
 def _few_mappings():
     """Training compiles outside of the boundary where the library looks after them."""
     yield
-    _mappings.forget_kernels_if_crowded()
+    _engine.forget_kernels_if_crowded()
 
 
 def _x64_flag() -> bool:

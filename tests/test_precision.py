@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxdp_episodic._precision import float64_boundary
+from jaxdp_episodic._engine import float64_boundary
 
 
 @jax.jit
@@ -24,12 +24,12 @@ def test_small_offsets_keep_their_digits():
 @pytest.mark.parametrize("value", [3, True, np.float32(3), np.arange(3, dtype="i1")])
 def test_every_kind_of_number_becomes_float64(value):
     seen = []
-    float64_boundary(jax.jit(lambda x: seen.append(x.dtype) or x))(value)
+    float64_boundary(lambda x: seen.append(x.dtype) or x)(value)
     assert seen == [np.float64]
 
 
 def test_trees_go_in_and_out():
-    out = float64_boundary(jax.jit(lambda tree: {"sum": tree["a"] + tree["b"][0]}))(
+    out = float64_boundary(lambda tree: {"sum": tree["a"] + tree["b"][0]})(
         {"a": 1, "b": (2,)}
     )
     assert type(out["sum"]) is np.ndarray and out["sum"] == 3.0

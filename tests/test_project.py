@@ -18,9 +18,9 @@ PACKAGE = ROOT / "jaxdp_episodic"
 
 # Each line imports only from the lines above it.
 LAYERS = (
-    ("_mappings",),
-    ("_precision", "_validation"),
+    ("_validation",),
     ("numerics",),
+    ("_engine",),
     ("files",),
     ("describe",),
     ("losses",),
@@ -148,7 +148,7 @@ CLEAN = {
         ("numerics.roots", "import jaxdp_episodic.describe", "upward"),
         ("numerics.roots", "from jaxdp_episodic.describe import schemes", "upward"),
         ("numerics.roots", "from jaxdp_episodic import describe", "upward"),
-        ("_precision", "from jaxdp_episodic._validation import choice", "upward"),
+        ("_validation", "from jaxdp_episodic.numerics import roots", "upward"),
         ("describe", "def f():\n  import jaxdp_episodic.accounting", "upward"),
         ("accounting", "def f():\n  import jaxdp_episodic.numerics", "delayed"),
         (
@@ -221,7 +221,7 @@ def test_only_the_boundary_sets_jax_flags():
             if isinstance(node, ast.Attribute):
                 chain = ast.unparse(node)
                 assert not chain.endswith("config.update"), module
-                assert node.attr != "enable_x64" or module == "_precision", module
+                assert node.attr != "enable_x64" or module == "_engine", module
 
 
 def test_specs_do_not_import_jax():

@@ -45,15 +45,15 @@ from typing import Any
 import jax
 import numpy as np
 from accountant import in_fresh_process, peak_memory
+from jaxdp_episodic.accounting.evaluation import step_groups
+from jaxdp_episodic.accounting.exact.loss_nodes import steps_kernel
 from peers import summary
 from presentation import describe_machine
 
 import jaxdp_episodic as jde
-from jaxdp_episodic._precision import float64_boundary
-from jaxdp_episodic.accounting.evaluation import step_groups
+from jaxdp_episodic._engine import float64_boundary
 from jaxdp_episodic.accounting.exact import contour as contour_layout
 from jaxdp_episodic.accounting.exact import integral
-from jaxdp_episodic.accounting.exact.loss_nodes import steps_kernel
 from jaxdp_episodic.accounting.rdp.kernels import StepGroup
 from jaxdp_episodic.accounting.run import dominating_pair
 

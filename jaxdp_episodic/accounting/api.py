@@ -9,15 +9,17 @@ import numpy as np
 
 from jaxdp_episodic import _validation
 from jaxdp_episodic.accounting import worst_path
-from jaxdp_episodic.accounting.evaluation import evaluate
-from jaxdp_episodic.accounting.run import DominatingPair, resolve
+from jaxdp_episodic.accounting.dominating_pair import run_of
+from jaxdp_episodic.accounting.question import DeltaAt, EpsilonAt
+from jaxdp_episodic.accounting.rdp.method import rdp_curve
+from jaxdp_episodic.accounting.run import Run
 from jaxdp_episodic.describe.step import ComposedSteps, GaussianStep
 
-METHODS = ("exact", "pld", "rdp")
+METHODS = tuple(worst_path.METHODS)
 DIRECTIONS = ("forward", "backward", "both")
 
 
-class EpsilonInfo(NamedTuple):
+class PrivacyInfo(NamedTuple):
     """What is known about an epsilon or a delta; fields of its shape.
 
     Attributes:
@@ -64,17 +66,10 @@ def rdp(
     check_step(step)
     orders = _validation.order_array("orders", orders)
     _validation.choice("direction", direction, DIRECTIONS)
-    pairs, counts = resolve(step, np.asarray(1))
-    grid = orders.reshape(-1)
-    pairs = tuple(
-        DominatingPair(pair.kind, *(field[..., None] for field in pair[1:]))
-        for pair in pairs
-    )
-    counts = tuple(count[..., None] for count in counts)
-    values = _zeros(step.shape, 1, len(grid))
+    run = run_of(step, np.asarray(1)).with_axis()
+    values = np.zeros((*step.shape, 1, orders.size))
     for one in ("forward", "backward") if direction == "both" else (direction,):
-        value, _ = evaluate("rdp", grid, pairs, counts, direction=one)
-        values = np.maximum(values, value)
+        values = np.maximum(values, rdp_curve(orders.reshape(-1), run, one))
     worst = values.max(axis=-2).reshape(step.shape + orders.shape)
     return _scalar_or_array(worst)
 
@@ -110,7 +105,7 @@ def epsilon(
       orders: with "rdp", use only these orders (1-d, not empty) instead of the search.
         If the best of them is the first or last, a warning says that the grid is too
         short.
-      return_info: also return an `EpsilonInfo`; not with ``orders``.
+      return_info: also return an `PrivacyInfo`; not with ``orders``.
 
     Returns:
       float64 nats of the broadcast shape of step, ``delta`` and ``num_steps``;
@@ -126,19 +121,19 @@ def epsilon(
     check_method(method)
     delta = _validation.open_unit_array("delta", delta)
     _warn_about_delta(step, delta)
-    pairs, counts, shape = composed_run(step, num_steps, delta=delta)
+    run, shape = checked_run(step, num_steps, delta=delta)
     if orders is not None:
         if method != "rdp" or return_info:
             raise ValueError(
                 "orders must be None with another method than 'rdp' and with "
                 f"return_info, got method={method!r}, return_info={return_info!r}"
             )
-        return _epsilon_on_grid(pairs, counts, delta, orders, shape)
-    answer = worst_path.worst("epsilon", np.log(delta), pairs, counts, method)
+        return _epsilon_on_grid(run, delta, orders, shape)
+    answer = worst_path.answer(EpsilonAt(np.log(delta)), run, method)
     value, error, certified = (
         _scalar_or_array(np.broadcast_to(field, shape)) for field in answer
     )
-    return (value, EpsilonInfo(error, certified)) if return_info else value
+    return (value, PrivacyInfo(error, certified)) if return_info else value
 
 
 def delta(
@@ -159,7 +154,7 @@ def delta(
       epsilon: >= 0 and finite, nats.
       num_steps: whole number >= 0; None for a composed run.
       method: "rdp", "exact" or "pld".
-      return_info: also return an `EpsilonInfo`.
+      return_info: also return an `PrivacyInfo`.
 
     Returns:
       float64 in [0, 1] of the broadcast shape; 1 without noise. With ``return_info``
@@ -174,26 +169,21 @@ def delta(
     target = _validation.nonnegative_array("epsilon", epsilon)
     if np.isinf(target).any():
         raise ValueError(f"epsilon must be finite, got {epsilon!r}")
-    pairs, counts, shape = composed_run(step, num_steps, epsilon=target)
-    answer = worst_path.worst("log_delta", target, pairs, counts, method)
+    run, shape = checked_run(step, num_steps, epsilon=target)
+    answer = worst_path.answer(DeltaAt(target), run, method)
     log_delta, error, certified = (np.broadcast_to(a, shape) for a in answer)
     # exp rounds to the nearest: one ulp up keeps the bound.
     value = np.minimum(np.nextafter(np.exp(log_delta), 2.0), 1.0)
-    info = EpsilonInfo(_scalar_or_array(error), _scalar_or_array(certified))
+    info = PrivacyInfo(_scalar_or_array(error), _scalar_or_array(certified))
     value = _scalar_or_array(value)
     return (value, info) if return_info else value
 
 
 def worst_epsilon(
-    pairs: tuple[DominatingPair, ...],
-    counts: tuple[np.ndarray, ...],
-    delta: np.ndarray,
-    shape: tuple[int, ...],
-    *,
-    method: str,
+    run: Run, delta: np.ndarray, shape: tuple[int, ...], *, method: str
 ) -> np.ndarray:
     """Epsilon of the worst path: each path composed first, the largest taken last."""
-    value = worst_path.worst("epsilon", np.log(delta), pairs, counts, method).value
+    value = worst_path.answer(EpsilonAt(np.log(delta)), run, method).value
     return np.broadcast_to(value, shape)
 
 
@@ -202,10 +192,10 @@ def check_method(method: str) -> None:
     _validation.choice("method", method, METHODS)
 
 
-def composed_run(
+def checked_run(
     step: GaussianStep | ComposedSteps, num_steps: Any, **targets: np.ndarray
-) -> tuple[tuple[DominatingPair, ...], tuple[np.ndarray, ...], tuple[int, ...]]:
-    """The pairs and counts of a run, and the shape of the answer."""
+) -> tuple[Run, tuple[int, ...]]:
+    """The run of a step, and the shape of the answer."""
     named: dict[str, Any] = {"step": np.empty(step.shape, np.uint8), **targets}
     if isinstance(step, ComposedSteps):
         if num_steps is not None:
@@ -220,15 +210,11 @@ def composed_run(
         steps = _validation.integer_array("num_steps", num_steps, minimum=0)
         named["num_steps"] = steps
     shape = _validation.broadcast_shape(**named)
-    return *resolve(step, steps), shape
+    return run_of(step, steps), shape
 
 
 def _epsilon_on_grid(
-    pairs: tuple[DominatingPair, ...],
-    counts: tuple[np.ndarray, ...],
-    delta: np.ndarray,
-    orders: Any,
-    shape: tuple[int, ...],
+    run: Run, delta: np.ndarray, orders: Any, shape: tuple[int, ...]
 ) -> np.ndarray | np.float64:
     """Epsilon with the orders given by the user only."""
     grid = _validation.order_array("orders", orders)
@@ -238,11 +224,7 @@ def _epsilon_on_grid(
             f"got shape {grid.shape}"
         )
     grid = np.unique(grid)
-    pairs = tuple(
-        DominatingPair(pair.kind, *(field[..., None] for field in pair[1:]))
-        for pair in pairs
-    )
-    curve, _ = evaluate("rdp", grid, pairs, tuple(c[..., None] for c in counts))
+    curve = rdp_curve(grid, run.with_axis(), "forward")
     t = grid - 1
     values = curve + np.log1p(-1 / grid)
     values = values - (np.log(delta)[..., None, None] + np.log(grid)) / t
@@ -276,10 +258,6 @@ def _warn_about_delta(step: GaussianStep | ComposedSteps, delta: np.ndarray) -> 
             f"{1 / units[0]:.1e}",
             stacklevel=3,
         )
-
-
-def _zeros(shape: tuple[int, ...], *more: int) -> np.ndarray:
-    return np.zeros((*shape, *more))
 
 
 def _scalar_or_array(values: np.ndarray) -> Any:

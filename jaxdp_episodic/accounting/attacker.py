@@ -13,15 +13,14 @@ import math
 from statistics import NormalDist
 from typing import Any
 
-import jax
 import numpy as np
 
 from jaxdp_episodic import _validation
-from jaxdp_episodic._precision import float64_boundary
+from jaxdp_episodic._engine import float64_boundary
 from jaxdp_episodic.accounting.api import delta
 from jaxdp_episodic.accounting.curve_points import curve_points, lower_hull
 from jaxdp_episodic.describe.step import ComposedSteps, GaussianStep
-from jaxdp_episodic.losses.profiles import log_gaussian_profile
+from jaxdp_episodic.losses.gaussian import log_gaussian_profile
 from jaxdp_episodic.numerics.roots import largest_within
 
 # No finer than that is delta followed, unless a view asks for it.
@@ -271,7 +270,7 @@ def _mu_at(epsilon: float, delta: float) -> float:
     """The mu with ``D(mu, epsilon) = delta``, rounded up."""
 
     def excess(mu: np.ndarray, _: np.ndarray) -> np.ndarray:
-        log_reached = float64_boundary(jax.jit(log_gaussian_profile))(mu, epsilon)
+        log_reached = float64_boundary(log_gaussian_profile)(mu, epsilon)
         return log_reached - math.log(delta)
 
     low, high = np.array([1e-30]), np.array([100.0])

@@ -13,14 +13,15 @@ import numpy as np
 
 from jaxdp_episodic import _validation
 from jaxdp_episodic.accounting.api import check_method
-from jaxdp_episodic.accounting.run import DominatingPair, dominating_pair
-from jaxdp_episodic.accounting.worst_path import worst
+from jaxdp_episodic.accounting.dominating_pair import dominating_pair
+from jaxdp_episodic.accounting.question import EpsilonAt
+from jaxdp_episodic.accounting.run import Run
+from jaxdp_episodic.accounting.worst_path import answer
 from jaxdp_episodic.describe.designs import (
     CLASS,
     GroupedClasses,
     IndependentEpisodes,
 )
-from jaxdp_episodic.describe.population import Population
 from jaxdp_episodic.describe.schemes import (
     MultistageSampling,
     Poisson,
@@ -28,6 +29,7 @@ from jaxdp_episodic.describe.schemes import (
     WithoutReplacement,
 )
 from jaxdp_episodic.describe.step import GaussianStep, Sampling
+from jaxdp_episodic.losses.privacy_loss import PrivacyLoss
 from jaxdp_episodic.numerics.roots import largest_within
 
 _TOLERANCE = 1e-7
@@ -37,30 +39,20 @@ _MAX_STEPS = 2**53
 
 
 def calibrate_noise_multiplier(
-    sampling: Sampling | Scheme,
+    step: GaussianStep,
     *,
     epsilon: Any,
     delta: Any,
     num_steps: Any,
-    clip_unit: str | None = None,
-    privacy_unit: str | None = None,
-    neighboring_relation: str = "add_remove",
-    population: Population | None = None,
-    small_units: str | None = None,
     method: str = "exact",
 ) -> np.ndarray | np.float64:
     """Returns the smallest noise multiplier that keeps epsilon within the target.
 
     Args:
-      sampling: as in `GaussianStep`, like the arguments not listed here.
+      step: the step; the noise that it has is ignored.
       epsilon: target, > 0 and finite, nats.
       delta: in (0, 1).
       num_steps: whole number >= 0.
-      clip_unit: as in `GaussianStep`.
-      privacy_unit: as in `GaussianStep`.
-      neighboring_relation: as in `GaussianStep`.
-      population: as in `GaussianStep`.
-      small_units: as in `GaussianStep`.
       method: how epsilon is computed; see `epsilon`.
 
     Returns:
@@ -71,22 +63,14 @@ def calibrate_noise_multiplier(
     Raises:
       TypeError: an argument of the wrong type.
       ValueError: a value out of range.
-      NotImplementedError: a combination that is not covered.
     """
     check_method(method)
-    step = GaussianStep(
-        sampling,
-        noise_multiplier=1.0,
-        clip_unit=clip_unit,
-        privacy_unit=privacy_unit,
-        neighboring_relation=neighboring_relation,
-        population=population,
-        small_units=small_units,
-    )
+    _check_is_step(step)
+    step = dataclasses.replace(step, noise_multiplier=1.0)
     run = _Targets(step, epsilon, delta, num_steps, method)
 
     def excess(inverse_noise: np.ndarray, active: np.ndarray) -> np.ndarray:
-        return run.excess(active, noise_multiplier=1 / inverse_noise)
+        return run.excess(active, inverse_noise=inverse_noise)
 
     least, most = _NOISE_RANGE
     everywhere = np.arange(run.size)
@@ -94,7 +78,7 @@ def calibrate_noise_multiplier(
     low, high = _bracket(excess, 1 / start, floor=1 / most, ceiling=1 / least)
     found = 1 / largest_within(excess, low, high, tolerance=_TOLERANCE)
     # 1 / (1 / x) may round down; what is returned must be what was checked.
-    bad = np.isfinite(found) & (run.excess(everywhere, noise_multiplier=found) > 0)
+    bad = np.isfinite(found) & (run.excess(everywhere, inverse_noise=1 / found) > 0)
     found = np.where(bad, found * (1 + _TOLERANCE), found)
     found = np.where(low == 0, np.inf, found)
     found = np.where(run.is_silent(), 0.0, found)
@@ -178,8 +162,8 @@ def calibrate_rate(
         all_rates[active] = rate
         shaped = all_rates.reshape(run.shape)
         changed = _with_rate(step, level, shaped)
-        pair = dominating_pair(dataclasses.replace(step, sampling=changed))
-        return run.excess(active, pair=pair)
+        loss = dominating_pair(dataclasses.replace(step, sampling=changed))
+        return run.excess(active, loss=loss)
 
     if isinstance(scheme, Poisson):
         least = np.full(run.size, _SMALLEST_PROBABILITY)
@@ -223,44 +207,43 @@ class _Targets:
         flat = {k: self._flat(v.astype(np.float64)) for k, v in targets.items()}
         self.epsilon, self.delta = flat["epsilon"], flat["delta"]
         self.num_steps = flat["num_steps"]
-        self.pair, self.method = dominating_pair(step), method
+        self.loss, self.method = dominating_pair(step), method
 
     def excess(
         self,
         active: np.ndarray,
         *,
-        pair: DominatingPair | None = None,
-        noise_multiplier: np.ndarray | None = None,
+        loss: PrivacyLoss | None = None,
+        inverse_noise: np.ndarray | None = None,
         num_steps: np.ndarray | None = None,
     ) -> np.ndarray:
         """``log(epsilon / target)`` of some elements, with something changed."""
-        pair = self._taken(self.pair if pair is None else pair, active)
-        if noise_multiplier is not None:
-            pair = pair.with_noise_multiplier(noise_multiplier)
+        loss = self._taken(self.loss if loss is None else loss, active)
+        if inverse_noise is not None:
+            loss = loss.scaled(inverse_noise[:, None])
         steps = self.num_steps[active] if num_steps is None else num_steps
-        log_delta = np.log(self.delta[active])
-        answer = worst("epsilon", log_delta, (pair,), (steps[:, None],), self.method)
-        value = answer.value
+        question = EpsilonAt(np.log(self.delta[active]))
+        found = answer(question, Run((loss,), (steps[:, None],)), self.method)
+        value = found.value
         if self.method == "exact":
             # What is only known up to an error counts as that much larger.
-            value = value + np.where(answer.is_certified, 0.0, answer.error)
+            value = value + np.where(found.is_certified, 0.0, found.error)
         with np.errstate(divide="ignore"):
             return np.log(value) - np.log(self.epsilon[active])
 
     def is_silent(self) -> np.ndarray:
         """Where no noise is needed: nothing is drawn on any path, or no step taken."""
-        rate = self.pair.outer_rate * self.pair.rate * self.pair.inner_rate
-        nothing = np.broadcast_to((rate == 0).all(axis=-1), self.shape)
+        nothing = np.broadcast_to(self.loss.loses_nothing.all(axis=-1), self.shape)
         return nothing.reshape(-1) | (self.num_steps == 0)
 
     def rough_noise(self) -> np.ndarray:
         """A first guess: the Gaussian mechanism with the amplified sensitivity."""
-        pair = self.pair
-        rate = pair.rate * pair.inner_rate * pair.num_episodes * pair.sensitivity
-        rate = np.broadcast_to(rate.max(axis=-1), self.shape).reshape(-1)
+        hints = self.loss.hints()
+        moved = np.asarray(hints.rate * hints.furthest)
+        moved = np.broadcast_to(moved.max(axis=-1), self.shape).reshape(-1)
         spread = np.sqrt(2 * self.num_steps * -np.log(self.delta))
         with np.errstate(over="ignore"):  # of a target near 0: the largest guess
-            return np.clip(0.5 + rate * spread / self.epsilon, 0.1, 1e9)
+            return np.clip(0.5 + moved * spread / self.epsilon, 0.1, 1e9)
 
     def shaped(self, values: np.ndarray) -> Any:
         """The flat answers in the targets' shape; a NumPy scalar if 0-d."""
@@ -269,17 +252,17 @@ class _Targets:
     def _flat(self, array: np.ndarray) -> np.ndarray:
         return np.broadcast_to(array, self.shape).reshape(-1)
 
-    def _taken(self, pair: DominatingPair, active: np.ndarray) -> DominatingPair:
-        """The pair's fields at some of the flattened settings, (len(active), P)."""
+    def _taken(self, loss: PrivacyLoss, active: np.ndarray) -> PrivacyLoss:
+        """The fields at some of the flattened settings, (len(active), P)."""
         shape = self.shape or (1,)
         index = np.unravel_index(active, shape)
 
         def take(field: np.ndarray) -> np.ndarray:
-            if field.size == 1:
-                return field.reshape(1, 1)
+            if np.size(field) == 1:
+                return np.reshape(field, (1, 1))
             return np.broadcast_to(field, (*shape, field.shape[-1]))[index]
 
-        return DominatingPair(pair.kind, *(take(np.asarray(f)) for f in pair[1:]))
+        return loss.map(take)
 
 
 def _bracket(

@@ -9,14 +9,14 @@ from typing import Any
 import numpy as np
 
 from jaxdp_episodic import _validation
+from jaxdp_episodic.accounting.dominating_pair import dominating_pair
 from jaxdp_episodic.accounting.gradient_kernels import Direction, Directions
-from jaxdp_episodic.accounting.run import dominating_pair
 from jaxdp_episodic.describe.designs import GroupedClasses, IndependentEpisodes
 from jaxdp_episodic.describe.schemes import Poisson
 from jaxdp_episodic.describe.step import ComposedSteps, GaussianStep
+from jaxdp_episodic.losses.privacy_loss import PrivacyLoss
 
 NOISE, COUNT = "noise_multiplier", "num_steps"
-_RATES = ("outer_rate", "rate", "inner_rate")
 
 
 def field_names(step: GaussianStep | ComposedSteps) -> tuple[str, ...]:
@@ -62,16 +62,16 @@ def directions(name: str, step: GaussianStep | ComposedSteps) -> Directions:
 
 def _direction(name: str, step: GaussianStep) -> Direction:
     """Of one step; nothing moves with a field that it does not have."""
-    zero = np.zeros(1)
-    still = Direction(*[zero] * len(Direction._fields))
+    loss = dominating_pair(step)
+    still = Direction(loss.map(np.zeros_like), np.zeros(1))
     if name == COUNT:
         return still._replace(count=np.ones(1))
     if name == NOISE:
-        pair = dominating_pair(step)
-        noise = pair.noise_multiplier
+        noise = np.asarray(step.noise_multiplier, np.float64)[..., None]
+        shift = loss.hints().shift
         with np.errstate(divide="ignore", over="ignore", invalid="ignore"):
-            slope = -pair.sensitivity / noise / noise
-        return still._replace(shift=np.where(noise > 0, slope, 0.0))
+            slope = np.where(noise > 0, -shift / noise, 0.0)
+        return still._replace(loss=dataclasses.replace(still.loss, shift=slope))
     names = _rate_names(step)
     return _along_rate(step, names[name]) if name in names else still
 
@@ -107,18 +107,17 @@ def _along_rate(step: GaussianStep, position: int) -> Direction:
         # More than all cannot be drawn.
         speed = np.where(draw > group, 0.0, 1.0 / group)
         smooth = draw != group
-    pair = dominating_pair(step)
+    loss = dominating_pair(step)
     relative = speed / np.where(smooth & (rate > 0), rate, 1.0)
     moved = {
-        field: np.where(smooth, getattr(pair, field) * relative, np.nan)
-        for field, holds in zip(_RATES, _products(step, position), strict=True)
-        if holds
+        field: np.where(smooth, getattr(loss, field) * relative, np.nan)
+        for field in _products(step, position)
     }
-    zero = np.zeros(1)
-    return Direction(*[zero] * len(Direction._fields))._replace(**moved)
+    still = loss.map(np.zeros_like)
+    return Direction(dataclasses.replace(still, **moved), np.zeros(1))
 
 
-def _products(step: GaussianStep, position: int) -> list[bool]:
+def _products(step: GaussianStep, position: int) -> list[str]:
     """Which rates of the pair the level's rate is a factor of.
 
     Found by halving it, everything else alike: so there is one place where designs
@@ -127,12 +126,13 @@ def _products(step: GaussianStep, position: int) -> list[bool]:
     before = _pair_at(step, {})
     after = _pair_at(step, {position: 0.25})
     return [
-        bool(np.any(getattr(before, field) != getattr(after, field)))
-        for field in _RATES
+        field
+        for field in before.rate_fields
+        if np.any(getattr(before, field) != getattr(after, field))
     ]
 
 
-def _pair_at(step: GaussianStep, rates: dict[int, float]) -> Any:
+def _pair_at(step: GaussianStep, rates: dict[int, float]) -> PrivacyLoss:
     """The pair of a step whose levels all have rate 1/2, but for those named."""
     levels = step.path_rates
     drawn = tuple(np.full(1, rates.get(i, 0.5)) for i in range(levels.num_levels))

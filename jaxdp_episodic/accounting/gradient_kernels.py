@@ -2,28 +2,25 @@
 
 Forward-mode differentiation of the exact accountants' own kernels. The contour is held
 constant, because the integral does not depend on it; so is the path in the plane on
-which the laws of the losses are integrated (`losses.loss_laws`).
+which the distributions of the losses are integrated (`losses.loss_nodes`).
 """
 
 from __future__ import annotations
 
-import functools
+import dataclasses
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 
-from jaxdp_episodic._precision import float64_boundary
-from jaxdp_episodic.accounting.evaluation import in_chunks, step_groups
-from jaxdp_episodic.accounting.exact import contour as contour_layout
+from jaxdp_episodic._engine import compiled, jitted, on_jax, using_engine
+from jaxdp_episodic.accounting.engine import Chunks, in_chunks
+from jaxdp_episodic.accounting.exact import contour as contours
 from jaxdp_episodic.accounting.exact import integral
-from jaxdp_episodic.accounting.exact.episode_terms import cut_terms
-from jaxdp_episodic.accounting.exact.loss_nodes import steps_kernel
-from jaxdp_episodic.accounting.profile import log_profile
-from jaxdp_episodic.accounting.rdp.kernels import StepGroup
-from jaxdp_episodic.accounting.run import EPISODES, SAMPLED, DominatingPair
+from jaxdp_episodic.accounting.exact.steps import steps_of
+from jaxdp_episodic.accounting.run import Group, Run
+from jaxdp_episodic.losses.loss_nodes import NUM_NODES
+from jaxdp_episodic.losses.privacy_loss import PrivacyLoss
 
 # Nodes of the contour, tried one after the other.
 _NODES = (289, 769)
@@ -34,26 +31,27 @@ _TOLERANCE = 1e-7
 _OTHER_CENTER, _OTHER_END, _AGREEMENT = 0.98, 1.1, 1e-6
 # Nats below delta at which the laws are cut, as in `exact`.
 _CUT = 50.0
-_CPU_CHUNKS, _PROFILE_CHUNKS = (4,), (8, 512)
-_ACCELERATOR_CHUNKS = (8, 512, 4096)
+_CHUNKS = Chunks(4, (4,), (8, 512, 4096))
+_PROFILE_CHUNKS = Chunks(512, (8, 512), (8, 512, 4096))
 # What is always drawn has a rate this far from 1 instead.
 _NEAREST_RATE = 2.0**-52
 _SMALLEST_COUNT = 1e-300
 
 
 class Direction(NamedTuple):
-    """How one step's pair moves per unit of a user's field; arrays (n,).
+    """How one step moves per unit of a user's field; arrays (n,).
 
     Attributes:
-      outer_rate, rate, inner_rate, shift: derivatives of the pair's fields.
+      loss: derivatives of the fields of its privacy loss.
       count: derivative of how often the step is taken.
     """
 
-    outer_rate: np.ndarray
-    rate: np.ndarray
-    inner_rate: np.ndarray
-    shift: np.ndarray
+    loss: PrivacyLoss
     count: np.ndarray
+
+    def map(self, function: Callable[[np.ndarray], np.ndarray]) -> Direction:
+        """Returns the direction with a function applied to every array."""
+        return Direction(self.loss.map(function), function(self.count))
 
 
 class Slopes(NamedTuple):
@@ -78,51 +76,46 @@ Directions = tuple[Direction, ...]
 
 
 def single_step_slopes(
-    epsilon: np.ndarray, pair: DominatingPair, moved: list[Direction]
+    epsilon: np.ndarray, loss: PrivacyLoss, moved: list[Direction]
 ) -> Slopes:
     """Of one step, by its profile: the larger one's of the two.
 
     Args:
       epsilon: (n,) nats.
-      pair: fields (n,).
+      loss: fields (n,).
       moved: the directions; the ``count`` of each must be 0.
     """
-    fields = (pair.outer_rate, pair.rate, pair.inner_rate)
-    shift = pair.sensitivity / pair.noise_multiplier
-    primals = (epsilon, *fields, shift, pair.num_episodes)
     zero = np.zeros_like(epsilon)
-    along = [(zero, d.outer_rate, d.rate, d.inner_rate, d.shift, zero) for d in moved]
-    value, slope = _profile_slopes(pair.kind, primals, (-1.0 + zero, *[zero] * 5))
-    rows = [_profile_slopes(pair.kind, primals, each)[1] for each in along]
+    value, slope = _profile_slopes(epsilon, loss, zero - 1.0, loss.map(np.zeros_like))
+    rows = [_profile_slopes(epsilon, loss, zero, d.loss)[1] for d in moved]
     return Slopes(value, zero, slope, np.array(rows).reshape(len(moved), -1))
 
 
-def _profile_slopes(
-    kind: str, primals: tuple[np.ndarray, ...], moved: tuple[np.ndarray, ...]
-) -> tuple[np.ndarray, ...]:
+def _profile_slopes(*arrays: Any) -> tuple[np.ndarray, ...]:
     """``log(delta)`` and its derivative along one direction; (n,)."""
-    on_cpu = jax.default_backend() == "cpu"
-    sizes = _PROFILE_CHUNKS if on_cpu else _ACCELERATOR_CHUNKS
-    kernel = _profile_kernel()
-    return in_chunks(lambda part: kernel(*part, kind=kind), (primals, moved), sizes)
+    with using_engine("jax"):
+        return in_chunks(lambda part: _profile_kernel(*part), arrays, _PROFILE_CHUNKS)
 
 
-@functools.cache
-def _profile_kernel() -> Callable[..., Any]:
-    def kernel(primals: Any, tangents: Any, *, kind: str) -> Any:
-        def worst(*arrays: jax.Array) -> jax.Array:
-            return jnp.maximum(*log_profile(*arrays, kind=kind))
+def _profile_derivative(
+    epsilon: Any, loss: PrivacyLoss, epsilon_moved: Any, loss_moved: PrivacyLoss
+) -> Any:
+    import jax
 
-        return jax.jvp(worst, primals, tangents)
+    def worst(epsilon: Any, loss: PrivacyLoss) -> Any:
+        (forward, _), (backward, _) = loss.log_tails(epsilon)
+        return jax.numpy.maximum(forward, backward)
 
-    return float64_boundary(jax.jit(kernel, static_argnames="kind"))
+    return jax.jvp(worst, (epsilon, loss), (epsilon_moved, loss_moved))
+
+
+_profile_kernel = compiled(_profile_derivative)
 
 
 def composed_slopes(
     epsilon: np.ndarray,
     log_delta: np.ndarray,
-    pairs: tuple[DominatingPair, ...],
-    counts: tuple[np.ndarray, ...],
+    run: Run,
     directions: list[Directions],
 ) -> Slopes:
     """Of a composed run, by the contour integral: the larger one's of both directions.
@@ -130,14 +123,18 @@ def composed_slopes(
     Args:
       epsilon: (n,) nats, > 0.
       log_delta: (n,) about its value there; at what distance laws may be cut.
-      pairs: dominating pairs of the steps with fields (n,).
-      counts: (n,) each; real numbers >= 0.
+      run: fields (n,); counts are real numbers >= 0.
       directions: what to differentiate by, each a direction for every step.
     """
-    cut, _, too_many = cut_terms(log_delta, pairs, counts)
-    problem = (epsilon, log_delta, cut, counts, directions)
+    too_many = np.zeros(epsilon.shape, bool)
+    losses = []
+    for loss, count in zip(run.losses, run.counts, strict=True):
+        kept, _, many = loss.truncated(log_delta, count)
+        losses.append(kept)
+        too_many |= many
+    problem = (epsilon, log_delta, run.with_losses(tuple(losses)), directions)
     best = _one_direction(*problem, backward=False)
-    if any(pair.kind == SAMPLED for pair in pairs):
+    if not run.is_symmetric:
         other = _one_direction(*problem, backward=True)
         larger = other.log_delta > best.log_delta
         both = zip(other, best, strict=True)
@@ -148,8 +145,7 @@ def composed_slopes(
 def _one_direction(
     epsilon: np.ndarray,
     log_delta: np.ndarray,
-    pairs: tuple[DominatingPair, ...],
-    counts: tuple[np.ndarray, ...],
+    run: Run,
     directions: list[Directions],
     *,
     backward: bool,
@@ -169,9 +165,11 @@ def _one_direction(
             num_nodes,
             epsilon[index],
             log_delta[index],
-            tuple(p._replace(**_taken(p, index)) for p in pairs),
-            tuple(count[index] for count in counts),
-            [tuple(_take(d, index) for d in each) for each in directions],
+            run.take(index),
+            [
+                tuple(d.map(lambda a, index=index: a[index]) for d in each)
+                for each in directions
+            ],
             backward,
         )
         better = part.error < best.error[index]
@@ -180,44 +178,29 @@ def _one_direction(
     return best
 
 
-def _taken(pair: DominatingPair, index: np.ndarray) -> dict[str, np.ndarray]:
-    fields = pair._asdict()
-    del fields["kind"]
-    return {name: field[index] for name, field in fields.items()}
-
-
-def _take(direction: Direction, index: np.ndarray) -> Direction:
-    return Direction(*(field[index] for field in direction))
-
-
 def _contours(
     num_nodes: int,
     epsilon: np.ndarray,
     log_delta: np.ndarray,
-    pairs: tuple[DominatingPair, ...],
-    counts: tuple[np.ndarray, ...],
+    run: Run,
     directions: list[Directions],
     backward: bool,
 ) -> Slopes:
     shape = epsilon.shape
-    kinds, groups, _, _ = step_groups(pairs, counts, shape)
-    groups = tuple(map(_inside, kinds, groups))
-    moved = [_grouped(kinds, pairs, each) for each in directions]
+    groups = tuple(map(_inside, run.groups()))
+    moved = [_grouped(run, each) for each in directions]
     arrays = (
         epsilon,
-        np.minimum(log_delta, 0.0) - np.log(np.maximum(sum(counts), 1.0)) - _CUT,
+        np.minimum(log_delta, 0.0) - np.log(np.maximum(run.num_steps, 1.0)) - _CUT,
         np.full(shape, float(backward)),
     )
-    most = [
-        int(g.num_episodes.max()) if k == EPISODES else 1
-        for k, g in zip(kinds, groups, strict=True)
-    ]
     # Powers of two, each of which is compiled.
-    terms = tuple(1 << (m - 1).bit_length() for m in most)
-    kernel = float64_boundary(_chunk_kernel(kinds, terms, num_nodes))
-    on_cpu = jax.default_backend() == "cpu"
-    sizes = _CPU_CHUNKS if on_cpu else _ACCELERATOR_CHUNKS
-    result = in_chunks(lambda part: kernel(*part), (arrays, groups, moved), sizes)
+    terms = tuple(1 << (int(g.loss.num_terms.max()) - 1).bit_length() for g in groups)
+    kernel = _chunk_kernel(terms, num_nodes)
+    with using_engine("jax"):
+        result = in_chunks(
+            lambda part: on_jax(kernel, *part), (arrays, groups, moved), _CHUNKS
+        )
     value, error, slope, *along = result
     known = np.isfinite(value) & np.isfinite(error)
     rows = np.array(along).reshape(len(directions), *shape)
@@ -226,58 +209,66 @@ def _contours(
     )
 
 
-def _inside(kind: str, group: StepGroup) -> StepGroup:
-    """The steps with rates below 1 where the laws' derivatives need that."""
-    rate = group.rate
-    if kind != SAMPLED:
-        rate = np.minimum(rate, 1 - _NEAREST_RATE)
+def _inside(group: Group) -> Group:
+    """The steps with rates below 1 where the nodes' derivatives need that."""
+    loss = group.loss
+    if loss.is_symmetric:
+        below = {
+            name: np.minimum(getattr(loss, name), 1 - _NEAREST_RATE)
+            for name in loss.rate_fields
+            if name == "rate"
+        }
+        loss = dataclasses.replace(loss, **below)
     # Steps that are not taken still have a derivative by their number.
-    return group._replace(rate=rate, count=np.maximum(group.count, _SMALLEST_COUNT))
+    return Group(loss, np.maximum(group.count, _SMALLEST_COUNT))
 
 
-def _grouped(
-    kinds: tuple[str, ...], pairs: tuple[DominatingPair, ...], each: Directions
-) -> tuple[StepGroup, ...]:
-    """The directions in the order of `step_groups`."""
-    groups = []
-    for kind in kinds:
-        chosen = [d for pair, d in zip(pairs, each, strict=True) if pair.kind == kind]
-        outer, rate, inner, shift, count = map(np.stack, zip(*chosen, strict=True))
-        groups.append(StepGroup(outer, rate, inner, shift, np.zeros_like(count), count))
-    return tuple(groups)
-
-
-def _chunk_kernel(
-    kinds: tuple[str, ...], terms: tuple[int, ...], num_nodes: int
-) -> Callable[..., tuple[jax.Array, ...]]:
-    """Laws, contour and derivatives of one chunk: jitted one by one."""
-
-    def call(arrays: Any, groups: Any, moved: Any) -> tuple[jax.Array, ...]:
-        epsilon, log_cut, backward = arrays
-        steps = tuple(
-            steps_kernel(kind, count)(group, backward, log_cut)
-            for kind, count, group in zip(kinds, terms, groups, strict=True)
+def _grouped(run: Run, each: Directions) -> tuple[Group, ...]:
+    """The directions in the order of `Run.groups`."""
+    by_class: dict[type, list[Direction]] = {}
+    for loss, direction in zip(run.losses, each, strict=True):
+        by_class.setdefault(type(loss), []).append(direction)
+    return tuple(
+        Group(
+            kind.stack([direction.loss for direction in chosen]),
+            np.stack([direction.count for direction in chosen]),
         )
-        contour = _lay_contour()(epsilon, steps)
+        for kind, chosen in by_class.items()
+    )
+
+
+def _chunk_kernel(terms: tuple[int, ...], num_nodes: int) -> Callable[..., Any]:
+    """Nodes, contour and derivatives of one chunk: jitted one by one."""
+    import jax.numpy as jnp
+
+    def call(arrays: Any, groups: Any, moved: Any) -> tuple[Any, ...]:
+        epsilon, log_cut, backward = arrays
+        sizes = [{"num_nodes": NUM_NODES, "num_terms": number} for number in terms]
+        lay_nodes = jitted(steps_of, ("num_nodes", "num_terms"))
+        steps = tuple(
+            lay_nodes(group, backward, log_cut, **size)
+            for group, size in zip(groups, sizes, strict=True)
+        )
+        contour = jitted(contours.lay_contour)(epsilon, steps)
         other = contour._replace(
             center=contour.center * _OTHER_CENTER, end=contour.end * _OTHER_END
         )
+        solve = jitted(_log_delta_derivative, ("num_nodes",))
         along = []
         solution = None
         for directions in moved:
             steps_moved = tuple(
-                _steps_derivative(kind, count)(group, backward, log_cut, direction)
-                for kind, count, group, direction in zip(
-                    kinds, terms, groups, directions, strict=True
+                jitted(_steps_derivative, ("num_nodes", "num_terms"))(
+                    group, backward, log_cut, direction, **size
+                )
+                for group, direction, size in zip(
+                    groups, directions, sizes, strict=True
                 )
             )
-            solution, derivative = _log_delta_derivative()(
-                num_nodes, epsilon, contour, steps, steps_moved
-            )
+            moving = epsilon, steps, steps_moved
+            solution, derivative = solve(contour, *moving, num_nodes=num_nodes)
             # Unlike the value, M^T's derivative by T depends on the branch of log M.
-            _, again = _log_delta_derivative()(
-                num_nodes, epsilon, other, steps, steps_moved
-            )
+            _, again = solve(other, *moving, num_nodes=num_nodes)
             apart = jnp.abs(derivative - again) > _AGREEMENT * jnp.abs(again)
             along.append(jnp.where(apart, jnp.nan, derivative))
         assert solution is not None  # there is at least one direction
@@ -286,29 +277,24 @@ def _chunk_kernel(
     return call
 
 
-@functools.cache
-def _lay_contour() -> Callable[..., Any]:
-    return jax.jit(contour_layout.lay_contour)
+def _steps_derivative(
+    group: Any, backward: Any, log_cut: Any, direction: Any, **sizes: int
+) -> Any:
+    import jax
+
+    def steps(group: Group) -> Any:
+        return steps_of(group, backward, log_cut, **sizes)
+
+    return jax.jvp(steps, (group,), (direction,))[1]
 
 
-@functools.cache
-def _steps_derivative(kind: str, num_terms: int) -> Callable[..., Any]:
-    def kernel(group: Any, backward: Any, log_cut: Any, direction: Any) -> Any:
-        def steps(group: StepGroup) -> Any:
-            return steps_kernel(kind, num_terms)(group, backward, log_cut)
+def _log_delta_derivative(
+    contour: Any, epsilon: Any, steps: Any, moved: Any, *, num_nodes: int
+) -> Any:
+    import jax
 
-        return jax.jvp(steps, (group,), (direction,))[1]
+    def solve(steps: Any) -> Any:
+        return integral.log_delta(epsilon, contour, steps, num_nodes=num_nodes)
 
-    return jax.jit(kernel)
-
-
-@functools.cache
-def _log_delta_derivative() -> Callable[..., Any]:
-    def kernel(num_nodes: int, epsilon: Any, contour: Any, steps: Any, moved: Any):
-        def solve(steps: Any) -> Any:
-            return integral.log_delta(num_nodes, epsilon, contour, steps)
-
-        solution, derivative = jax.jvp(solve, (steps,), (moved,))
-        return solution, derivative.value
-
-    return jax.jit(kernel, static_argnums=0)
+    solution, derivative = jax.jvp(solve, (steps,), (moved,))
+    return solution, derivative.value

@@ -7,8 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from jaxdp_episodic.accounting import api
-from jaxdp_episodic.accounting.evaluation import evaluate
-from jaxdp_episodic.accounting.exact.answer import exact_epsilon, exact_log_delta
+from jaxdp_episodic.accounting.exact.method import exact_answer
 from jaxdp_episodic.accounting.gradient_fields import checked_names, directions
 from jaxdp_episodic.accounting.gradient_kernels import (
     Direction,
@@ -17,8 +16,10 @@ from jaxdp_episodic.accounting.gradient_kernels import (
     composed_slopes,
     single_step_slopes,
 )
-from jaxdp_episodic.accounting.paths import take_paths, undominated_paths
-from jaxdp_episodic.accounting.run import DominatingPair
+from jaxdp_episodic.accounting.paths import undominated_paths
+from jaxdp_episodic.accounting.question import DeltaAt, EpsilonAt
+from jaxdp_episodic.accounting.rdp.method import rdp_bound
+from jaxdp_episodic.accounting.run import Run
 from jaxdp_episodic.describe.step import ComposedSteps, GaussianStep
 
 # Relative error of epsilon up to which a direction, or a path, is taken to attain it;
@@ -63,7 +64,7 @@ def epsilon_and_gradient(
     of independent episodes.
 
     The derivative is *NaN*, never a wrong number, where it is not known: where epsilon
-    is ``inf`` or only a certified bound (`EpsilonInfo.is_certified_bound`), where the
+    is ``inf`` or only a certified bound (`PrivacyInfo.is_certified_bound`), where the
     integral's error estimate is above 1e-7 or two contours disagree by 1e-6, where a
     rate is at an end (a probability of 0 or 1, a size equal to the population), and
     where epsilon is 0 but delta is reached there. It is 0 where epsilon 0 needs less
@@ -89,12 +90,12 @@ def epsilon_and_gradient(
     names = checked_names(wrt, step)
     value, info = api.epsilon(step, delta=delta, num_steps=num_steps, return_info=True)
     log_delta = np.log(np.asarray(delta, np.float64))
-    pairs, counts, shape = api.composed_run(step, num_steps, delta=log_delta)
-    paths = undominated_paths(pairs)
+    accounted, shape = api.checked_run(step, num_steps, delta=log_delta)
+    paths = undominated_paths(accounted)
     moved = [
         tuple(_on_paths(d, paths) for d in directions(name, step)) for name in names
     ]
-    run = _Run(log_delta[..., None], take_paths(pairs, paths), counts, moved)
+    run = _Moved(log_delta[..., None], accounted.take_paths(paths), moved)
     rows = run.gradient(
         shape,
         np.reshape(value, -1),
@@ -107,24 +108,24 @@ def epsilon_and_gradient(
 
 
 def _on_paths(direction: Direction, paths: np.ndarray) -> Direction:
-    return Direction(*(f if f.shape[-1] == 1 else f[..., paths] for f in direction))
+    return direction.map(
+        lambda f: f if np.shape(f)[-1:] in ((), (1,)) else f[..., paths]
+    )
 
 
 class _Rows(NamedTuple):
     """Settings with one path each; arrays (n,)."""
 
     log_delta: np.ndarray
-    pairs: tuple[DominatingPair, ...]
-    counts: tuple[np.ndarray, ...]
+    run: Run
     moved: list[Directions]
 
 
-class _Run(NamedTuple):
+class _Moved(NamedTuple):
     """A run at every setting and path: the last axis of every array."""
 
     log_delta: np.ndarray
-    pairs: tuple[DominatingPair, ...]
-    counts: tuple[np.ndarray, ...]
+    run: Run
     moved: list[Directions]
 
     def gradient(
@@ -147,9 +148,9 @@ class _Run(NamedTuple):
         index = np.flatnonzero(epsilon <= 0)
         if index.size == 0:
             return index
-        num_paths = max(pair.shape[-1] for pair in self.pairs)
+        num_paths = self.run.num_paths
         rows = self._take(shape, index[:, None], np.arange(num_paths)[None])
-        at_zero = exact_log_delta(np.zeros(()), rows.pairs, rows.counts).value
+        at_zero = exact_answer(DeltaAt(np.zeros(())), rows.run).value
         return index[(at_zero < rows.log_delta).all(axis=-1)]
 
     def _worst_paths(
@@ -157,15 +158,15 @@ class _Run(NamedTuple):
     ) -> np.ndarray:
         """The path of each setting that attains its epsilon."""
         worst = np.zeros(index.size, np.int64)
-        num_paths = max(pair.shape[-1] for pair in self.pairs)
+        num_paths = self.run.num_paths
         if num_paths == 1:
             return worst
         every = self._take(shape, index[:, None], np.arange(num_paths)[None])
-        bound, _ = evaluate("best_epsilon", every.log_delta, every.pairs, every.counts)
+        bound, _ = rdp_bound(EpsilonAt(every.log_delta), every.run)
         least = epsilon * (1 - _ATTAINED)
         row, path = np.nonzero(bound >= least[:, None])
         some = self._take(shape, index[row], path)
-        values = exact_epsilon(some.log_delta, some.pairs, some.counts).value
+        values = exact_answer(EpsilonAt(some.log_delta), some.run).value
         # Ascending, so that the last one written for a row is the largest.
         order = np.argsort(values, kind="stable")
         worst[row[order]] = path[order]
@@ -175,7 +176,7 @@ class _Run(NamedTuple):
         self, shape: tuple[int, ...], index: np.ndarray, path: np.ndarray
     ) -> _Rows:
         """Settings by their flat index, with a path each; the two broadcast."""
-        num_paths = max(pair.shape[-1] for pair in self.pairs)
+        num_paths = self.run.num_paths
         index, path = np.broadcast_arrays(index, path)
         place = (*np.unravel_index(index, shape or (1,)), path)
 
@@ -184,16 +185,15 @@ class _Run(NamedTuple):
 
         return _Rows(
             take(self.log_delta),
-            tuple(DominatingPair(p.kind, *map(take, p[1:])) for p in self.pairs),
-            tuple(map(take, self.counts)),
-            [tuple(Direction(*map(take, d)) for d in each) for each in self.moved],
+            self.run.map(take),
+            [tuple(d.map(take) for d in each) for each in self.moved],
         )
 
 
 def _of_rows(epsilon: np.ndarray, rows: _Rows) -> np.ndarray:
     """(names, n) derivatives where epsilon is positive and finite."""
     result = np.full((len(rows.moved), epsilon.size), np.nan)
-    single = sum(rows.counts) == 1
+    single = rows.run.num_steps == 1
     by_count = [i for i, each in enumerate(rows.moved) if _moves_count(each)]
     others = [i for i in range(len(rows.moved)) if i not in by_count]
     every = list(range(len(rows.moved)))
@@ -231,29 +231,34 @@ def _defined(
     def take(field: np.ndarray) -> np.ndarray:
         return field[index]
 
-    counts = tuple(map(take, rows.counts))
+    run = rows.run.take(index)
     undefined = np.zeros((len(names), index.size), bool)
     moved = []
     for bad, name in zip(undefined, names, strict=True):
-        each = [Direction(*map(take, d)) for d in rows.moved[name]]
-        for direction, count in zip(each, counts, strict=True):
-            bad |= np.isnan(np.stack(direction)).any(axis=0) & (count > 0)
-        moved.append(tuple(Direction(*map(np.nan_to_num, d)) for d in each))
-    pairs = tuple(DominatingPair(p.kind, *map(take, p[1:])) for p in rows.pairs)
-    return _Rows(rows.log_delta[index], pairs, counts, moved), undefined
+        each = [direction.map(take) for direction in rows.moved[name]]
+        for direction, count in zip(each, run.counts, strict=True):
+            arrays = (*direction.loss.fields, direction.count)
+            bad |= np.isnan(np.stack(arrays)).any(axis=0) & (count > 0)
+        moved.append(tuple(direction.map(np.nan_to_num) for direction in each))
+    return _Rows(rows.log_delta[index], run, moved), undefined
 
 
 def _by_profile(epsilon: np.ndarray, rows: _Rows) -> Slopes:
     """Where one of the steps is taken once, by that step's profile."""
     value, error, slope = np.zeros((3, epsilon.size))
     along = np.zeros((len(rows.moved), epsilon.size))
-    for i, (pair, count) in enumerate(zip(rows.pairs, rows.counts, strict=True)):
+    for i, (loss, count) in enumerate(
+        zip(rows.run.losses, rows.run.counts, strict=True)
+    ):
         taken = np.flatnonzero(count == 1)
         if taken.size == 0:
             continue
-        one = DominatingPair(pair.kind, *(f[taken] for f in pair[1:]))
-        moved = [Direction(*(f[taken] for f in each[i])) for each in rows.moved]
-        slopes = single_step_slopes(epsilon[taken], one, moved)
+
+        def take(field: np.ndarray, taken: np.ndarray = taken) -> np.ndarray:
+            return field[taken]
+
+        moved = [each[i].map(take) for each in rows.moved]
+        slopes = single_step_slopes(epsilon[taken], loss.map(take), moved)
         value[taken], error[taken] = slopes.log_delta, slopes.error
         slope[taken], along[:, taken] = slopes.slope, slopes.along
     return Slopes(value, error, slope, along)

@@ -7,10 +7,11 @@ from typing import Any
 import numpy as np
 
 from jaxdp_episodic import _validation
-from jaxdp_episodic.accounting.api import check_step, composed_run
-from jaxdp_episodic.accounting.paths import take_paths, undominated_paths
-from jaxdp_episodic.accounting.pld import interval
-from jaxdp_episodic.accounting.run import DominatingPair
+from jaxdp_episodic.accounting.api import check_step, checked_run
+from jaxdp_episodic.accounting.paths import undominated_paths
+from jaxdp_episodic.accounting.pld.method import pld_bounds
+from jaxdp_episodic.accounting.question import Answer, DeltaAt, EpsilonAt, Question
+from jaxdp_episodic.accounting.run import Run
 from jaxdp_episodic.describe.step import ComposedSteps, GaussianStep
 
 
@@ -51,16 +52,8 @@ def epsilon_interval(
     delta = _validation.open_unit_array("delta", delta)
     if max_width is not None:
         max_width = float(_validation.positive_array("max_width", max_width))
-    pairs, counts, shape = composed_run(step, num_steps, delta=delta)
-    ends = _bounds(
-        interval.epsilon_bounds,
-        np.log(delta),
-        pairs,
-        counts,
-        shape,
-        max_width=max_width,
-    )
-    return _shaped(ends[0], shape), _shaped(ends[1], shape)
+    run, shape = checked_run(step, num_steps, delta=delta)
+    return _ends(EpsilonAt(np.log(delta)), run, shape, max_width)
 
 
 def delta_interval(
@@ -86,35 +79,27 @@ def delta_interval(
     target = _validation.nonnegative_array("epsilon", epsilon)
     if np.isinf(target).any():
         raise ValueError(f"epsilon must be finite, got {epsilon!r}")
-    pairs, counts, shape = composed_run(step, num_steps, epsilon=target)
-    lower, upper = _bounds(interval.log_delta_bounds, target, pairs, counts, shape)
+    run, shape = checked_run(step, num_steps, epsilon=target)
+    lower, upper = _ends(DeltaAt(target), run, shape, None)
     # exp rounds to the nearest: one ulp outwards keeps the interval.
     lower = np.maximum(np.nextafter(np.exp(lower), -1.0), 0.0)
     upper = np.minimum(np.nextafter(np.exp(upper), 2.0), 1.0)
-    return _shaped(lower, shape), _shaped(upper, shape)
+    return lower[()], upper[()]
 
 
-def _bounds(
-    solve: Any,
-    target: np.ndarray,
-    pairs: tuple[DominatingPair, ...],
-    counts: tuple[np.ndarray, ...],
-    shape: tuple[int, ...],
-    **options: Any,
-) -> tuple[np.ndarray, np.ndarray]:
+def _ends(
+    question: Question, run: Run, shape: tuple[int, ...], width: float | None
+) -> tuple[Any, Any]:
     """Both ends for each path, the largest of each taken last."""
-    pairs = take_paths(pairs, undominated_paths(pairs))
-    target = np.broadcast_to(target, shape)[..., None]
-    whole = np.broadcast_shapes(target.shape, *(pair.shape for pair in pairs))
-
-    def flat(field: Any) -> np.ndarray:
-        return np.broadcast_to(np.asarray(field, np.float64), whole).reshape(-1)
-
-    flat_pairs = tuple(DominatingPair(p.kind, *map(flat, p[1:])) for p in pairs)
-    ends = solve(flat(target), flat_pairs, tuple(map(flat, counts)), **options)
-    lower, upper = (end.reshape(whole).max(axis=-1) for end in ends)
-    return lower, upper
-
-
-def _shaped(values: np.ndarray, shape: tuple[int, ...]) -> Any:
-    return np.array(np.broadcast_to(values, shape))[()]
+    run = run.take_paths(undominated_paths(run))
+    question = question.at(np.broadcast_to(question.target, shape)[..., None])
+    log_kept = run.log_kept()
+    left = question.given_kept(log_kept)
+    hopeless = np.isnan(left.target) | np.isneginf(left.target)
+    left = left.at(np.where(hopeless, -1.0, left.target))
+    nothing = np.zeros(())
+    ends = []
+    for end in pld_bounds(left, run, width=width):
+        given = question.with_failure(Answer(end, nothing, nothing), log_kept).value
+        ends.append(np.array(np.broadcast_to(given.max(axis=-1), shape))[()])
+    return ends[0], ends[1]

@@ -16,9 +16,12 @@ divergence that is used here is monotone in the profile.
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 
-from jaxdp_episodic.accounting.run import DominatingPair
+from jaxdp_episodic.accounting.run import Run
+from jaxdp_episodic.losses.privacy_loss import PrivacyLoss
 
 # Rates are rounded up to powers of exp(spacing); the finest, 0.1 %, is tried first.
 _FINEST_SPACING = 2.0**-10
@@ -27,25 +30,8 @@ _COARSER = 2.0**0.5
 _ROUNDING_MARGIN = 1e-12
 _MOST_COMPARISONS = 10**8
 
-Pairs = tuple[DominatingPair, ...]
 
-
-def num_paths(pairs: Pairs) -> int:
-    """Returns the number of paths P: the common last axis of all fields."""
-    return max(pair.shape[-1] for pair in pairs)
-
-
-def take_paths(pairs: Pairs, index: np.ndarray) -> Pairs:
-    """Returns the pairs on some of the paths only."""
-
-    def take(field: np.ndarray) -> np.ndarray:
-        # An axis of length 1 stands for all paths.
-        return field if field.shape[-1] == 1 else field[..., index]
-
-    return tuple(DominatingPair(p.kind, *map(take, p[1:])) for p in pairs)
-
-
-def undominated_paths(pairs: Pairs) -> np.ndarray:
+def undominated_paths(run: Run) -> np.ndarray:
     """Returns the paths among which the worst one is, whatever is asked.
 
     Every other path is at most as costly as one of these, in each setting. *Exact*: no
@@ -53,14 +39,14 @@ def undominated_paths(pairs: Pairs) -> np.ndarray:
     finding that out would take long.
 
     Args:
-      pairs: dominating pairs of the run's steps; they may have setting axes.
+      run: it may have setting axes.
 
     Returns:
       int64 indices of paths, ascending, at least one if there is one.
     """
-    columns = _columns(pairs)
+    columns = _columns(run)
     if columns.shape[1] == 0:
-        return np.arange(min(num_paths(pairs), 1))
+        return np.arange(min(run.num_paths, 1))
     first, _ = _distinct(columns)
     # Ranks order as the numbers do, are cheap to compare and can be added: a path
     # with the largest sum is exceeded by no other.
@@ -76,48 +62,48 @@ def undominated_paths(pairs: Pairs) -> np.ndarray:
     return np.sort(np.concatenate([np.array(kept, np.int64), left]))
 
 
-def equal_paths(pairs: Pairs, path: int) -> np.ndarray:
+def equal_paths(run: Run, path: int) -> np.ndarray:
     """Returns the paths that cost what one path costs because their pairs are equal."""
-    columns = _columns(pairs)
+    columns = _columns(run)
     return np.flatnonzero((columns == columns[path]).all(axis=1))
 
 
-def rounded_up(pairs: Pairs, most: int) -> tuple[Pairs, np.ndarray, float]:
-    """Returns pairs on at most ``most`` paths that are at least as costly.
+def rounded_up(run: Run, most: int) -> tuple[Run, np.ndarray, float]:
+    """Returns a run on at most ``most`` paths that are at least as costly.
 
     Equal paths become one. If more than ``most`` are left, their rates are rounded up
     to a grid, as fine a one as will do.
 
     Args:
-      pairs: dominating pairs of the run's steps.
+      run: on all its paths.
       most: whole number >= 1. Exceeded only by paths that no rounding makes equal.
 
     Returns:
-      ``(fewer, place, excess)``: path ``i`` of ``pairs`` is at most as costly as path
+      ``(fewer, place, excess)``: path ``i`` of the run is at most as costly as path
       ``place[i]`` of ``fewer``; no rate there is larger by more than the factor
       ``1 + excess``, which is 1 if equal paths were few enough.
     """
-    first, place = _distinct(_columns(pairs))
+    first, place = _distinct(_columns(run))
     if len(first) <= most:
-        return take_paths(pairs, first), place, 0.0
+        return run.take_paths(first), place, 0.0
     spacing = _FINEST_SPACING
     while True:
-        coarse = tuple(_rounded(pair, spacing) for pair in pairs)
+        coarse = run.with_losses(tuple(_rounded(loss, spacing) for loss in run.losses))
         first, place = _distinct(_columns(coarse))
         # From a spacing of 1024 on every rate above 0 has become 1.
         if len(first) <= most or spacing > 1024:
             excess = float(np.expm1(spacing)) if spacing < 700 else np.inf
-            return take_paths(coarse, first), place, excess + 2 * _ROUNDING_MARGIN
+            return coarse.take_paths(first), place, excess + 2 * _ROUNDING_MARGIN
         spacing *= _COARSER
 
 
-def _columns(pairs: Pairs) -> np.ndarray:
+def _columns(run: Run) -> np.ndarray:
     """(P, D) the numbers that differ between paths; more is never cheaper."""
-    paths = num_paths(pairs)
+    paths = run.num_paths
     parts = [np.zeros((paths, 0))]
-    for pair in pairs:
-        for field in (pair.outer_rate, pair.rate, pair.inner_rate, pair.sensitivity):
-            if field.shape[-1] > 1:
+    for loss in run.losses:
+        for field in loss.fields:
+            if np.shape(field)[-1:] not in ((), (1,)):
                 column = np.moveaxis(field, -1, 0).reshape(paths, -1)
                 parts.append(column[:, (column != column[:1]).any(axis=0)])
     return np.concatenate(parts, axis=1)
@@ -142,8 +128,8 @@ def _ranks(column: np.ndarray) -> np.ndarray:
     return np.unique(column, return_inverse=True)[1]
 
 
-def _rounded(pair: DominatingPair, spacing: float) -> DominatingPair:
-    """The pair with each rate that varies rounded up to a power of exp(spacing)."""
+def _rounded(loss: PrivacyLoss, spacing: float) -> PrivacyLoss:
+    """The loss with each rate that varies rounded up to a power of exp(spacing)."""
 
     def up(rate: np.ndarray) -> np.ndarray:
         if rate.shape[-1] == 1:
@@ -153,8 +139,5 @@ def _rounded(pair: DominatingPair, spacing: float) -> DominatingPair:
         raised = np.minimum(np.exp(power) * (1 + _ROUNDING_MARGIN), 1.0)
         return np.maximum(raised, rate)
 
-    return pair._replace(
-        outer_rate=up(pair.outer_rate),
-        rate=up(pair.rate),
-        inner_rate=up(pair.inner_rate),
-    )
+    rates = {name: up(getattr(loss, name)) for name in loss.rate_fields}
+    return dataclasses.replace(loss, **rates)

@@ -2,24 +2,16 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable
 from typing import Any
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 
 from jaxdp_episodic import _validation
-from jaxdp_episodic._precision import float64_boundary
-from jaxdp_episodic.accounting.run import (
-    ANTIPODAL,
-    SAMPLED,
-    SWAPPED,
-    dominating_pair,
-)
+from jaxdp_episodic._engine import float64_boundary
+from jaxdp_episodic.accounting.dominating_pair import dominating_pair
 from jaxdp_episodic.describe.step import GaussianStep
-from jaxdp_episodic.losses import profiles
+from jaxdp_episodic.losses.privacy_loss import PrivacyLoss
+from jaxdp_episodic.numerics.loops import Array
 
 DIRECTIONS = ("forward", "backward", "both")
 
@@ -56,19 +48,7 @@ def privacy_profile(
     shape = _validation.broadcast_shape(
         step=np.empty(step.shape, np.uint8), epsilon=target
     )
-    pair = dominating_pair(step)
-    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
-        shift = pair.sensitivity / pair.noise_multiplier
-    shift = np.where(np.isnan(shift), np.inf, shift)
-    forward, backward = _kernel()(
-        target[..., None],
-        pair.outer_rate,
-        pair.rate,
-        pair.inner_rate,
-        shift,
-        pair.num_episodes,
-        kind=pair.kind,
-    )
+    forward, backward = _log_profiles(target[..., None], dominating_pair(step))
     chosen = {
         "forward": forward,
         "backward": backward,
@@ -78,28 +58,9 @@ def privacy_profile(
     return np.float64(worst) if worst.ndim == 0 else np.array(worst)
 
 
-@functools.cache
-def _kernel() -> Callable[..., tuple[np.ndarray, np.ndarray]]:
-    return float64_boundary(jax.jit(log_profile, static_argnames="kind"))
+def _profiles_kernel(u: Array, loss: PrivacyLoss) -> tuple[Array, Array]:
+    (forward, _), (backward, _) = loss.log_tails(u)
+    return forward, backward
 
 
-def log_profile(
-    u: jax.Array,
-    outer_rate: jax.Array,
-    rate: jax.Array,
-    inner_rate: jax.Array,
-    shift: jax.Array,
-    num_episodes: jax.Array,
-    *,
-    kind: str,
-) -> tuple[jax.Array, jax.Array]:
-    """The profile kernel of one kind, fields broadcast together."""
-    arrays = (u, outer_rate, rate, inner_rate, shift, num_episodes)
-    u, outer_rate, rate, inner_rate, shift, num_episodes = jnp.broadcast_arrays(*arrays)
-    if kind == SAMPLED:
-        return profiles.log_sampled_profile(u, outer_rate, rate, shift)
-    if kind == SWAPPED:
-        return profiles.log_swapped_profile(u, outer_rate, rate, shift)
-    if kind == ANTIPODAL:
-        return profiles.log_antipodal_profile(u, outer_rate, rate, inner_rate, shift)
-    return profiles.log_episodes_profile(u, rate, shift, num_episodes)
+_log_profiles = float64_boundary(_profiles_kernel)

@@ -1,192 +1,162 @@
-"""From a step to its dominating pair: which theorem holds, with which numbers.
-
-This is the one place where the description of a step meets the theorems. Every
-accountant takes the result, a `DominatingPair`, whatever the design was. In the
-multistage theorem (docs/theory.md, "Profiles") ``c`` is the clip level and ``L`` the
-privacy unit's; the levels above ``c`` only scale delta (``outer_rate``), level ``c``
-and those below it amplify.
-"""
+"""A run: how often which privacy losses; the one thing that every method accounts."""
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple, Self
 
 import numpy as np
 
-from jaxdp_episodic.describe.designs import GroupedClasses, IndependentEpisodes
-from jaxdp_episodic.describe.rates import max_contributions
-from jaxdp_episodic.describe.schemes import MultistageSampling, Poisson
-from jaxdp_episodic.describe.step import STEP, ComposedSteps, GaussianStep
-
-MOST_EPISODES = 1_000_000
-SAMPLED, SWAPPED, ANTIPODAL, EPISODES = "sampled", "swapped", "antipodal", "episodes"
+from jaxdp_episodic.losses.privacy_loss import PrivacyLoss
+from jaxdp_episodic.numerics.loops import Array
 
 
-class DominatingPair(NamedTuple):
-    """One step's dominating pair, for every setting and every path.
+class Group(NamedTuple):
+    """K steps of one mechanism in each of n settings; arrays (K, n)."""
 
-    Array fields are float64 and broadcast together to ``(*step.shape, P)``, the last
-    axis over the distinct paths (P = 1 without a `Population`).
+    loss: PrivacyLoss
+    count: Array
+
+
+@dataclass(frozen=True)
+class Run:
+    """Steps and how often each is taken, at every setting and on every path.
 
     Attributes:
-      kind: "sampled", "swapped", "antipodal" or "episodes": which profile of
-        ``losses.profiles`` holds.
-      outer_rate: chance that the unit above the clip level is drawn; a factor on delta.
-      rate: amplification rate at the clip level (``p``, or ``eta`` for "swapped" and
-        "episodes").
-      inner_rate: rate below the clip level; only "antipodal" has one, else 1.
-      sensitivity: how far one protected unit moves the sum, in clip norms: the shift of
-        the pair is ``sensitivity / noise_multiplier``.
-      noise_multiplier: of the step.
-      num_episodes: independent episodes a step; 1 elsewhere.
+      losses: fields broadcast with one another and with the counts to ``(*settings,
+        P)``, the last axis over the distinct paths (1 without a `Population`).
+      counts: how often each is taken; whole numbers as floats.
     """
 
-    kind: str
-    outer_rate: np.ndarray
-    rate: np.ndarray
-    inner_rate: np.ndarray
-    sensitivity: np.ndarray
-    noise_multiplier: np.ndarray
-    num_episodes: np.ndarray
+    losses: tuple[PrivacyLoss, ...]
+    counts: tuple[np.ndarray, ...]
+
+    # --- Arrays ---
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Broadcast shape: the step's shape and the paths."""
-        return np.broadcast_shapes(*(np.shape(a) for a in self[1:]))
+        """Broadcast shape of all fields and counts."""
+        shapes = [loss.shape for loss in self.losses]
+        return np.broadcast_shapes(*shapes, *(np.shape(c) for c in self.counts))
 
-    def with_noise_multiplier(self, noise_multiplier: np.ndarray) -> DominatingPair:
-        """Returns the same pair at other noise, without a path axis."""
-        return self._replace(noise_multiplier=np.asarray(noise_multiplier)[..., None])
+    @property
+    def num_paths(self) -> int:
+        """The common last axis of all fields."""
+        return max(loss.shape[-1] for loss in self.losses)
 
-
-def dominating_pair(step: GaussianStep) -> DominatingPair:
-    """Returns the dominating pair of one step.
-
-    Raises:
-      ValueError: contributions clipped below the privacy unit, of which no public
-        bound of the number is known.
-      NotImplementedError: more independent episodes than a sum can have terms.
-    """
-    if isinstance(step.design, IndependentEpisodes):
-        rate = _product(step.path_rates.rates)
-        episodes = np.asarray(step.design.num_episodes, np.float64)[..., None]
-        if np.max(episodes, initial=0) > MOST_EPISODES:
-            raise NotImplementedError(
-                f"num_episodes must be at most {MOST_EPISODES:,} (the bound sums "
-                f"as many terms), got {np.max(episodes):,.0f}"
-            )
-        return _pair(step, EPISODES, rate=rate, sensitivity=2.0, num_episodes=episodes)
-    if isinstance(step.design, GroupedClasses):
-        return _grouped_pair(step, step.design)
-    return _multistage_pair(step, step.design)
-
-
-def resolve(
-    step: GaussianStep | ComposedSteps, num_steps: np.ndarray | None
-) -> tuple[tuple[DominatingPair, ...], tuple[np.ndarray, ...]]:
-    """Returns the pairs of a run and how often each is taken, with a path axis."""
-    if isinstance(step, ComposedSteps):
-        pairs = tuple(dominating_pair(part) for part in step.steps)
-        counts = tuple(np.asarray(c, np.float64)[..., None] for c in step.counts)
-        return pairs, counts
-    assert num_steps is not None  # the callers check
-    return (dominating_pair(step),), (np.asarray(num_steps, np.float64)[..., None],)
-
-
-def _multistage_pair(
-    step: GaussianStep, sampling: MultistageSampling
-) -> DominatingPair:
-    """The rows of the multistage theorem."""
-    levels = step.path_rates
-    last = levels.num_levels
-    add_remove = step.neighboring_relation == "add_remove"
-    if step.clip_unit == STEP:
-        return _pair(step, SWAPPED, rate=_product(levels.rates), sensitivity=2.0)
-    clip = sampling.level_names.index(str(step.clip_unit)) + 1
-    contributions = np.ones(1)
-    if clip > last:
-        # Clipped below the protected unit: the unit contributes k clip norms.
-        contributions = _contributions(step, sampling, last, clip)
-        clip = last
-    outer = _product(levels.rates[: clip - 1])
-    rate, inner = levels.rates[clip - 1], _product(levels.rates[clip:])
-    if isinstance(sampling.levels[clip - 1], Poisson):
-        if clip == last and add_remove:
-            return _pair(
-                step, SAMPLED, outer=outer, rate=rate, sensitivity=contributions
-            )
-        return _pair(
-            step,
-            ANTIPODAL,
-            outer=outer,
-            rate=rate,
-            inner=inner,
-            sensitivity=contributions,
+    def map(self, function: Callable[[np.ndarray], np.ndarray]) -> Self:
+        """Returns the run with a function applied to every array."""
+        return type(self)(
+            tuple(loss.map(function) for loss in self.losses),
+            tuple(function(count) for count in self.counts),
         )
-    if clip == last and add_remove:
-        # Drawing all children for certain leaves nothing to be swapped for: C, not 2C.
-        everyone = levels.covers_all(clip, step.neighboring_relation)
-        sensitivity = np.where(everyone, 1.0, 2.0) * contributions
-        return _pair(step, SAMPLED, outer=outer, rate=rate, sensitivity=sensitivity)
-    return _pair(
-        step, SWAPPED, outer=outer, rate=rate * inner, sensitivity=2 * contributions
-    )
+
+    def flattened(self, shape: tuple[int, ...]) -> Self:
+        """Returns the run broadcast to a shape, in one dimension."""
+
+        def flat(field: np.ndarray) -> np.ndarray:
+            return np.broadcast_to(np.asarray(field, np.float64), shape).reshape(-1)
+
+        return self.map(flat)
+
+    def take(self, index: np.ndarray) -> Self:
+        """Returns some settings of a flattened run."""
+        return self.map(lambda field: field[index])
+
+    def take_paths(self, index: np.ndarray) -> Self:
+        """Returns the run on some of the paths only."""
+
+        # An axis of length 1 stands for all paths.
+        def take(field: np.ndarray) -> np.ndarray:
+            return field if np.shape(field)[-1:] in ((), (1,)) else field[..., index]
+
+        return self.map(take)
+
+    def with_axis(self) -> Self:
+        """Returns the run with one more axis, of length 1, behind all others."""
+        return self.map(lambda field: np.asarray(field)[..., None])
+
+    def scaled(self, factor: np.ndarray) -> Self:
+        """Returns the run with the noise of all its steps divided by a factor."""
+        losses = tuple(loss.scaled(factor) for loss in self.losses)
+        return type(self)(losses, self.counts)
+
+    def with_losses(self, losses: tuple[PrivacyLoss, ...]) -> Self:
+        """Returns as many steps of other losses."""
+        return type(self)(losses, self.counts)
+
+    # --- What needs no computing ---
+
+    @property
+    def num_steps(self) -> np.ndarray:
+        """Steps in all."""
+        return np.asarray(sum(self.counts))
+
+    @property
+    def is_symmetric(self) -> bool:
+        """Whether both directions are alike in every step."""
+        return all(loss.is_symmetric for loss in self.losses)
+
+    @property
+    def loses_nothing(self) -> np.ndarray:
+        """Where no step loses anything, or none is taken."""
+        nothing = np.ones(self.shape, bool)
+        for loss, count in zip(self.losses, self.counts, strict=True):
+            nothing &= loss.loses_nothing | (count == 0)
+        return nothing
+
+    @property
+    def is_unprotected(self) -> np.ndarray:
+        """Where a step that is taken loses everything."""
+        bare = np.zeros(self.shape, bool)
+        for loss, count in zip(self.losses, self.counts, strict=True):
+            bare |= loss.is_unprotected & ~loss.loses_nothing & (count > 0)
+        return bare
+
+    def largest_loss(self, *, backward: bool) -> np.ndarray:
+        """Upper bound of what the run can lose in one direction."""
+        total = np.zeros(self.shape)
+        for loss, count in zip(self.losses, self.counts, strict=True):
+            most = loss.largest_loss(backward=backward)
+            with np.errstate(invalid="ignore"):  # no step of an unbounded loss
+                total = total + np.where(count > 0, count * most, 0.0)
+        return total * (1 + 1e-12)
+
+    def log_kept(self) -> np.ndarray:
+        """Logarithm of the probability that no step loses everything at once."""
+        total = np.zeros(self.shape)
+        for loss, count in zip(self.losses, self.counts, strict=True):
+            with np.errstate(invalid="ignore"):
+                kept = count * loss.log_kept()
+            total = total + np.where(count > 0, kept, 0.0)
+        return total
+
+    def groups(self) -> tuple[Group, ...]:
+        """The steps by mechanism, with fields that kernels can compute with.
+
+        Steps that lose nothing or everything are not counted: see `loses_nothing` and
+        `is_unprotected`. Arrays are (K, n), n the size of `shape`.
+        """
+        shape = self.shape
+        by_class: dict[type, list[Group]] = {}
+        for loss, count in zip(self.losses, self.counts, strict=True):
+            left_out = np.asarray(loss.loses_nothing | loss.is_unprotected)
+            taken = _flat(np.where(left_out, 0.0, count), shape)
+            kept = loss.kept_in_range().map(lambda field: _flat(field, shape))
+            by_class.setdefault(type(loss), []).append(Group(kept, taken))
+        return tuple(
+            Group(
+                kind.stack([group.loss for group in groups]),
+                np.stack([group.count for group in groups]),
+            )
+            for kind, groups in by_class.items()
+        )
 
 
-def _grouped_pair(step: GaussianStep, sampling: GroupedClasses) -> DominatingPair:
-    """Grouped classes: a class is in at most one episode of a step."""
-    episode_rate, class_rate, *below = step.path_rates.rates
-    inner = _product(below)
-    if isinstance(sampling.episodes, Poisson):
-        # Given the public partition: a Poisson draw of clip units. A class below its
-        # episode is protected at inner rate 1, with the antipodal pair for both
-        # relations: an emptied class moves its episode, it does not remove it.
-        return _pair(step, ANTIPODAL, rate=episode_rate, inner=inner)
-    rate = episode_rate * class_rate * inner
-    return _pair(step, SWAPPED, rate=rate, sensitivity=2.0)
-
-
-def _contributions(
-    step: GaussianStep, sampling: MultistageSampling, unit_level: int, clip_level: int
-) -> np.ndarray:
-    """(..., 1) the most clipped contributions of one protected unit in a step."""
-    bound = max_contributions(
-        sampling,
-        step.population,
-        unit_level=unit_level,
-        clip_level=clip_level,
-        neighboring_relation=step.neighboring_relation,
-    )
-    return np.asarray(bound, np.float64)[..., None]
-
-
-def _pair(
-    step: GaussianStep,
-    kind: str,
-    *,
-    rate: np.ndarray,
-    outer: np.ndarray | float = 1.0,
-    inner: np.ndarray | float = 1.0,
-    sensitivity: np.ndarray | float = 1.0,
-    num_episodes: np.ndarray | float = 1.0,
-) -> DominatingPair:
-    return DominatingPair(
-        kind,
-        outer_rate=_with_path_axis(outer),
-        rate=_with_path_axis(rate),
-        inner_rate=_with_path_axis(inner),
-        sensitivity=_with_path_axis(sensitivity),
-        noise_multiplier=np.asarray(step.noise_multiplier, np.float64)[..., None],
-        num_episodes=_with_path_axis(num_episodes),
-    )
-
-
-def _with_path_axis(field: np.ndarray | float) -> np.ndarray:
-    return np.atleast_1d(np.asarray(field, np.float64))
-
-
-def _product(rates: tuple[np.ndarray, ...] | list[np.ndarray]) -> np.ndarray:
-    result = np.ones(1)
-    for rate in rates:
-        result = result * rate
-    return result
+def _flat(array: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
+    """The array broadcast to ``shape`` and flattened, without a copy if constant."""
+    size = int(np.prod(shape))
+    if np.size(array) == 1:
+        return np.broadcast_to(np.reshape(array, ()), (size,))
+    return np.broadcast_to(array, shape).reshape(size)

@@ -1,119 +1,91 @@
-"""The worst path of a run, by any method: composed first, the largest taken last."""
+"""The answer of a run by any method: each path composed first, the worst taken last."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 
-from jaxdp_episodic.accounting.evaluation import evaluate
-from jaxdp_episodic.accounting.exact import answer
-from jaxdp_episodic.accounting.exact.answer import ExactAnswer
-from jaxdp_episodic.accounting.paths import take_paths, undominated_paths
-from jaxdp_episodic.accounting.pld import interval
-from jaxdp_episodic.accounting.run import DominatingPair
+from jaxdp_episodic.accounting.exact.method import exact_answer
+from jaxdp_episodic.accounting.paths import undominated_paths
+from jaxdp_episodic.accounting.pld.method import pld_answer
+from jaxdp_episodic.accounting.question import Answer, Question
+from jaxdp_episodic.accounting.rdp.method import rdp_answer
+from jaxdp_episodic.accounting.run import Run
 
-_RDP_KERNELS = {"epsilon": "best_epsilon", "log_delta": "best_log_delta"}
+METHODS: dict[str, Callable[[Question, Run], Answer]] = {
+    "exact": exact_answer,
+    "pld": pld_answer,
+    "rdp": rdp_answer,
+}
 
 
-def worst(
-    quantity: str,
-    target: np.ndarray,
-    pairs: tuple[DominatingPair, ...],
-    counts: tuple[np.ndarray, ...],
-    method: str,
-) -> ExactAnswer:
+def answer(question: Question, run: Run, method: str) -> Answer:
     """Epsilon or log(delta) of the worst path.
 
     Args:
-      quantity: "epsilon" or "log_delta".
-      target: log(delta) or epsilon, without a path axis.
-      pairs: dominating pairs of the run's steps, paths last.
-      counts: how often each is taken, with a path axis of length 1.
+      question: its target has no path axis.
+      run: its paths are last.
       method: "rdp", "exact" or "pld" (its upper end).
 
     Returns:
       Value, error and whether it is certified only, of the broadcast shape without
-      the path axis; the error of "rdp" is ``inf``: it is a bound.
+      the path axis.
     """
-    target = np.asarray(target, np.float64)[..., None]
-    pairs = take_paths(pairs, undominated_paths(pairs))
-    shape = np.broadcast_shapes(
-        target.shape, *(p.shape for p in pairs), *(np.shape(c) for c in counts)
-    )
+    question = question.at(np.asarray(question.target, np.float64)[..., None])
+    run = run.take_paths(undominated_paths(run))
+    log_kept = run.log_kept()
+    if not np.any(log_kept):
+        return _worst(question, run, method)
+    # Something may be lost at once: what is left is asked about, path by path.
+    left = question.given_kept(log_kept)
+    hopeless = np.isnan(left.target) | np.isneginf(left.target)
+    left = left.at(np.where(hopeless, -1.0, left.target))
+    given = _each_path(left, run, method)
+    given = question.with_failure(given, log_kept)
+    return _largest(given)
+
+
+def _each_path(question: Question, run: Run, method: str) -> Answer:
+    shape = np.broadcast_shapes(question.target.shape, run.shape)
+    found = METHODS[method](question, run)
+    return Answer(*(np.broadcast_to(field, shape) for field in found))
+
+
+def _largest(every: Answer) -> Answer:
+    """The answer of the path with the largest value."""
+    place = every.value.argmax(axis=-1)[..., None]
+    return Answer(*(np.take_along_axis(f, place, axis=-1)[..., 0] for f in every))
+
+
+def _worst(question: Question, run: Run, method: str) -> Answer:
+    """Only paths that may be the worst are answered by slower methods than "rdp"."""
+    shape = np.broadcast_shapes(question.target.shape, run.shape)
     if 0 in shape:
         empty = np.zeros(shape[:-1])
-        return ExactAnswer(empty, empty, np.zeros(empty.shape, bool))
-    # Of one path there is nothing to choose.
-    bound = np.zeros(shape)
-    if method == "rdp" or shape[-1] > 1:
-        bound, _ = evaluate(_RDP_KERNELS[quantity], target, pairs, counts)
-    if method == "rdp":
-        value = bound.max(axis=-1)
-        unknown = np.full(value.shape, np.inf)
-        return ExactAnswer(value, unknown, np.zeros(value.shape, bool))
-    rows = _Rows(quantity, target, pairs, counts, method, bound)
-    return rows.worst()
+        return Answer(empty, empty, np.zeros(empty.shape, bool))
+    if method == "rdp" or shape[-1] == 1:
+        return _largest(_each_path(question, run, method))
+    bound = rdp_answer(question, run).value.reshape(-1, shape[-1])
+    target = np.broadcast_to(question.target, shape).reshape(bound.shape)
+    flat = run.map(lambda field: np.broadcast_to(field, shape).reshape(bound.shape))
 
-
-class _Rows:
-    """Settings by paths; only paths that may be the worst are evaluated."""
-
-    def __init__(
-        self,
-        quantity: str,
-        target: np.ndarray,
-        pairs: tuple[DominatingPair, ...],
-        counts: tuple[np.ndarray, ...],
-        method: str,
-        bound: np.ndarray,
-    ) -> None:
-        self.quantity, self.method, self.shape = quantity, method, bound.shape
-        self.target, self.pairs, self.counts = target, pairs, counts
-        self.bound = bound.reshape(-1, bound.shape[-1])
-
-    def worst(self) -> ExactAnswer:
-        """First the path with the largest Rényi bound, then those above its value."""
-        settings, paths = self.bound.shape
-        first = self.bound.argmax(axis=1)
-        best = self._at(np.arange(settings), first)
-        rivals = self.bound > best.value[:, None]
-        rivals[np.arange(settings), first] = False
-        row, path = np.nonzero(rivals)
-        if row.size:
-            others = self._at(row, path)
-            # Ascending, so that the last one written for a row is the largest.
-            order = np.argsort(others.value, kind="stable")
-            larger = order[others.value[order] > best.value[row[order]]]
-            for kept, new in zip(best, others, strict=True):
-                kept[row[larger]] = new[larger]
-        shape = self.shape[:-1]
-        return ExactAnswer(*(field.reshape(shape) for field in best))
-
-    def _at(self, row: np.ndarray, path: np.ndarray) -> ExactAnswer:
+    def at(row: np.ndarray, path: np.ndarray) -> Answer:
         """The answers at some settings and paths, each (m,)."""
-        place = (*np.unravel_index(row, self.shape[:-1] or (1,)), path)
+        some = flat.map(lambda field: field[row, path])
+        return METHODS[method](question.at(target[row, path]), some)
 
-        def take(field: np.ndarray) -> np.ndarray:
-            whole = np.broadcast_to(np.asarray(field, np.float64), self.shape)
-            return whole.reshape(*(self.shape[:-1] or (1,)), self.shape[-1])[place]
-
-        target = take(self.target)
-        pairs = tuple(
-            DominatingPair(pair.kind, *(take(field) for field in pair[1:]))
-            for pair in self.pairs
-        )
-        counts = tuple(take(count) for count in self.counts)
-        if self.method == "exact":
-            solve = (
-                answer.exact_epsilon
-                if self.quantity == "epsilon"
-                else answer.exact_log_delta
-            )
-            return solve(target, pairs, counts)
-        bounds = (
-            interval.epsilon_bounds
-            if self.quantity == "epsilon"
-            else interval.log_delta_bounds
-        )
-        lower, upper = bounds(target, pairs, counts)
-        width = np.where(upper == lower, 0.0, upper - lower)
-        return ExactAnswer(upper, width, np.ones(upper.shape, bool))
+    settings = np.arange(len(bound))
+    first = bound.argmax(axis=1)
+    best = Answer(*(np.array(field) for field in at(settings, first)))
+    others = bound > best.value[:, None]
+    others[settings, first] = False
+    row, path = np.nonzero(others)
+    if row.size:
+        found = at(row, path)
+        # Ascending, so that the last one written for a row is the largest.
+        order = np.argsort(found.value, kind="stable")
+        larger = order[found.value[order] > best.value[row[order]]]
+        for kept, new in zip(best, found, strict=True):
+            kept[row[larger]] = new[larger]
+    return Answer(*(field.reshape(shape[:-1]) for field in best))

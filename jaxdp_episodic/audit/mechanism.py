@@ -12,8 +12,9 @@ import numpy as np
 
 from jaxdp_episodic import _validation
 from jaxdp_episodic.accounting.api import epsilon
-from jaxdp_episodic.accounting.evaluation import evaluate
-from jaxdp_episodic.accounting.run import resolve
+from jaxdp_episodic.accounting.dominating_pair import run_of
+from jaxdp_episodic.accounting.question import EpsilonAt
+from jaxdp_episodic.accounting.rdp.method import rdp_bound
 from jaxdp_episodic.audit.confidence import EpsilonBound, best_event, log_ratio_bound
 from jaxdp_episodic.audit.simulation import (
     NUM_BINS,
@@ -284,9 +285,8 @@ def _worst_path(
 ) -> int:
     """The path with the largest Rényi bound."""
     steps = None if num_steps is None else np.asarray(num_steps)
-    pairs, counts = resolve(step, steps)
     target = np.log(np.asarray([delta]))
-    bound, _ = evaluate("best_epsilon", target, pairs, counts)
+    bound, _ = rdp_bound(EpsilonAt(target), run_of(step, steps))
     return int(np.argmax(np.ravel(bound)))
 
 

@@ -15,15 +15,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jaxdp_episodic.accounting.run import (
-    ANTIPODAL,
-    EPISODES,
-    SAMPLED,
-    dominating_pair,
-)
+from jaxdp_episodic.accounting.dominating_pair import dominating_pair
 from jaxdp_episodic.describe.designs import GroupedClasses, IndependentEpisodes
 from jaxdp_episodic.describe.schemes import MultistageSampling, Poisson, Scheme
 from jaxdp_episodic.describe.step import STEP, GaussianStep
+from jaxdp_episodic.losses.antipodal_gaussian import AntipodalGaussianLoss
+from jaxdp_episodic.losses.independent_episodes import IndependentEpisodesLoss
 from jaxdp_episodic.numerics.binomial import log_binomial_mass
 
 # Larger numbers of contributions are too rare to be simulated or, where they are not,
@@ -92,27 +89,23 @@ def dominating_branches(step: GaussianStep, path: int = 0) -> Branches:
       step: one setting; all fields scalars.
       path: which of the distinct paths of the step's population.
     """
-    pair = dominating_pair(step)
-    outer, rate, inner, sensitivity, noise, episodes = (
-        float(_at(field, path)) for field in pair[1:]
-    )
-    shift = sensitivity / noise
-    if pair.kind == SAMPLED:
-        return _swapped(outer, rate, shift)
-    if pair.kind == ANTIPODAL:
-        return _antipodal(outer, rate, inner, shift)._replace(is_mirrored=True)
-    if pair.kind != EPISODES:
-        return _swapped(outer, rate, shift)._replace(is_mirrored=True)
-    number, weight = _binomial(int(episodes), rate)
-    any_rate = float(weight[number > 0].sum())
-    table = _swapped(1.0, any_rate, shift)
-    if any_rate == 0:
+    loss = dominating_pair(step).map(lambda field: np.float64(_at(field, path)))
+    outer, shift = float(loss.outer_rate), float(loss.hints().shift)
+    if isinstance(loss, AntipodalGaussianLoss):
+        table = _antipodal(outer, float(loss.rate), float(loss.inner_rate), shift)
         return table._replace(is_mirrored=True)
-    return table._replace(
-        multiplier=number[number > 0],
-        multiplier_weight=weight[number > 0] / any_rate,
-        is_mirrored=True,
-    )
+    if isinstance(loss, IndependentEpisodesLoss):
+        number, weight = _binomial(int(loss.num_episodes), float(loss.rate))
+        any_rate = float(weight[number > 0].sum())
+        table = _swapped(1.0, any_rate, shift)._replace(is_mirrored=True)
+        if any_rate == 0:
+            return table
+        return table._replace(
+            multiplier=number[number > 0],
+            multiplier_weight=weight[number > 0] / any_rate,
+        )
+    table = _swapped(outer, float(loss.hints().rate), shift)
+    return table._replace(is_mirrored=loss.is_symmetric)
 
 
 def log_likelihood_ratio(branches: Branches, release: np.ndarray) -> np.ndarray:

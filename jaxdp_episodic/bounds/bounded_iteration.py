@@ -24,18 +24,18 @@ from __future__ import annotations
 
 from typing import Any
 
-import jax
 import numpy as np
-from jax import Array
 
 from jaxdp_episodic import _validation
-from jaxdp_episodic._precision import float64_boundary
+from jaxdp_episodic._engine import float64_boundary
 from jaxdp_episodic.bounds.iteration import contraction_factors
-from jaxdp_episodic.losses.moments import log_excess_sampled
+from jaxdp_episodic.losses.privacy_loss import Quadrature
+from jaxdp_episodic.losses.sampled_gaussian import mixture_excess
+from jaxdp_episodic.numerics.loops import Array
 
 # Shares of the variance tried for the sampled gradients; any share is a bound.
 _SHARES = np.linspace(0.1, 0.9, 17)
-_NUM_PANELS, _NODES_PER_PANEL = 32, 16
+_QUADRATURE = Quadrature(32, 16)
 _CANDIDATES = 512
 
 
@@ -184,17 +184,10 @@ def bounded_iteration_rdp(
 
 def _swapped_kernel(t: Array, rate: Array, shift: Array) -> Array:
     """Log-excess of the sampled Gaussian pair, both profiles the forward one."""
-    return log_excess_sampled(
-        t,
-        rate,
-        shift,
-        direction="symmetric",
-        num_panels=_NUM_PANELS,
-        nodes_per_panel=_NODES_PER_PANEL,
-    )[0]
+    return mixture_excess(t, rate, shift, "symmetric", _QUADRATURE, False)[0]
 
 
-_swapped_excess = float64_boundary(jax.jit(_swapped_kernel))
+_swapped_excess = float64_boundary(_swapped_kernel)
 
 
 def _scalars(

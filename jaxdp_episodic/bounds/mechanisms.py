@@ -17,13 +17,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-import jax
 import numpy as np
-from jax import Array
 
 from jaxdp_episodic import _validation
-from jaxdp_episodic._precision import float64_boundary
+from jaxdp_episodic._engine import call_in_float64, float64_boundary
 from jaxdp_episodic.bounds import single_release
+from jaxdp_episodic.numerics.loops import Array
 
 
 @dataclass(frozen=True, eq=False)
@@ -353,7 +352,7 @@ class RdpCurve(Mechanism):
         return hash((type(self), self.curve))
 
     def _evaluate(self, orders: np.ndarray) -> np.ndarray:
-        values = float64_boundary(self.curve)(orders)
+        values = call_in_float64(self.curve, orders)
         if np.asarray(values).dtype != np.float64:
             raise TypeError(
                 "curve must return float64 (lower precision may round the RDP down), "
@@ -374,7 +373,7 @@ def _evaluate(*arguments: np.ndarray, kernel: Callable[..., Array]) -> np.ndarra
 
 @functools.cache
 def _jitted(kernel: Callable[..., Array]) -> Callable[..., np.ndarray]:
-    return float64_boundary(jax.jit(kernel))
+    return float64_boundary(kernel)
 
 
 def _set_nonnegative(mechanism: Any, name: str) -> None:

@@ -28,19 +28,25 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-import jax
-import jax.numpy as jnp
 import numpy as np
-from jax import Array
 
 from jaxdp_episodic import _validation
-from jaxdp_episodic._precision import float64_boundary
+from jaxdp_episodic._engine import choose_engine, float64_boundary, using_engine
 from jaxdp_episodic.bounds.mechanisms import Mechanism, RdpCurve
 from jaxdp_episodic.numerics.combinatorics import log_binomial
+from jaxdp_episodic.numerics.loops import (
+    Array,
+    logsumexp,
+    map_blocks,
+    map_first,
+    namespace,
+)
 
 MAX_ORDER = 2**14
 # Terms (settings x orders x series) in one block: bounds memory to tens of megabytes.
 _BLOCK_TERMS = 2**19
+# From so many terms on compiling pays.
+_BREAK_EVEN = 2 * 10**7
 
 
 def rdp_poisson_subsampled(
@@ -226,16 +232,19 @@ def _subsampled(
     whole = np.unique([np.floor(flat), np.ceil(flat)])
     below = np.searchsorted(whole, np.floor(flat))
     above = np.searchsorted(whole, np.ceil(flat))
-    values = _series_at_orders(
-        (rows, row_of(rate), row_of(outer)),
-        flat_parameters,
-        resolved.pure_epsilon.reshape(size),
-        np.asarray(mechanism.rdp(flat)).reshape(size, flat.size),
-        (flat, whole, below, above),
-        curve=resolved.rdp_kernel,
-        series=series,
-        num_terms=max(top, 2) - 1,
-    )
+    base_rdp = np.asarray(mechanism.rdp(flat)).reshape(size, flat.size)
+    num_terms = max(top, 2) - 1
+    with using_engine(choose_engine(rows.size * whole.size * num_terms, _BREAK_EVEN)):
+        values = _series_at_orders(
+            (rows, row_of(rate), row_of(outer)),
+            flat_parameters,
+            resolved.pure_epsilon.reshape(size),
+            base_rdp,
+            (flat, whole, below, above),
+            curve=resolved.rdp_kernel,
+            series=series,
+            num_terms=num_terms,
+        )
     return values.reshape(shape + alpha.shape)[()]
 
 
@@ -264,9 +273,10 @@ def _subsampled_kernel(
       num_terms: length of the longest series, l = 2 … num_terms + 1 (static).
     """
     orders, whole, below, above = order_grid
+    xp = namespace(orders)
     below, above = below.astype(int), above.astype(int)
     weight = orders - whole[below]
-    index = jnp.arange(2, num_terms + 2, dtype=orders.dtype)  # l
+    index = xp.arange(2, num_terms + 2, dtype=orders.dtype)  # l
     orders_at_once = max(1, min(whole.size, _BLOCK_TERMS // num_terms))
     settings_at_once = max(1, _BLOCK_TERMS // (num_terms * orders_at_once))
 
@@ -275,23 +285,24 @@ def _subsampled_kernel(
         row = row.astype(int)
         terms = (index - 1) * curve(index, *(a[row] for a in parameters))
         log_terms = _log_series_terms(terms, pure_epsilon[row], index, series)
-        log_p = jnp.log(rate)
+        log_p = xp.log(rate)
         # log(1-p) = -log(1 + p/(1-p)): XLA's log1p is poor (3e-14) near -0.3, and the
         # error is multiplied by the order. Without replacement has no such factor.
         poisson = series != "without_replacement"
-        log_q = -jnp.log1p(rate / (1 - rate)) if poisson else 0.0
+        log_q = -xp.log1p(rate / (1 - rate)) if poisson else 0.0
 
-        def one_order(order: Array) -> Array:
-            """``log(M - 1)`` at a whole order; ``-inf`` at order 1."""
+        def at_order(order: Array) -> Array:
+            """``log(M - 1)`` at whole orders (...,); ``-inf`` at order 1."""
+            order = order[..., None]
             left = order - index
-            log_power = jnp.where(left > 0, left * log_q, 0.0) + index * log_p
+            log_power = xp.where(left > 0, left * log_q, 0.0) + index * log_p
             # A draw of probability 0 costs nothing, be its cost inf: no inf - inf.
-            possible = (left >= 0) & (log_power > -jnp.inf)
+            possible = (left >= 0) & (log_power > -xp.inf)
             log_term = log_binomial(order, index) + log_power + log_terms
-            return jax.nn.logsumexp(jnp.where(possible, log_term, -jnp.inf))
+            return logsumexp(xp.moveaxis(xp.where(possible, log_term, -xp.inf), -1, 0))
 
-        log_excess = jax.lax.map(one_order, whole, batch_size=orders_at_once)
-        log_moment = jnp.logaddexp(0.0, log_excess)
+        log_excess = map_blocks(at_order, whole, orders_at_once)
+        log_moment = xp.logaddexp(0.0, log_excess)
         return _finish(
             log_moment[below],
             log_moment[above],
@@ -303,11 +314,11 @@ def _subsampled_kernel(
             positive=(rate > 0) & (outer > 0),
         )
 
-    return jax.lax.map(one_setting, settings, batch_size=settings_at_once)
+    return map_first(lambda *one: one_setting(one), *settings, batch=settings_at_once)
 
 
 _series_at_orders = float64_boundary(
-    jax.jit(_subsampled_kernel, static_argnames=("curve", "series", "num_terms"))
+    _subsampled_kernel, ("curve", "series", "num_terms")
 )
 
 
@@ -319,16 +330,17 @@ def _log_series_terms(
     Poisson: ``c e^x - 1`` (the - 1 is the identity of the module's docstring).
     Without replacement: the minima of Theorem 9.
     """
+    xp = namespace(exponent, index)
     if series in ("tight", "lower"):
         return _log_expm1(exponent)
     if series == "general":
         # log(3 e^x - 1), with the e^x factored out
-        tripled = exponent + jnp.log(2 - jnp.expm1(-exponent))
-        return jnp.where(index >= 3, tripled, _log_expm1(exponent))
+        tripled = exponent + xp.log(2 - xp.expm1(-exponent))
+        return xp.where(index >= 3, tripled, _log_expm1(exponent))
     log_limit = _log_expm1(pure_epsilon)
-    general = exponent + jnp.minimum(math.log(2.0), index * log_limit)
-    second = jnp.minimum(math.log(4.0) + _log_expm1(exponent), general)
-    return jnp.where(index == 2, second, general)
+    general = exponent + xp.minimum(math.log(2.0), index * log_limit)
+    second = xp.minimum(math.log(4.0) + _log_expm1(exponent), general)
+    return xp.where(index == 2, second, general)
 
 
 def _finish(
@@ -343,23 +355,25 @@ def _finish(
     positive: Array,
 ) -> Array:
     """Interpolates, caps by the unsampled curve, applies the outer rate: RDP (K,)."""
+    xp = namespace(weight, t)
     # At whole orders the upper neighbour is the order itself; inf - inf must not arise.
-    log_moment = jnp.where(
+    log_moment = xp.where(
         weight > 0,
         (1 - weight) * log_moment_below + weight * log_moment_above,
         log_moment_below,
     )
     rdp = log_moment / t
     if capped:
-        rdp = jnp.minimum(rdp, base_rdp)
-    thinned = jnp.logaddexp(0.0, jnp.log(outer) + _log_expm1(t * rdp)) / t
-    rdp = jnp.where(outer < 1, thinned, rdp)
+        rdp = xp.minimum(rdp, base_rdp)
+    thinned = xp.logaddexp(0.0, xp.log(outer) + _log_expm1(t * rdp)) / t
+    rdp = xp.where(outer < 1, thinned, rdp)
     # What underflows is rounded up, except a cost that is exactly 0.
-    rdp = jnp.maximum(rdp, jnp.finfo(rdp.dtype).tiny)
-    return jnp.where(positive & (base_rdp > 0), rdp, 0.0)
+    rdp = xp.maximum(rdp, xp.finfo(rdp.dtype).tiny)
+    return xp.where(positive & (base_rdp > 0), rdp, 0.0)
 
 
 def _log_expm1(x: Array) -> Array:
     """``log(e^x - 1)`` for x >= 0, without overflow."""
+    xp = namespace(x)
     large = x > 30
-    return jnp.where(large, x, jnp.log(jnp.expm1(jnp.where(large, 1.0, x))))
+    return xp.where(large, x, xp.log(xp.expm1(xp.where(large, 1.0, x))))

@@ -13,7 +13,7 @@ from typing import Any
 import jax
 from jax.experimental.compilation_cache import compilation_cache
 
-from jaxdp_episodic.accounting.evaluation import num_cores
+from jaxdp_episodic.accounting.engine import num_cores
 from jaxdp_episodic.cli.messages import PROGRAM
 
 

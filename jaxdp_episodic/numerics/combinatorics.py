@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import jax.numpy as jnp
 import numpy as np
-from jax import Array
+
+from jaxdp_episodic.numerics.loops import Array, namespace
 
 # S(n) = log(n!) - log(sqrt(2 pi n) (n / e)^n) for n = 1 .. 15, from 50 digits; the
 # entry for n = 0 is never used.
@@ -45,28 +45,30 @@ def log_binomial(n: Array, k: Array) -> Array:
     Returns:
       (...,) nats; *exact* up to rounding (absolute error below 1e-12 up to n = 4096).
     """
-    small = jnp.minimum(k, n - k)
+    xp = namespace(n, k)
+    small = xp.minimum(k, n - k)
     inside = small >= 1
-    m = jnp.where(inside, small, 1.0)
-    rest = jnp.where(inside, n - m, 1.0)
+    m = xp.where(inside, small, 1.0)
+    rest = xp.where(inside, n - m, 1.0)
     total = m + rest
     # -log(1 - m/n) = log(1 + m/(n-m)): XLA's log1p is poor (3e-14) near -0.3.
-    entropy = m * jnp.log(total / m) + rest * jnp.log1p(m / rest)
-    spread = 0.5 * jnp.log(total / (2 * np.pi * m * rest))
+    entropy = m * xp.log(total / m) + rest * xp.log1p(m / rest)
+    spread = 0.5 * xp.log(total / (2 * np.pi * m * rest))
     correction = _stirling_error(total) - _stirling_error(m) - _stirling_error(rest)
-    edge = jnp.where(small == 0, 0.0, -jnp.inf)
-    return jnp.where(inside, entropy + (spread + correction), edge)
+    edge = xp.where(small == 0, 0.0, -xp.inf)
+    return xp.where(inside, entropy + (spread + correction), edge)
 
 
 def _stirling_error(n: Array) -> Array:
     """``S(n)`` for whole ``n >= 1``: a table, then Stirling's series to 1e-16."""
-    table = jnp.asarray(_STIRLING_ERROR, n.dtype)
+    xp = namespace(n)
+    table = xp.asarray(_STIRLING_ERROR, n.dtype)
     last = len(_STIRLING_ERROR) - 1
-    tabulated = table[jnp.minimum(n, last).astype(int)]
-    inverse = 1 / jnp.maximum(n, last + 1)
+    tabulated = table[xp.minimum(n, last).astype(int)]
+    inverse = 1 / xp.maximum(n, last + 1)
     square = inverse * inverse
     series = inverse * (
         1 / 12
         - square * (1 / 360 - square * (1 / 1260 - square * (1 / 1680 - square / 1188)))
     )
-    return jnp.where(n <= last, tabulated, series)
+    return xp.where(n <= last, tabulated, series)

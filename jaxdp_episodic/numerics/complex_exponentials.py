@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import math
 
-import jax
-import jax.numpy as jnp
-from jax import Array
+import numpy as np
+
+from jaxdp_episodic.numerics.loops import Array, at, complex_of, fori_loop, namespace
 
 Pair = tuple[Array, Array]
 """Real and imaginary part."""
@@ -66,9 +66,13 @@ def versine_sine(angle: Array) -> tuple[Array, Array]:
     """``1 - cos`` and ``sin`` of an angle, both without cancellation near 0.
 
     As `cos_sin`. A quarter of the angle lies where the polynomials hold, and doubling
-    twice needs no case for each quadrant.
+    twice needs no case for each quadrant. (NumPy's own sine uses vector instructions.)
     """
-    turns = jnp.round(angle * (0.5 / math.pi))
+    xp = namespace(angle)
+    if xp is np:
+        half = np.sin(0.5 * angle)
+        return 2 * half * half, np.sin(angle)
+    turns = xp.round(angle * (0.5 / math.pi))
     rest = angle
     for part in _TURN:
         rest = rest - turns * part
@@ -83,7 +87,8 @@ def versine_sine(angle: Array) -> tuple[Array, Array]:
 
 def polar(log_size: Array, angle: Array) -> tuple[Array, Array]:
     """``e^{a + ib}``."""
-    size = jnp.exp(log_size)
+    xp = namespace(log_size, angle)
+    size = xp.exp(log_size)
     cosine, sine = cos_sin(angle)
     return size * cosine, size * sine
 
@@ -93,31 +98,37 @@ def log1p_complex(real: Array, imaginary: Array) -> tuple[Array, Array]:
 
     The real part is kept above -345 (1 + z = 0 gives that instead of ``-inf``).
     """
+    xp = namespace(real, imaginary)
     near = real > -0.5
     square = 2 * real + real * real + imaginary * imaginary
     whole = (1 + real) * (1 + real) + imaginary * imaginary
-    log_square = jnp.where(
+    log_square = xp.where(
         near,
-        jnp.log1p(jnp.where(near, square, 0.0)),
-        jnp.log(jnp.maximum(jnp.where(near, 1.0, whole), 1e-300)),
+        xp.log1p(xp.where(near, square, 0.0)),
+        xp.log(xp.maximum(xp.where(near, 1.0, whole), 1e-300)),
     )
-    return 0.5 * log_square, jnp.arctan2(imaginary, 1 + real)
+    return 0.5 * log_square, xp.arctan2(imaginary, 1 + real)
 
 
 def expm1_complex(real: Array, imaginary: Array) -> tuple[Array, Array]:
     """``e^z - 1`` without cancellation near 0; absolute error a few 1e-16 |z| there."""
+    xp = namespace(real, imaginary)
     versine, sine = versine_sine(imaginary)
-    grown = jnp.exp(real)
-    series = real * _horner(_SERIES, real)
-    gained = jnp.where(jnp.abs(real) < _SMALL, series, grown - 1)
+    grown = xp.exp(real)
+    if xp is np:
+        gained = np.expm1(real)
+    else:
+        series = real * _horner(_SERIES, real)
+        gained = xp.where(xp.abs(real) < _SMALL, series, grown - 1)
     # e^a cos b - 1 = (e^a - 1) - e^a (1 - cos b)
     return gained - grown * versine, grown * sine
 
 
 def log_complex(real: Array, imaginary: Array) -> tuple[Array, Array]:
     """``log z``, principal branch."""
+    xp = namespace(real, imaginary)
     square = real * real + imaginary * imaginary
-    return 0.5 * jnp.log(square), jnp.arctan2(imaginary, real)
+    return 0.5 * xp.log(square), xp.arctan2(imaginary, real)
 
 
 def log_add_complex(first: Array, second: tuple[Array, Array]) -> tuple[Array, Array]:
@@ -125,14 +136,15 @@ def log_add_complex(first: Array, second: tuple[Array, Array]) -> tuple[Array, A
 
     Where ``Re b > a`` also beyond that: no cut is crossed there.
     """
+    xp = namespace(first, second[0])
     gap = second[0] - first
     above = gap > 0
     cosine, sine = cos_sin(second[1])
-    small = jnp.exp(-jnp.abs(gap))
-    re, im = log1p_complex(small * cosine, jnp.where(above, -small, small) * sine)
+    small = xp.exp(-xp.abs(gap))
+    re, im = log1p_complex(small * cosine, xp.where(above, -small, small) * sine)
     return (
-        jnp.where(above, second[0], first) + re,
-        jnp.where(above, second[1], 0.0) + im,
+        xp.where(above, second[0], first) + re,
+        xp.where(above, second[1], 0.0) + im,
     )
 
 
@@ -146,41 +158,62 @@ def sum_expm1(z: Pair, weight: Pair, position: Pair) -> Pair:
 
     Returns:
       Real and imaginary part, each (K, n), with an error relative to the terms (not to
-      the weights). The loop runs over j with all z side by side, so the memory is that
-      of the result; it ends where all further weights are 0.
+      the weights). What comes after the last weight that is not 0 costs nothing.
     """
+    if namespace(z[0], weight[0], position[0]) is np:
+        return _sum_as_product(z, weight, position)
+    from jax import lax
+
     # About half the time on the CPU; not every accelerator has complex128.
-    return jax.lax.platform_dependent(
+    return lax.platform_dependent(
         z, weight, position, cpu=_sum_as_complex, default=_sum_as_pairs
     )
 
 
+def _sum_as_product(z: Pair, weight: Pair, position: Pair) -> Pair:
+    """`sum_expm1` in NumPy: for each setting a matrix times the weights."""
+    used = num_used(weight)
+    re, im = np.empty_like(z[0]), np.empty_like(z[0])
+    for i in range(z[0].shape[1]):
+        y_re, y_im = position[0][:used, i], position[1][:used, i]
+        z_re, z_im = z[0][:, i, None], z[1][:, i, None]
+        grown_re, grown_im = expm1_complex(
+            z_re * y_re - z_im * y_im, z_re * y_im + z_im * y_re
+        )
+        w_re, w_im = weight[0][:used, i], weight[1][:used, i]
+        re[:, i] = grown_re @ w_re - grown_im @ w_im
+        im[:, i] = grown_re @ w_im + grown_im @ w_re
+    return re, im
+
+
 def _sum_as_pairs(z: Pair, weight: Pair, position: Pair) -> Pair:
-    """`sum_expm1` with nothing but real arrays."""
+    """`sum_expm1` in JAX with nothing but real arrays, term after term."""
 
     def add(j: Array, total: Pair) -> Pair:
-        (w_re, w_im), (y_re, y_im) = jax.tree.map(lambda a: a[j], (weight, position))
-        term = times((w_re, w_im), expm1_complex(*times(z, (y_re, y_im))))
+        w, y = at(weight, j), at(position, j)
+        term = times(w, expm1_complex(*times(z, y)))
         return total[0] + term[0], total[1] + term[1]
 
-    start = (jnp.zeros_like(z[0]), jnp.zeros_like(z[0]))
-    return jax.lax.fori_loop(0, num_used(weight), add, start)
+    xp = namespace(z[0])
+    start = (xp.zeros_like(z[0]), xp.zeros_like(z[0]))
+    return fori_loop(xp, 0, num_used(weight), add, start)
 
 
 def _sum_as_complex(z: Pair, weight: Pair, position: Pair) -> Pair:
-    """`sum_expm1` with a complex total.
+    """`sum_expm1` in JAX with a complex sum.
 
-    XLA computes each real array of a loop by itself, all of what they share twice; a
-    complex one is computed once.
+    XLA on the CPU computes a term again for each array of a loop that it goes into,
+    so the sum is one array.
     """
+    xp = namespace(z[0])
 
     def add(j: Array, total: Array) -> Array:
-        (w_re, w_im), (y_re, y_im) = jax.tree.map(lambda a: a[j], (weight, position))
-        gained = _expm1_in_parts(*times(z, (y_re, y_im)))
-        return total + jax.lax.complex(*times((w_re, w_im), gained))
+        w, y = at(weight, j), at(position, j)
+        gained = _expm1_in_parts(*times(z, y))
+        return total + complex_of(xp, *times(w, gained))
 
-    start = jax.lax.complex(jnp.zeros_like(z[0]), jnp.zeros_like(z[0]))
-    total = jax.lax.fori_loop(0, num_used(weight), add, start)
+    start = complex_of(xp, xp.zeros_like(z[0]), xp.zeros_like(z[0]))
+    total = fori_loop(xp, 0, num_used(weight), add, start)
     return total.real, total.imag
 
 
@@ -202,14 +235,15 @@ def _expm1_in_parts(real: Array, imaginary: Array) -> Pair:
 
 def _exp_parts(x: Array) -> tuple[Array, Array]:
     """``2^k`` and what ``e^x`` is above it: at most half as much, in size."""
-    bounded = jnp.clip(x, -708.0, 709.0)
-    k = jnp.round(bounded * (1 / math.log(2)))
+    xp = namespace(x)
+    bounded = xp.clip(x, -708.0, 709.0)
+    k = xp.round(bounded * (1 / math.log(2)))
     r = (bounded - k * _LOG_2[0]) - k * _LOG_2[1]
     # The integer stands in the last bits of the sum.
-    bits = jax.lax.bitcast_convert_type(k + _INTEGER_BITS, jnp.int64)
-    power = jax.lax.bitcast_convert_type((bits + 1023) << 52, jnp.float64)
+    bits = (k + _INTEGER_BITS).view(xp.int64)
+    power = ((bits + 1023) << 52).view(xp.float64)
     part = power * (r * _horner(_SERIES[:_REDUCED_TERMS], r))
-    return power, jnp.where(x > 709.0, jnp.inf, part)
+    return power, xp.where(x > 709.0, xp.inf, part)
 
 
 def sum_exp_moments(
@@ -225,7 +259,14 @@ def sum_exp_moments(
     Returns:
       Three arrays (..., n), with an error relative to the terms.
     """
-    return jax.lax.platform_dependent(
+    if namespace(c, weight[0], position[0]) is np:
+        c = c[..., None, :]
+        terms = _moment_terms(weight, position, polar(c * position[0], c * position[1]))
+        s0, s1, s2 = (np.sum(term, axis=-2) for term in terms)
+        return s0, s1, s2
+    from jax import lax
+
+    return lax.platform_dependent(
         c, weight, position, cpu=_moments_as_complex, default=_moments_as_reals
     )
 
@@ -233,34 +274,36 @@ def sum_exp_moments(
 def _moments_as_reals(
     c: Array, weight: Pair, position: Pair
 ) -> tuple[Array, Array, Array]:
-    """`sum_exp_moments` with nothing but real arrays."""
+    """`sum_exp_moments` in JAX with nothing but real arrays."""
 
     def add(j: Array, sums: tuple[Array, ...]) -> tuple[Array, ...]:
-        w, y = jax.tree.map(lambda a: a[j], (weight, position))
+        w, y = at(weight, j), at(position, j)
         terms = _moment_terms(w, y, polar(c * y[0], c * y[1]))
         return tuple(a + b for a, b in zip(sums, terms, strict=True))
 
-    zero = jnp.zeros_like(c)
-    s0, s1, s2 = jax.lax.fori_loop(0, num_used(weight), add, (zero, zero, zero))
+    xp = namespace(c)
+    zero = xp.zeros_like(c)
+    s0, s1, s2 = fori_loop(xp, 0, num_used(weight), add, (zero, zero, zero))
     return s0, s1, s2
 
 
 def _moments_as_complex(
     c: Array, weight: Pair, position: Pair
 ) -> tuple[Array, Array, Array]:
-    """`sum_exp_moments` with two of them in a complex number; see `sum_expm1`."""
+    """`sum_exp_moments` in JAX with two of them in a complex number."""
+    xp = namespace(c)
 
     def add(j: Array, sums: tuple[Array, Array]) -> tuple[Array, Array]:
-        w, y = jax.tree.map(lambda a: a[j], (weight, position))
+        w, y = at(weight, j), at(position, j)
         power, part = _exp_parts(c * y[0])
         cosine, sine = cos_sin(c * y[1])
         grown = part + power
         terms = _moment_terms(w, y, (grown * cosine, grown * sine))
-        return sums[0] + jax.lax.complex(terms[0], terms[1]), sums[1] + terms[2]
+        return sums[0] + complex_of(xp, terms[0], terms[1]), sums[1] + terms[2]
 
-    zero = jnp.zeros_like(c)
-    start = (jax.lax.complex(zero, zero), zero)
-    low, s2 = jax.lax.fori_loop(0, num_used(weight), add, start)
+    zero = xp.zeros_like(c)
+    start = (complex_of(xp, zero, zero), zero)
+    low, s2 = fori_loop(xp, 0, num_used(weight), add, start)
     return low.real, low.imag, s2
 
 
@@ -272,14 +315,16 @@ def _moment_terms(weight: Pair, y: Pair, grown: Pair) -> tuple[Array, Array, Arr
 
 def num_used(weight: Pair) -> Array:
     """Number of rows of complex weights, (J, n), up to the last that is not 0."""
-    used = jnp.any((weight[0] != 0) | (weight[1] != 0), axis=1)
-    number = jnp.arange(1, used.shape[0] + 1, dtype=jnp.int32)
-    return jnp.max(jnp.where(used, number, 0))
+    xp = namespace(weight[0])
+    used = xp.any((weight[0] != 0) | (weight[1] != 0), axis=1)
+    number = xp.arange(1, used.shape[0] + 1, dtype=xp.int32)
+    return xp.max(xp.where(used, number, 0))
 
 
 def _horner(coefficients: tuple[float, ...], x: Array) -> Array:
     """A polynomial, lowest power first."""
-    total = jnp.full_like(x, coefficients[-1])
+    xp = namespace(x)
+    total = xp.full_like(x, coefficients[-1])
     for coefficient in reversed(coefficients[:-1]):
         total = total * x + coefficient
     return total

@@ -15,9 +15,9 @@ from __future__ import annotations
 
 import math
 
-import jax.numpy as jnp
 import numpy as np
-from jax import Array, lax
+
+from jaxdp_episodic.numerics.loops import Array, complex_of, namespace
 
 # Bounds, in units of the machine precision: of one level of the transform (the
 # complex multiplication, its twiddle factor and the addition, 4.1 by Higham 2002,
@@ -45,36 +45,53 @@ def circular_power(masses: Array, counts: Array) -> tuple[Array, Array, Array]:
     ``e`` the bound of its error, that of the T-th power is at most
     ``T e (b + e)^(T-1)``.
     """
+    xp = namespace(masses, counts)
     size = masses.shape[-1]
     levels = math.log2(size) + 2
-    machine = float(jnp.finfo(masses.dtype).eps)
-    error = _TRANSFORM_ERROR * levels * machine * jnp.sum(masses, -1, keepdims=True)
-    spectrum = jnp.fft.rfft(masses)
+    machine = float(xp.finfo(masses.dtype).eps)
+    error = _TRANSFORM_ERROR * levels * machine * xp.sum(masses, -1, keepdims=True)
+    spectrum = xp.fft.rfft(masses)
     # The bound of a coefficient's modulus; never 0, so that its logarithm exists.
-    modulus = jnp.abs(spectrum) + error
+    modulus = xp.abs(spectrum) + error
     counts = counts[..., None]
-    size_of_power = jnp.exp(jnp.sum(counts * jnp.log(modulus), -2))
+    size_of_power = xp.exp(xp.sum(counts * xp.log(modulus), -2))
     # log |b| of the computed coefficient; one too small to have a phase is as good as 0
-    log_ratio = jnp.log1p(-jnp.minimum(error / modulus, 1 - machine))
-    turns = counts * (jnp.angle(spectrum) / (2 * math.pi))
+    log_ratio = xp.log1p(-xp.minimum(error / modulus, 1 - machine))
+    turns = counts * (xp.angle(spectrum) / (2 * math.pi))
     # a phase of many turns is reduced here: cos of a large argument is slow
-    phase = 2 * math.pi * jnp.sum(turns - jnp.round(turns), -2)
-    length = size_of_power * jnp.exp(jnp.sum(counts * log_ratio, -2))
-    power = lax.complex(length * jnp.cos(phase), length * jnp.sin(phase))
-    cells = jnp.fft.irfft(power, size)
-    relative = jnp.sum(counts * (error / modulus + POWER_ERROR * machine), -2)
+    phase = 2 * math.pi * xp.sum(turns - xp.round(turns), -2)
+    length = size_of_power * xp.exp(xp.sum(counts * log_ratio, -2))
+    power = complex_of(xp, length * xp.cos(phase), length * xp.sin(phase))
+    cells = xp.fft.irfft(power, size)
+    relative = xp.sum(counts * (error / modulus + POWER_ERROR * machine), -2)
     per_coefficient = size_of_power * (
-        jnp.minimum(relative, 2.0) + _TRANSFORM_ERROR * levels * machine
+        xp.minimum(relative, 2.0) + _TRANSFORM_ERROR * levels * machine
     )
     return cells, *_rounding_of_cells(per_coefficient, size)
 
 
+def prefix_sums(terms: Array) -> Array:
+    """Sums of the first 1, 2, … terms along the last axis, a power of two.
+
+    Each with two roundings a level, not one a term: pairs are added first, then the
+    sums of pairs, and so on.
+    """
+    xp = namespace(terms)
+    if terms.shape[-1] == 1:
+        return terms
+    even, odd = terms[..., ::2], terms[..., 1::2]
+    whole = prefix_sums(even + odd)
+    before = xp.concatenate([xp.zeros_like(whole[..., :1]), whole[..., :-1]], -1)
+    return xp.stack([before + even, whole], -1).reshape(terms.shape)
+
+
 def _rounding_of_cells(per_coefficient: Array, size: int) -> tuple[Array, Array]:
     """Bounds of a cell's error and of the errors' norm (Parseval)."""
+    xp = namespace(per_coefficient)
     # Each coefficient but the first and the last stands for two conjugate ones.
-    single = 2 * jnp.sum(per_coefficient, -1) / size
+    single = 2 * xp.sum(per_coefficient, -1) / size
     # another root of 2: two kinds of errors are in it, and their norms add up
-    return single, 2 * jnp.sqrt(jnp.sum(per_coefficient**2, -1) / size)
+    return single, 2 * xp.sqrt(xp.sum(per_coefficient**2, -1) / size)
 
 
 def circular_power_by_differences(
@@ -94,43 +111,43 @@ def circular_power_by_differences(
     Returns:
       As `circular_power`.
     """
+    xp = namespace(masses, counts)
     size = masses.shape[-1]
     levels = math.log2(size) + 2
-    machine = float(jnp.finfo(masses.dtype).eps)
-    axis = masses.ndim - 1
-    above, below = jnp.split(masses, 2, axis)
-    above = lax.cumsum(above, axis, reverse=True)
-    above = jnp.concatenate([above[..., 1:], jnp.zeros_like(above[..., :1])], axis)
-    cumulated = jnp.concatenate([above, -lax.cumsum(below, axis)], axis)
-    total = jnp.sum(masses, -1, keepdims=True)
+    machine = float(xp.finfo(masses.dtype).eps)
+    above, below = masses[..., : size // 2], masses[..., size // 2 :]
+    above = prefix_sums(above[..., ::-1])[..., ::-1]
+    above = xp.concatenate([above[..., 1:], xp.zeros_like(above[..., :1])], -1)
+    cumulated = xp.concatenate([above, -prefix_sums(below)], -1)
+    total = xp.sum(masses, -1, keepdims=True)
     cumulated = cumulated / total
-    distance = jnp.sum(jnp.abs(cumulated), -1, keepdims=True)
-    half_angle = math.pi * jnp.arange(size // 2 + 1, dtype=masses.dtype) / size
-    sine = 2 * jnp.sin(half_angle)
-    step = lax.complex(-sine * jnp.sin(half_angle), -sine * jnp.cos(half_angle))
-    z = step * jnp.fft.rfft(cumulated)
-    real, imaginary = jnp.real(z), jnp.imag(z)
-    deviation = jnp.hypot(real, imaginary)
-    modulus = jnp.maximum(jnp.hypot(1 + real, imaginary), 1e-300)
+    distance = xp.sum(xp.abs(cumulated), -1, keepdims=True)
+    half_angle = math.pi * xp.arange(size // 2 + 1, dtype=masses.dtype) / size
+    sine = 2 * xp.sin(half_angle)
+    step = complex_of(xp, -sine * xp.sin(half_angle), -sine * xp.cos(half_angle))
+    z = step * xp.fft.rfft(cumulated)
+    real, imaginary = xp.real(z), xp.imag(z)
+    deviation = xp.hypot(real, imaginary)
+    modulus = xp.maximum(xp.hypot(1 + real, imaginary), 1e-300)
     # two more roundings a level for the cumulated sums, and a few for the products
     error = (_TRANSFORM_ERROR + 2) * levels * machine * sine * distance
     error += 8 * machine * deviation
     small = deviation < 0.5
-    square = jnp.where(small, real * (2 + real) + imaginary * imaginary, 0.0)
-    growth = jnp.where(small, 0.5 * jnp.log1p(square), jnp.log(modulus))
+    square = xp.where(small, real * (2 + real) + imaginary * imaginary, 0.0)
+    growth = xp.where(small, 0.5 * xp.log1p(square), xp.log(modulus))
     counts = counts[..., None]
-    length = jnp.exp(jnp.sum(counts * (growth + jnp.log(total)), -2))
-    turns = counts * (jnp.arctan2(imaginary, 1 + real) / (2 * math.pi))
-    phase = 2 * math.pi * jnp.sum(turns - jnp.round(turns), -2)
-    power = lax.complex(length * jnp.cos(phase), length * jnp.sin(phase))
-    cells = jnp.fft.irfft(power, size)
+    length = xp.exp(xp.sum(counts * (growth + xp.log(total)), -2))
+    turns = counts * (xp.arctan2(imaginary, 1 + real) / (2 * math.pi))
+    phase = 2 * math.pi * xp.sum(turns - xp.round(turns), -2)
+    power = complex_of(xp, length * xp.cos(phase), length * xp.sin(phase))
+    cells = xp.fft.irfft(power, size)
     # near 1 logarithm and phase are as small as z, and so are their errors
-    evaluation = POWER_ERROR * machine * jnp.minimum(1.0, 4 * deviation)
-    relative = jnp.sum(counts * (error / (modulus + error) + evaluation), -2)
-    largest = jnp.sum(counts * (growth + jnp.log1p(error / modulus)), -2)
-    largest = jnp.exp(largest + jnp.sum(counts * jnp.log(total), -2))
+    evaluation = POWER_ERROR * machine * xp.minimum(1.0, 4 * deviation)
+    relative = xp.sum(counts * (error / (modulus + error) + evaluation), -2)
+    largest = xp.sum(counts * (growth + xp.log1p(error / modulus)), -2)
+    largest = xp.exp(largest + xp.sum(counts * xp.log(total), -2))
     per_coefficient = largest * (
-        jnp.minimum(relative, 2.0) + _TRANSFORM_ERROR * levels * machine
+        xp.minimum(relative, 2.0) + _TRANSFORM_ERROR * levels * machine
     )
     return cells, *_rounding_of_cells(per_coefficient, size)
 
@@ -153,35 +170,37 @@ def circular_power_around_atom(
       As `circular_power`. Cell 0 has a relative error as well, of ``a^T``: that of as
       many masses.
     """
+    xp = namespace(masses, counts)
     size = masses.shape[-1]
     levels = math.log2(size) + 2
-    machine = float(jnp.finfo(masses.dtype).eps)
+    machine = float(xp.finfo(masses.dtype).eps)
     atom = masses[..., :1]
-    rest = masses.at[..., 0].set(0.0)
-    total = jnp.sum(rest, -1, keepdims=True) / atom
+    first = xp.arange(size) == 0
+    rest = xp.where(first, 0.0, masses)
+    total = xp.sum(rest, -1, keepdims=True) / atom
     # |z| <= total < 1, so that nothing is near the logarithm's singularity
-    z = jnp.fft.rfft(rest / atom)
-    real, imaginary = jnp.real(z), jnp.imag(z)
-    modulus = jnp.hypot(1 + real, imaginary)
+    z = xp.fft.rfft(rest / atom)
+    real, imaginary = xp.real(z), xp.imag(z)
+    modulus = xp.hypot(1 + real, imaginary)
     counts = counts[..., None]
-    growth = 0.5 * jnp.log1p(real * (2 + real) + imaginary * imaginary)
-    growth = jnp.sum(counts * growth, -2)
-    phase = jnp.sum(counts * jnp.arctan2(imaginary, 1 + real), -2)
-    phase -= 2 * math.pi * jnp.round(phase / (2 * math.pi))
-    log_atom = jnp.sum(counts * jnp.log(atom), -2)
-    scale = jnp.exp(log_atom)
-    length = jnp.exp(growth + log_atom)
-    half = jnp.sin(0.5 * phase)
-    change = scale * (jnp.expm1(growth) * jnp.cos(phase) - 2 * half * half)
-    change = lax.complex(change, length * jnp.sin(phase))
-    cells = jnp.fft.irfft(change, size)
-    cells = cells.at[..., 0].add(scale[..., 0])
+    growth = 0.5 * xp.log1p(real * (2 + real) + imaginary * imaginary)
+    growth = xp.sum(counts * growth, -2)
+    phase = xp.sum(counts * xp.arctan2(imaginary, 1 + real), -2)
+    phase -= 2 * math.pi * xp.round(phase / (2 * math.pi))
+    log_atom = xp.sum(counts * xp.log(atom), -2)
+    scale = xp.exp(log_atom)
+    length = xp.exp(growth + log_atom)
+    half = xp.sin(0.5 * phase)
+    change = scale * (xp.expm1(growth) * xp.cos(phase) - 2 * half * half)
+    change = complex_of(xp, change, length * xp.sin(phase))
+    cells = xp.fft.irfft(change, size)
+    cells = cells + xp.where(first, scale, 0.0)
     error = (_TRANSFORM_ERROR * levels + POWER_ERROR) * machine * total / modulus**2
-    relative = jnp.sum(counts * error, -2)
+    relative = xp.sum(counts * error, -2)
     # Beyond 1 nothing is known but that both are powers of numbers of modulus <= 1.
-    known = length * jnp.minimum(relative, 1.0) * jnp.exp(jnp.minimum(relative, 1.0))
-    per_coefficient = jnp.where(relative <= 1, known, 3.0)
-    per_coefficient += _TRANSFORM_ERROR * levels * machine * jnp.abs(change)
+    known = length * xp.minimum(relative, 1.0) * xp.exp(xp.minimum(relative, 1.0))
+    per_coefficient = xp.where(relative <= 1, known, 3.0)
+    per_coefficient += _TRANSFORM_ERROR * levels * machine * xp.abs(change)
     return cells, *_rounding_of_cells(per_coefficient, size)
 
 
@@ -217,21 +236,22 @@ def low_frequencies(
       ``|b_k| / |(1 - z)(1 - z')|``, b_k the coefficients of the power and z, z' those
       of the two decays, up to the rounding of powers and sums.
     """
+    xp = namespace(masses, counts, decays)
     size = masses.shape[-1]
     levels = math.log2(size) + 2
-    machine = float(jnp.finfo(masses.dtype).eps)
-    error = _TRANSFORM_ERROR * levels * machine * jnp.sum(masses, -1, keepdims=True)
-    spectrum = jnp.fft.rfft(masses)
-    real, imaginary = jnp.real(spectrum), jnp.imag(spectrum)
-    modulus = jnp.sqrt(real * real + imaginary * imaginary) + error
-    power = jnp.sum(counts[..., None] * jnp.log(modulus), -2)
+    machine = float(xp.finfo(masses.dtype).eps)
+    error = _TRANSFORM_ERROR * levels * machine * xp.sum(masses, -1, keepdims=True)
+    spectrum = xp.fft.rfft(masses)
+    real, imaginary = xp.real(spectrum), xp.imag(spectrum)
+    modulus = xp.sqrt(real * real + imaginary * imaginary) + error
+    power = xp.sum(counts[..., None] * xp.log(modulus), -2)
     # |1 - z|² is at least this: 2 sin(pi k / N) is at least 4 k / N
-    chord = 4 * jnp.arange(size // 2 + 1, dtype=masses.dtype) / size
-    lost, decay = -jnp.expm1(-decays[..., None]), jnp.exp(-decays[..., None])
-    near, far = jnp.moveaxis(lost * lost + decay * chord * chord, -2, 0)
-    terms = jnp.exp(power) / jnp.sqrt(near * far)
+    chord = 4 * xp.arange(size // 2 + 1, dtype=masses.dtype) / size
+    lost, decay = -xp.expm1(-decays[..., None]), xp.exp(-decays[..., None])
+    near, far = xp.moveaxis(lost * lost + decay * chord * chord, -2, 0)
+    terms = xp.exp(power) / xp.sqrt(near * far)
     edges = frequency_edges(size)
     sums = [
-        jnp.sum(terms[..., a:b], -1) for a, b in zip(edges[:-1], edges[1:], strict=True)
+        xp.sum(terms[..., a:b], -1) for a, b in zip(edges[:-1], edges[1:], strict=True)
     ]
-    return spectrum[..., :kept], error, jnp.stack(sums, -1)
+    return spectrum[..., :kept], error, xp.stack(sums, -1)

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import math
 
-import jax.numpy as jnp
-from jax import Array
+from jaxdp_episodic.numerics.loops import Array, namespace
 
 # Terms of the power series of f_a, used where |a log(1 + v)| <= 1: the next one is
 # below 1e-15 of the sum.
@@ -30,12 +29,13 @@ def scaled_power_excess(y: Array, b: Array, t: Array, direction: str) -> Array:
     Returns:
       (..., n), >= 0; relative error a few 1e-15.
     """
+    xp = namespace(y, b, t)
     alpha = 1 + t
-    base = jnp.exp(b)
-    small = jnp.abs(alpha * y) <= 1
-    y_small = jnp.where(small, y, 0.0)
-    y_large = jnp.where(small, 1.0, y)
-    tilted = jnp.exp(y_large + b)  # density of P
+    base = xp.exp(b)
+    small = xp.abs(alpha * y) <= 1
+    y_small = xp.where(small, y, 0.0)
+    y_large = xp.where(small, 1.0, y)
+    tilted = xp.exp(y_large + b)  # density of P
     linear = t * (tilted - base)
     near, away = 0.0, 0.0
     if direction != "backward":
@@ -47,7 +47,7 @@ def scaled_power_excess(y: Array, b: Array, t: Array, direction: str) -> Array:
         # (1+v)^{-t} - 1 + t v
         away = away + _times_expm1(b, base, -t * y_large) + linear
     near = base * (t * alpha) * y_small * y_small * near
-    return jnp.where(small, near, away)
+    return xp.where(small, near, away)
 
 
 def scaled_power_excess_derivatives(
@@ -58,33 +58,34 @@ def scaled_power_excess_derivatives(
     For searches: relative error 1e-7 where ``|t y|`` is moderate, and a little more
     for tiny y. Arguments as `scaled_power_excess`, direction "forward" or "symmetric".
     """
+    xp = namespace(y, b, t)
     x = t * y
-    base, tilted = jnp.exp(b), jnp.exp(y + b)
-    tiny = jnp.abs(y) < 0.03
+    base, tilted = xp.exp(b), xp.exp(y + b)
+    tiny = xp.abs(y) < 0.03
     square = base * (y * y)
     # (1+v) y - v, the slope of f_alpha at t = 0
-    slope = jnp.where(
+    slope = xp.where(
         tiny,
         square * (1 / 2 + y * (1 / 3 + y * (1 / 8 + y / 30))),
         tilted * y - (tilted - base),
     )
-    power = jnp.exp(x + y + b)
+    power = xp.exp(x + y + b)
     # (1+v) (e^x - 1 - x)
-    rest = jnp.where(
-        jnp.abs(x) < 0.03, tilted * _exp_remainder(x), power - tilted * (1 + x)
+    rest = xp.where(
+        xp.abs(x) < 0.03, tilted * _exp_remainder(x), power - tilted * (1 + x)
     )
     value, first = rest + t * slope, y * (rest + tilted * x) + slope
     second = y * y * power
     if direction == "symmetric":
         # v - y, the slope of f_{-t} at t = 0
-        slope = jnp.where(
+        slope = xp.where(
             tiny,
             square * (1 / 2 + y * (1 / 6 + y * (1 / 24 + y / 120))),
             tilted - base * (1 + y),
         )
-        power = jnp.exp(b - x)
-        rest = jnp.where(
-            jnp.abs(x) < 0.03, base * _exp_remainder(-x), power - base * (1 - x)
+        power = xp.exp(b - x)
+        rest = xp.where(
+            xp.abs(x) < 0.03, base * _exp_remainder(-x), power - base * (1 - x)
         )
         value += rest + t * slope
         first += slope - y * (rest - base * x)
@@ -99,10 +100,11 @@ def _exp_remainder(x: Array) -> Array:
 
 def _times_expm1(log_factor: Array, factor: Array, exponent: Array) -> Array:
     """``factor (e^exponent - 1)`` where e^exponent alone may overflow."""
+    xp = namespace(log_factor, factor, exponent)
     short = exponent <= 1.0
-    moderate = factor * jnp.expm1(jnp.where(short, exponent, 0.0))
-    power = jnp.exp(jnp.where(short, -jnp.inf, exponent + log_factor))
-    return jnp.where(short, moderate, power - factor)
+    moderate = factor * xp.expm1(xp.where(short, exponent, 0.0))
+    power = xp.exp(xp.where(short, -xp.inf, exponent + log_factor))
+    return xp.where(short, moderate, power - factor)
 
 
 def _excess_series(power: Array, scale: Array, y: Array) -> Array:
@@ -110,15 +112,16 @@ def _excess_series(power: Array, scale: Array, y: Array) -> Array:
 
     f_a = sum_{k>=2} (a^k - a) y^k / k!, and (a^k - a)/(a (a-1)) = 1 + a + … + a^{k-2}.
     """
+    xp = namespace(power, scale, y)
     z, ratio = scale * y, power / scale
-    coefficient = jnp.ones_like(power)
+    coefficient = xp.ones_like(power)
     coefficients = [coefficient / 2.0]
     inverse = 1.0
     for j in range(1, _SERIES_TERMS):
         inverse = inverse / scale
         coefficient = ratio * coefficient + inverse
         coefficients.append(coefficient / math.factorial(j + 2))
-    total = coefficients[-1] * jnp.ones_like(z)
+    total = coefficients[-1] * xp.ones_like(z)
     for term in reversed(coefficients[:-1]):
         total = total * z + term
     return total
@@ -126,4 +129,5 @@ def _excess_series(power: Array, scale: Array, y: Array) -> Array:
 
 def log_expm1(x: Array) -> Array:
     """``log(e^x - 1)`` for x > 0."""
-    return jnp.where(x > 30, x, jnp.log(jnp.expm1(jnp.minimum(x, 30.0))))
+    xp = namespace(x)
+    return xp.where(x > 30, x, xp.log(xp.expm1(xp.minimum(x, 30.0))))

@@ -16,10 +16,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import jax
-import jax.numpy as jnp
 import numpy as np
-from jax import Array
+
+from jaxdp_episodic.numerics.loops import Array, namespace, scan
 
 
 def gauss_legendre(num_nodes: int) -> tuple[np.ndarray, np.ndarray]:
@@ -44,24 +43,34 @@ def integrate_panels(
       nodes_per_panel: Gauss–Legendre nodes in each panel (static).
 
     Returns:
-      The sums, one (n,) array a function. The loop runs over the nodes, with all
-      panels side by side: one fused pass over arrays that fit the cache, whatever the
-      number of nodes.
+      The sums, one (n,) array a function.
     """
+    xp = namespace(lefts, rights)
     width = rights - lefts
+    nodes, weights = gauss_legendre(nodes_per_panel)
+    if xp is np:
+        # All nodes side by side: few calls, each of a whole block.
+        column = (-1,) + (1,) * lefts.ndim
+        values = integrand(lefts + width * nodes.reshape(column))
+        weights = weights.reshape(column) * width
+        axes = tuple(range(weights.ndim - 1))
+        return tuple(np.sum(weights * value, axis=axes) for value in values)
 
-    def add_node(totals: tuple[Array, ...], rule: tuple[Array, Array]):
+    # Node after node, all panels side by side: one fused pass over arrays that fit the
+    # cache, whatever the number of nodes.
+    def add_node(totals: tuple[Array, ...] | None, rule: tuple[Array, Array]):
         node, weight = rule
         values = integrand(lefts + width * node)
+        if totals is None:
+            return tuple(weight * value for value in values)
         return tuple(
             total + weight * value for total, value in zip(totals, values, strict=True)
-        ), None
+        )
 
-    nodes, weights = gauss_legendre(nodes_per_panel)
-    rule = (jnp.asarray(nodes, lefts.dtype), jnp.asarray(weights, lefts.dtype))
-    number = len(jax.eval_shape(integrand, lefts))
-    totals, _ = jax.lax.scan(add_node, (jnp.zeros_like(lefts),) * number, rule)
-    return tuple(jnp.sum(width * total, axis=0) for total in totals)
+    first = add_node(None, (nodes[0], weights[0]))
+    rule = (xp.asarray(nodes[1:]), xp.asarray(weights[1:]))
+    totals = scan(xp, add_node, first, rule)
+    return tuple(xp.sum(width * total, axis=0) for total in totals)
 
 
 def lay_panels(
@@ -82,16 +91,15 @@ def lay_panels(
       ``(lefts, rights)``, each (num_panels, n). Gaps between windows get no panel: the
       caller vouches that nothing of weight lies there. No panel straddles a gap.
     """
-    low, high = jnp.maximum(low, floor), jnp.maximum(high, floor)
-    ends = jnp.sort(jnp.concatenate([low, high], axis=0), axis=0)
-    left, length = ends[:-1], jnp.diff(ends, axis=0)
+    xp = namespace(low, high, density, floor)
+    low, high = xp.maximum(low, floor), xp.maximum(high, floor)
+    ends = xp.sort(xp.concatenate([low, high], axis=0), axis=0)
+    left, length = ends[:-1], xp.diff(ends, axis=0)
     middle = left + 0.5 * length
-    panels_per_unit = jnp.zeros_like(middle)
+    panels_per_unit = xp.zeros_like(middle)
     for j in range(low.shape[0]):
         inside = (middle > low[j]) & (middle < high[j])
-        panels_per_unit = jnp.maximum(
-            panels_per_unit, jnp.where(inside, density[j], 0.0)
-        )
+        panels_per_unit = xp.maximum(panels_per_unit, xp.where(inside, density[j], 0.0))
     share = _whole_panels(panels_per_unit * length, length, num_panels)
     return _edges(left, length, share, num_panels)
 
@@ -102,16 +110,17 @@ def _whole_panels(share: Array, length: Array, num_panels: int) -> Array:
     A gap is a segment of positive length that no window covers. The sum over all runs
     is at most ``num_panels``; panels left over are empty.
     """
+    xp = namespace(share, length)
     is_gap = (share <= 0) & (length > 0)
-    run = jnp.cumsum(is_gap, axis=0)
-    run_share = jnp.zeros_like(share)
+    run = xp.cumsum(is_gap, axis=0)
+    run_share = xp.zeros_like(share)
     for j in range(share.shape[0]):
-        run_share = run_share + jnp.where(run == run[j], share[j], 0.0)
-    total = jnp.sum(share, axis=0)
-    spare = num_panels - 1 - jnp.sum(is_gap, axis=0, dtype=share.dtype)
-    safe_run = jnp.where(run_share > 0, run_share, 1.0)
-    safe_total = jnp.where(total > 0, total, 1.0)
-    whole = jnp.ceil(run_share * (spare / safe_total) * (1 - 1e-12))
+        run_share = run_share + xp.where(run == run[j], share[j], 0.0)
+    total = xp.sum(share, axis=0)
+    spare = num_panels - 1 - xp.sum(is_gap, axis=0, dtype=share.dtype)
+    safe_run = xp.where(run_share > 0, run_share, 1.0)
+    safe_total = xp.where(total > 0, total, 1.0)
+    whole = xp.ceil(run_share * (spare / safe_total) * (1 - 1e-12))
     return share * (whole / safe_run)
 
 
@@ -123,18 +132,19 @@ def _edges(
     At a gap the two differ: the panel before it ends at its left end, the panel after
     it begins at its right end.
     """
-    after = jnp.cumsum(share, axis=0)
+    xp = namespace(left, length, share)
+    after = xp.cumsum(share, axis=0)
     before = after - share
-    slope = jnp.where(share > 0, share, 1.0)
+    slope = xp.where(share > 0, share, 1.0)
     slack = 1e-9  # cumulated shares are integers at a gap only up to rounding
     target = np.arange(num_panels + 1, dtype=np.float64)[:, None]
     # (segments, edges, n)
     share, before, after = share[:, None], before[:, None], after[:, None]
-    inner = jnp.clip((target - before) / slope[:, None], 0.0, 1.0)
+    inner = xp.clip((target - before) / slope[:, None], 0.0, 1.0)
     position = left[:, None] + inner * length[:, None]
     begun = (share > 0) & (before <= target[:-1] + slack)
     ended = (share > 0) & (after >= target[1:] - slack)
-    lefts = jnp.max(jnp.where(begun, position[:, :-1], -jnp.inf), axis=0)
-    rights = jnp.min(jnp.where(ended, position[:, 1:], jnp.inf), axis=0)
+    lefts = xp.max(xp.where(begun, position[:, :-1], -xp.inf), axis=0)
+    rights = xp.min(xp.where(ended, position[:, 1:], xp.inf), axis=0)
     # Panels beyond the last whole one are empty; keep their nodes finite.
-    return lefts, jnp.where(jnp.isfinite(rights), rights, lefts)
+    return lefts, xp.where(xp.isfinite(rights), rights, lefts)

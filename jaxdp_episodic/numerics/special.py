@@ -15,10 +15,9 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-import jax.numpy as jnp
 import numpy as np
-from jax import Array
 
+from jaxdp_episodic.numerics.loops import Array, namespace
 from jaxdp_episodic.numerics.quadrature import gauss_legendre
 
 _LOG_SQRT_2PI = 0.5 * math.log(2 * math.pi)
@@ -116,11 +115,12 @@ def log_normal_tail(x: Array) -> Array:
       (...,) nats; relative error below 1e-14 for x >= 0, absolute below 1e-15 for x < 0
       (there the complement ``Q(-x)`` is what keeps its digits).
     """
+    xp = namespace(x)
     positive = x >= 0
-    above = jnp.where(positive, x, 0.0)
-    below = jnp.where(positive, 0.0, jnp.maximum(x, -1e150))
-    upper = log_normal_density(above) + jnp.log(_mills_ratio(above))
-    return jnp.where(positive, upper, _log_complement(below))
+    above = xp.where(positive, x, 0.0)
+    below = xp.where(positive, 0.0, xp.maximum(x, -1e150))
+    upper = log_normal_density(above) + xp.log(_mills_ratio(above))
+    return xp.where(positive, upper, _log_complement(below))
 
 
 def log_mills(x: Array) -> Array:
@@ -133,11 +133,12 @@ def log_mills(x: Array) -> Array:
       (...,) nats; relative error of the ratio below 2e-15 for x >= -1, of the
       logarithm below 1e-15 elsewhere.
     """
+    xp = namespace(x)
     right = x >= _LEFT_END
-    above = jnp.where(right, x, 0.0)
-    below = jnp.where(right, _LEFT_END, x)
+    above = xp.where(right, x, 0.0)
+    below = xp.where(right, _LEFT_END, x)
     left = _log_complement(below) - log_normal_density(below)
-    return jnp.where(right, jnp.log(_mills_ratio(above)), left)
+    return xp.where(right, xp.log(_mills_ratio(above)), left)
 
 
 def log_mills_difference(x: Array, width: Array) -> Array:
@@ -151,19 +152,20 @@ def log_mills_difference(x: Array, width: Array) -> Array:
       (...,) nats, ``-inf`` at width 0; error of the logarithm below 2e-15, or below
       3e-16 of its size.
     """
-    x, width = jnp.broadcast_arrays(x, width)
+    xp = namespace(x, width)
+    x, width = xp.broadcast_arrays(x, width)
     # The difference of two nearly equal ratios is the integral of n = -m' > 0.
-    narrow = width <= jnp.maximum(1.0, 0.5 * x)
+    narrow = width <= xp.maximum(1.0, 0.5 * x)
     positive = width > 0
-    short = jnp.where(narrow & positive, width, 1.0)
-    long = jnp.where(narrow, 2.0 + jnp.abs(x), width)
+    short = xp.where(narrow & positive, width, 1.0)
+    long = xp.where(narrow, 2.0 + xp.abs(x), width)
     nodes, weights = gauss_legendre(_SLOPE_NODES)
     column = (_SLOPE_NODES,) + (1,) * x.ndim
     slopes = _mills_slope(x + short * nodes.reshape(column))
-    mean_slope = jnp.sum(slopes * weights.reshape(column), axis=0)
-    integral = jnp.log(short) + jnp.log(mean_slope)
-    direct = jnp.log(_mills_ratio(x) - _mills_ratio(x + long))
-    return jnp.where(positive, jnp.where(narrow, integral, direct), -jnp.inf)
+    mean_slope = xp.sum(slopes * weights.reshape(column), axis=0)
+    integral = xp.log(short) + xp.log(mean_slope)
+    direct = xp.log(_mills_ratio(x) - _mills_ratio(x + long))
+    return xp.where(positive, xp.where(narrow, integral, direct), -xp.inf)
 
 
 def log_saturating_tail(x: Array, width: Array) -> Array:
@@ -181,16 +183,17 @@ def log_saturating_tail(x: Array, width: Array) -> Array:
     Returns:
       (...,) nats, ``-inf`` at width 0.
     """
-    x, width = jnp.broadcast_arrays(x, width)
+    xp = namespace(x, width)
+    x, width = xp.broadcast_arrays(x, width)
     right = x >= _LEFT_END
-    above = jnp.where(right, x, 0.0)
-    below = jnp.where(right, _LEFT_END, x)
+    above = xp.where(right, x, 0.0)
+    below = xp.where(right, _LEFT_END, x)
     direct = log_normal_density(above) + log_mills_difference(above, width)
     # phi(x) m(x) = Q(x) = 1 - phi(x) m(-x): what is taken from 1 is below 0.55.
-    reach = jnp.maximum(below + width, 0.0)
+    reach = xp.maximum(below + width, 0.0)
     missing = _mills_ratio(-below) + _mills_ratio(reach)
-    complement = jnp.log1p(-jnp.exp(log_normal_density(below)) * missing)
-    return jnp.where(right, direct, jnp.where(width > 0, complement, -jnp.inf))
+    complement = xp.log1p(-xp.exp(log_normal_density(below)) * missing)
+    return xp.where(right, direct, xp.where(width > 0, complement, -xp.inf))
 
 
 def _mills_ratio(x: Array) -> Array:
@@ -206,13 +209,15 @@ def _mills_slope(x: Array) -> Array:
 
 def _log_complement(x: Array) -> Array:
     """``log Q(x) = log(1 - Q(-x))`` for x <= 0."""
-    return jnp.log1p(-jnp.exp(log_normal_density(x)) * _mills_ratio(-x))
+    xp = namespace(x)
+    return xp.log1p(-xp.exp(log_normal_density(x)) * _mills_ratio(-x))
 
 
 def _polynomial(coefficients: Sequence[float] | np.ndarray, x: Array) -> Array:
     """Horner's scheme, lowest power first."""
+    xp = namespace(x)
     *rest, leading = (float(c) for c in coefficients)
-    total = jnp.full_like(x, leading)
+    total = xp.full_like(x, leading)
     for coefficient in reversed(rest):
         total = total * x + coefficient
     return total

@@ -26,7 +26,7 @@ from jaxdp_episodic import _validation
 from jaxdp_episodic.accounting.calibration import calibrate_noise_multiplier
 from jaxdp_episodic.describe.population import Population
 from jaxdp_episodic.describe.rates import NEIGHBORING_RELATIONS
-from jaxdp_episodic.describe.step import STEP
+from jaxdp_episodic.describe.step import STEP, GaussianStep
 from jaxdp_episodic.plan.plan_designs import (
     INDEPENDENT,
     SCHEMES,
@@ -341,14 +341,18 @@ def _noise(
             noise[same] = _noise(request, design, episodes[same], steps[same])
         return noise
     sampling = design.sampling(episodes)
+    step = GaussianStep(
+        sampling,
+        noise_multiplier=1.0,
+        clip_unit=design.clip_unit,
+        privacy_unit=request.privacy_unit,
+        neighboring_relation=request.neighboring_relation,
+        small_units="keep",
+        population=None if request.stated_size is not None else request.population,
+    )
     return np.asarray(
         calibrate_noise_multiplier(
-            sampling,
-            clip_unit=design.clip_unit,
-            privacy_unit=request.privacy_unit,
-            neighboring_relation=request.neighboring_relation,
-            small_units="keep",
-            population=None if request.stated_size is not None else request.population,
+            step,
             epsilon=request.epsilon,
             delta=request.delta,
             num_steps=steps,

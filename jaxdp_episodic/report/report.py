@@ -10,8 +10,8 @@ import numpy as np
 from jaxdp_episodic import _validation
 from jaxdp_episodic.accounting import paths as path_rows
 from jaxdp_episodic.accounting.api import check_method, worst_epsilon
-from jaxdp_episodic.accounting.paths import Pairs
-from jaxdp_episodic.accounting.run import DominatingPair, resolve
+from jaxdp_episodic.accounting.dominating_pair import run_of
+from jaxdp_episodic.accounting.run import Run
 from jaxdp_episodic.describe.designs import IndependentEpisodes
 from jaxdp_episodic.describe.schemes import MultistageSampling
 from jaxdp_episodic.describe.step import (
@@ -83,8 +83,8 @@ def privacy_report(
         raise TypeError(f"per_unit must be True or False, got {per_unit!r}")
     if per_unit and _tree_step(run) is None:
         raise ValueError("per_unit=True needs a step with a Population, got none")
-    pairs, counts = resolve(run, None)
-    worst = _worst_path(run, pairs, counts, target, method)
+    accounted = run_of(run, None)
+    worst = _worst_path(run, accounted, target, method)
     by_level, level_runs = _by_level(run, target, worst.epsilon, method)
     first = run.steps[0]
     return PrivacyReport(
@@ -100,7 +100,7 @@ def privacy_report(
         worst_path=worst,
         warnings=warnings_of(run, level_runs, by_level, float(target)),
         preconditions=preconditions_of(run),
-        distribution=_distribution(run, pairs, counts, target, worst, per_unit, method),
+        distribution=_distribution(run, accounted, target, worst, per_unit, method),
     )
 
 
@@ -128,16 +128,13 @@ def _single_run(step: Any, num_steps: Any) -> ComposedSteps:
     return run
 
 
-def _path_epsilons(
-    pairs: Pairs, counts: tuple[np.ndarray, ...], delta: np.ndarray, method: str
-) -> np.ndarray:
+def _path_epsilons(run: Run, delta: np.ndarray, method: str) -> np.ndarray:
     """(P,) epsilon of each path: paths take the place of settings."""
-    settings = tuple(
-        DominatingPair(pair.kind, *(field.reshape(-1, 1) for field in pair[1:]))
-        for pair in pairs
+    paths = run.with_losses(
+        tuple(loss.map(lambda f: np.reshape(f, (-1, 1))) for loss in run.losses)
     )
-    shape = (path_rows.num_paths(pairs),)
-    bounds = worst_epsilon(settings, counts, delta, shape, method="rdp")
+    shape = (run.num_paths,)
+    bounds = worst_epsilon(paths, delta, shape, method="rdp")
     if method == "rdp":
         return bounds
     # The worst one is found exactly, and as many of the others as is quick.
@@ -148,32 +145,23 @@ def _path_epsilons(
         next_ = order[~asked[order]][:_MOST_EXACT]
         if next_.size == 0 or values[next_[0]] <= values[asked].max(initial=-np.inf):
             return values
-        rows = tuple(
-            DominatingPair(pair.kind, *(_taken(field, next_) for field in pair[1:]))
-            for pair in settings
-        )
-        values[next_] = worst_epsilon(rows, counts, delta, next_.shape, method=method)
+        some = paths.map(lambda f, next_=next_: f if len(f) == 1 else f[next_])
+        values[next_] = worst_epsilon(some, delta, next_.shape, method=method)
         asked[next_] = True
-
-
-def _taken(field: np.ndarray, index: np.ndarray) -> np.ndarray:
-    """Some rows; an axis of length 1 stands for all."""
-    return field if len(field) == 1 else field[index]
 
 
 def _worst_path(
     run: ComposedSteps,
-    pairs: Pairs,
-    counts: tuple[np.ndarray, ...],
+    accounted: Run,
     delta: np.ndarray,
     method: str,
 ) -> WorstPath:
     """Finds and describes the costliest path; of equal ones, that of most units."""
-    front = path_rows.undominated_paths(pairs)
-    epsilons = _path_epsilons(path_rows.take_paths(pairs, front), counts, delta, method)
+    front = path_rows.undominated_paths(accounted)
+    epsilons = _path_epsilons(accounted.take_paths(front), delta, method)
     step = _tree_step(run)
     multiplicity = np.ones(1, np.int64) if step is None else _units(step)
-    equal = path_rows.equal_paths(pairs, int(front[np.argmax(epsilons)]))
+    equal = path_rows.equal_paths(accounted, int(front[np.argmax(epsilons)]))
     place = int(equal[np.argmax(multiplicity[equal])])
     sizes: dict[str, int] = {}
     for part in run.steps:
@@ -222,19 +210,18 @@ def _by_level(
                 tuple(dataclasses.replace(s, privacy_unit=level) for s in run.steps),
                 run.counts,
             )
-            pairs, counts = resolve(runs[level], None)
+            accounted = run_of(runs[level], None)
         except (ValueError, NotImplementedError) as error:
             values[level] = str(error)
             continue
-        front = path_rows.take_paths(pairs, path_rows.undominated_paths(pairs))
-        values[level] = float(_path_epsilons(front, counts, delta, method).max())
+        front = accounted.take_paths(path_rows.undominated_paths(accounted))
+        values[level] = float(_path_epsilons(front, delta, method).max())
     return values, runs
 
 
 def _distribution(
     run: ComposedSteps,
-    pairs: Pairs,
-    counts: tuple[np.ndarray, ...],
+    accounted: Run,
     delta: np.ndarray,
     worst: WorstPath,
     per_unit: bool,
@@ -244,9 +231,9 @@ def _distribution(
     step = _tree_step(run)
     if step is None:
         return None
-    fewer, place, rounding = path_rows.rounded_up(pairs, _MOST_PAIRS)
+    fewer, place, rounding = path_rows.rounded_up(accounted, _MOST_PAIRS)
     # The worst path's epsilon bounds every path's, also where rounding went above it.
-    epsilons = _path_epsilons(fewer, counts, delta, method)[place]
+    epsilons = _path_epsilons(fewer, delta, method)[place]
     epsilons = np.minimum(epsilons, worst.epsilon)
     units = _units(step)
     inclusion = np.broadcast_to(_inclusion_rates(run), units.shape)

@@ -15,7 +15,7 @@ import numpy as np
 
 from jaxdp_episodic import _validation
 from jaxdp_episodic.accounting.api import check_method
-from jaxdp_episodic.accounting.run import dominating_pair
+from jaxdp_episodic.accounting.dominating_pair import dominating_pair
 from jaxdp_episodic.describe import serialization
 from jaxdp_episodic.describe.population import Population
 from jaxdp_episodic.describe.step import ComposedSteps

@@ -12,7 +12,7 @@ from numpy.typing import ArrayLike
 
 from jaxdp_episodic import _validation
 from jaxdp_episodic.accounting.api import (
-    EpsilonInfo,
+    PrivacyInfo,
     check_method,
     delta,
     epsilon,
@@ -110,7 +110,7 @@ class EpsilonRequest(Spec):
             )
         return value
 
-    def answer_with_info(self) -> tuple[np.ndarray | np.float64, EpsilonInfo]:
+    def answer_with_info(self) -> tuple[np.ndarray | np.float64, PrivacyInfo]:
         """Returns the epsilon or delta asked for, and how well it is known."""
         run: dict[str, Any] = {"num_steps": self.num_steps, "method": self.method}
         if self.epsilon is None:
@@ -202,15 +202,7 @@ class CalibrationRequest(Spec):
         target["num_steps"] = self.num_steps
         if self.calibrate == RATE:
             return calibrate_rate(step, level=str(self.level), **target)
-        return calibrate_noise_multiplier(
-            step.design,
-            clip_unit=step.clip_unit,
-            privacy_unit=step.privacy_unit,
-            neighboring_relation=step.neighboring_relation,
-            population=step.population,
-            small_units=step.small_units,
-            **target,
-        )
+        return calibrate_noise_multiplier(step, **target)
 
 
 Request = EpsilonRequest | CalibrationRequest

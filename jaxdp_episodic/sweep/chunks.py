@@ -19,7 +19,7 @@ from jaxdp_episodic.sweep.grid import METHOD, QUANTITY
 # The answers' column where several quantities are asked for.
 VALUE = "value"
 # How well an epsilon or a delta is known, where that is more than "a bound": the fields
-# of `EpsilonInfo`. Calibrated values have no error of their own (NaN).
+# of `PrivacyInfo`. Calibrated values have no error of their own (NaN).
 INFO = ("error", "is_certified_bound")
 # The same words for every chunk, so that they are said once.
 _CERTIFIED = (

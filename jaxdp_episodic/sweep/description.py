@@ -14,7 +14,7 @@ import numpy as np
 
 from jaxdp_episodic import _validation
 from jaxdp_episodic.accounting.api import METHODS, check_method
-from jaxdp_episodic.accounting.run import dominating_pair, resolve
+from jaxdp_episodic.accounting.dominating_pair import dominating_pair, run_of
 from jaxdp_episodic.describe.population import Population
 from jaxdp_episodic.describe.serialization import refuse_hostile
 from jaxdp_episodic.describe.spec import Spec
@@ -262,9 +262,9 @@ class Sweep(Spec):
             for quantity in self.quantities:
                 request = self.request(quantity, self.methods[0], values)
                 if isinstance(request.step, ComposedSteps):
-                    resolve(request.step, None)
+                    run_of(request.step, None)
                 else:
-                    resolve(request.step, np.asarray(1))
+                    run_of(request.step, np.asarray(1))
         except (TypeError, ValueError, NotImplementedError) as error:
             raise type(error)(f"{prefix}{error}") from None
 

@@ -157,12 +157,7 @@ def plan_budget(
 
 def _noise(step: GaussianStep, epsilon: float, delta: float, num_steps: int) -> float:
     noise = calibrate_noise_multiplier(
-        step.design,
-        clip_unit=step.clip_unit,
-        privacy_unit=step.privacy_unit,
-        neighboring_relation=step.neighboring_relation,
-        population=step.population,
-        small_units=step.small_units,
+        step,
         epsilon=epsilon,
         delta=delta,
         num_steps=num_steps,

@@ -12,7 +12,7 @@ import jax
 import jaxlib.version
 import numpy as np
 
-from jaxdp_episodic.accounting.evaluation import num_cores
+from jaxdp_episodic.accounting.engine import num_cores
 
 _DETERMINISTIC = "--xla_gpu_deterministic_ops=true"
 

@@ -10,7 +10,7 @@ import pytest
 
 import jaxdp_episodic as jde
 from jaxdp_episodic.accounting import attacker
-from jaxdp_episodic.accounting.api import EpsilonInfo
+from jaxdp_episodic.accounting.api import PrivacyInfo
 from jaxdp_episodic.plots import curve_plot
 
 matplotlib = pytest.importorskip("matplotlib")
@@ -46,7 +46,7 @@ def fast(monkeypatch):
             value = profile(step, epsilon)[()]
         value = np.minimum({"exact": 1, "pld": 1.01, "rdp": 3}[method] * value, 1.0)
         nothing = np.zeros(np.shape(value))
-        return value, EpsilonInfo(nothing, nothing.astype(bool))
+        return value, PrivacyInfo(nothing, nothing.astype(bool))
 
     monkeypatch.setattr(attacker, "delta", delta)
 

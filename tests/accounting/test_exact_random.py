@@ -16,15 +16,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jaxdp_episodic.accounting.evaluation import evaluate, step_groups
+from jaxdp_episodic.accounting.exact.episode_terms import cut_terms
+from jaxdp_episodic.accounting.exact.loss_nodes import steps_kernel
 
 import jaxdp_episodic as jde
-from jaxdp_episodic._precision import float64_boundary
-from jaxdp_episodic.accounting.evaluation import evaluate, step_groups
+from jaxdp_episodic._engine import float64_boundary
 from jaxdp_episodic.accounting.exact import answer as exact
 from jaxdp_episodic.accounting.exact import contour as contour_layout
 from jaxdp_episodic.accounting.exact import integral
-from jaxdp_episodic.accounting.exact.episode_terms import cut_terms
-from jaxdp_episodic.accounting.exact.loss_nodes import steps_kernel
 from jaxdp_episodic.accounting.pld import interval
 from jaxdp_episodic.accounting.run import (
     EPISODES,

@@ -7,14 +7,13 @@ import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-import jax
 import numpy as np
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
 import jaxdp_episodic as jde
-from jaxdp_episodic._precision import float64_boundary
+from jaxdp_episodic._engine import float64_boundary
 from jaxdp_episodic.accounting.rdp import kernels
 
 # The bounds by Rényi-DP are what these tests are about.
@@ -187,7 +186,7 @@ def test_search_does_not_go_to_and_fro():
     fields = (np.full((1, 64), value) for value in (outer, rate, 1.0, shift, 1, steps))
     group = kernels.StepGroup(*fields)._replace(inner_rate=hints[None])
     search = functools.partial(kernels.best_epsilon, ("sampled",))
-    found, _ = float64_boundary(jax.jit(search))(np.full(64, math.log(1e-5)), (group,))
+    found, _ = float64_boundary(search)(np.full(64, math.log(1e-5)), (group,))
     np.testing.assert_allclose(found, 3.308434, rtol=1e-4)
 
 

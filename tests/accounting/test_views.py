@@ -8,7 +8,7 @@ from scipy import optimize, stats
 
 import jaxdp_episodic as jde
 from jaxdp_episodic.accounting import attacker
-from jaxdp_episodic.accounting.api import EpsilonInfo
+from jaxdp_episodic.accounting.api import PrivacyInfo
 from jaxdp_episodic.accounting.curve_points import curve_points, lower_hull
 from jaxdp_episodic.bounds.mechanisms import Gaussian
 
@@ -43,7 +43,7 @@ def profile(step, epsilon):
 
 def with_info(delta):
     """The answer of `jaxdp_episodic.delta` with ``return_info``, without an error."""
-    return delta, EpsilonInfo(
+    return delta, PrivacyInfo(
         np.zeros(np.shape(delta)), np.zeros(np.shape(delta), bool)
     )
 

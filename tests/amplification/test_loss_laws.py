@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from scipy.stats import norm
 
-from jaxdp_episodic._precision import float64_boundary
+from jaxdp_episodic._engine import float64_boundary
 from jaxdp_episodic.losses import loss_laws
 from jaxdp_episodic.numerics.complex_exponentials import sum_expm1
 
@@ -35,7 +35,7 @@ def kernel(kind):
         re, im = sum_expm1(z, law.weight, law.loss)
         return re, im, law
 
-    return float64_boundary(jax.jit(moment))
+    return float64_boundary(moment)
 
 
 def computed(kind, p, r, s, z, *, height=1.0, log_cut=LOG_CUT):

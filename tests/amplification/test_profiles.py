@@ -6,13 +6,13 @@ import mpmath as mp
 import numpy as np
 import pytest
 
-from jaxdp_episodic._precision import float64_boundary
+from jaxdp_episodic._engine import float64_boundary
 from jaxdp_episodic.losses import profiles
 from oracles import precise
 
 
 def boundary(kernel):
-    return float64_boundary(jax.jit(kernel))
+    return float64_boundary(kernel)
 
 
 GAUSSIAN = boundary(profiles.log_gaussian_profile)

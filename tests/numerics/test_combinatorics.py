@@ -3,15 +3,14 @@
 import functools
 import math
 
-import jax
 import mpmath as mp
 import numpy as np
 import pytest
 
-from jaxdp_episodic._precision import float64_boundary
+from jaxdp_episodic._engine import float64_boundary
 from jaxdp_episodic.numerics import combinatorics
 
-log_binomial = float64_boundary(jax.jit(combinatorics.log_binomial))
+log_binomial = float64_boundary(combinatorics.log_binomial)
 
 
 @functools.cache

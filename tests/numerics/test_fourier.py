@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from fractions import Fraction
 
-import jax
 import numpy as np
 import pytest
 
-from jaxdp_episodic._precision import float64_boundary
+from jaxdp_episodic._engine import float64_boundary
 from jaxdp_episodic.numerics import fourier
 
 KERNELS = [
@@ -37,7 +36,7 @@ def exact_power(masses, counts, size):
 
 
 def run(name, masses, counts):
-    kernel = float64_boundary(jax.jit(getattr(fourier, name)))
+    kernel = float64_boundary(getattr(fourier, name))
     return kernel(np.asarray(masses)[None], np.asarray(counts, float)[None])
 
 
@@ -105,7 +104,7 @@ def test_idle_laws_change_nothing():
 def test_low_frequencies_and_what_the_others_hold(counts):
     size, kept, decays = 128, 16, np.array([0.01, 0.06])
     masses = np.stack([law(seed, size, 0.3) for seed, _ in enumerate(counts)])
-    kernel = float64_boundary(jax.jit(fourier.low_frequencies, static_argnames="kept"))
+    kernel = float64_boundary(fourier.low_frequencies, static=("kept",))
     low, error, sums = kernel(
         masses[None], np.asarray(counts, float)[None], decays[None], kept=kept
     )

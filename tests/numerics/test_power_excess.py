@@ -7,7 +7,7 @@ import mpmath
 import numpy as np
 import pytest
 
-from jaxdp_episodic._precision import float64_boundary
+from jaxdp_episodic._engine import float64_boundary
 from jaxdp_episodic.numerics.power_excess import (
     log_expm1,
     scaled_power_excess,
@@ -19,11 +19,11 @@ DIRECTIONS = ("forward", "backward", "symmetric")
 Y = np.array([s * y for y in (1e-12, 1e-5, 0.029, 0.031, 0.4, 3, 30) for s in (1, -1)])
 T = np.array([1e-6, 0.01, 0.7, 1.0, 2.3, 20.0])
 
-value = float64_boundary(jax.jit(scaled_power_excess, static_argnames="direction"))
+value = float64_boundary(scaled_power_excess, static=("direction",))
 derivatives = float64_boundary(
     jax.jit(scaled_power_excess_derivatives, static_argnames="direction")
 )
-log_difference = float64_boundary(jax.jit(log_expm1))
+log_difference = float64_boundary(log_expm1)
 
 
 def exact(y: float, b: float, t: object, direction: str) -> mpmath.mpf:

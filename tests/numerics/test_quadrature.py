@@ -8,7 +8,7 @@ import jax
 import numpy as np
 import pytest
 
-from jaxdp_episodic._precision import float64_boundary
+from jaxdp_episodic._engine import float64_boundary
 from jaxdp_episodic.numerics import quadrature
 
 lay_panels = float64_boundary(
@@ -43,7 +43,7 @@ def test_integrals_are_summed_over_the_panels_of_each_element():
         )
 
     lefts, rights = np.array([[0.0, -1.0], [1.0, 4.0]]), np.array([[1.0, 1], [3, 4]])
-    cubes, lengths = float64_boundary(jax.jit(integrate))(lefts, rights)
+    cubes, lengths = float64_boundary(integrate)(lefts, rights)
     np.testing.assert_allclose(cubes, [81 / 4, 0.0], rtol=1e-14, atol=1e-15)
     np.testing.assert_allclose(lengths, [6.0, 4.0], rtol=1e-14)
 

@@ -4,13 +4,13 @@ import jax
 import mpmath as mp
 import numpy as np
 
-from jaxdp_episodic._precision import float64_boundary
+from jaxdp_episodic._engine import float64_boundary
 from jaxdp_episodic.numerics import special
 
-LOG_MILLS = float64_boundary(jax.jit(special.log_mills))
-LOG_TAIL = float64_boundary(jax.jit(special.log_normal_tail))
-LOG_DIFFERENCE = float64_boundary(jax.jit(special.log_mills_difference))
-LOG_SATURATING = float64_boundary(jax.jit(special.log_saturating_tail))
+LOG_MILLS = float64_boundary(special.log_mills)
+LOG_TAIL = float64_boundary(special.log_normal_tail)
+LOG_DIFFERENCE = float64_boundary(special.log_mills_difference)
+LOG_SATURATING = float64_boundary(special.log_saturating_tail)
 
 
 def tail(x):

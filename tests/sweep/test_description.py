@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import jaxdp_episodic as jde
-from jaxdp_episodic import EpsilonInfo
+from jaxdp_episodic import PrivacyInfo
 from jaxdp_episodic.requests.request import CalibrationRequest, EpsilonRequest
 from jaxdp_episodic.sweep.chunks import evaluate_chunk
 from jaxdp_episodic.sweep.description import description_hash
@@ -126,7 +126,7 @@ def pretended(name):
         rate = request.step.sampling.levels[0].sampling_probability
         noise = getattr(request, name) == "noise_multiplier"
         value = rate + 10 * (request.method == "exact") + 100 * noise
-        info = EpsilonInfo(np.zeros_like(value), np.zeros(value.shape, bool))
+        info = PrivacyInfo(np.zeros_like(value), np.zeros(value.shape, bool))
         return value if noise else (value, info)
 
     return answer

@@ -10,10 +10,7 @@ import math
 from collections.abc import Callable
 from typing import NamedTuple
 
-import jax
-import jax.numpy as jnp
 import numpy as np
-from jax import Array
 
 from jaxdp_episodic.accounting.exact.mgf import (
     Pair,
@@ -26,6 +23,7 @@ from jaxdp_episodic.accounting.exact.mgf import (
     without_core,
 )
 from jaxdp_episodic.numerics.complex_exponentials import log_complex
+from jaxdp_episodic.numerics.loops import Array, fori_loop, namespace
 
 # Share of the steepest lean that is used, and the largest: at 1 a Gaussian would no
 # longer fall off.
@@ -70,51 +68,54 @@ class Contour(NamedTuple):
 
 def lay_contour(epsilon: Array, groups: tuple[Steps, ...]) -> Contour:
     """The contour for delta at ``epsilon``, (n,)."""
+    xp = namespace(epsilon, groups[0].count)
     center, core = _crossing(epsilon, groups)
-    scale = 1 / jnp.sqrt(transform(center, core, groups).curvature)
-    location, spread = jnp.zeros_like(epsilon), jnp.zeros_like(epsilon)
-    steepest = [jnp.full_like(epsilon, jnp.inf)] * 2
+    scale = 1 / xp.sqrt(transform(center, core, groups).curvature)
+    location, spread = xp.zeros_like(epsilon), xp.zeros_like(epsilon)
+    steepest = [xp.full_like(epsilon, xp.inf)] * 2
     for steps in groups:
-        location += jnp.sum(steps.count * steps.spike, axis=0)
-        spread += jnp.sum(steps.count * steps.spread, axis=0)
+        location += xp.sum(steps.count * steps.spike, axis=0)
+        spread += xp.sum(steps.count * steps.spread, axis=0)
         used = steps.count > 0
-        for side, ratio in enumerate((steps.law.right, steps.law.left)):
-            ratio = jnp.where(used, ratio.reshape(used.shape), jnp.inf)
-            steepest[side] = jnp.minimum(steepest[side], jnp.min(ratio, axis=0))
+        for side, ratio in enumerate((steps.nodes.right, steps.nodes.left)):
+            ratio = xp.where(used, ratio.reshape(used.shape), xp.inf)
+            steepest[side] = xp.minimum(steepest[side], xp.min(ratio, axis=0))
     right = epsilon >= location
-    lean = jnp.where(right, steepest[0], steepest[1])
-    lean = jnp.clip(_LEAN_SHARE * lean, 0.0, _LARGEST_LEAN)
-    distance = jnp.maximum(jnp.abs(epsilon - location), 1e-12)
+    lean = xp.where(right, steepest[0], steepest[1])
+    lean = xp.clip(_LEAN_SHARE * lean, 0.0, _LARGEST_LEAN)
+    distance = xp.maximum(xp.abs(epsilon - location), 1e-12)
     # Where eps is far below the distance, the spike may not count at first.
-    least = jnp.clip(epsilon, 0.05 * distance, distance)
-    lean_signed = jnp.where(right, lean, -lean)
-    bend = jnp.clip(scale * (distance + spread) / _PHASE, 1e-9, 1.0)
-    furthest = jnp.clip(45.0 / jnp.maximum(lean * least * scale, 1e-200), 12.0, 1e12)
-    powers = jnp.arange(_NUM_SCOUTS, dtype=epsilon.dtype)[:, None] / (_NUM_SCOUTS - 1)
-    ends = jnp.exp(jnp.log(furthest) * powers)
+    least = xp.clip(epsilon, 0.05 * distance, distance)
+    lean_signed = xp.where(right, lean, -lean)
+    bend = xp.clip(scale * (distance + spread) / _PHASE, 1e-9, 1.0)
+    furthest = xp.clip(45.0 / xp.maximum(lean * least * scale, 1e-200), 12.0, 1e12)
+    powers = xp.arange(_NUM_SCOUTS, dtype=epsilon.dtype)[:, None] / (_NUM_SCOUTS - 1)
+    ends = xp.exp(xp.log(furthest) * powers)
     contour = Contour(center, scale, lean_signed, bend, furthest, core)
-    y = scale * jnp.concatenate([jnp.zeros_like(ends[:1]), ends])
+    y = scale * xp.concatenate([xp.zeros_like(ends[:1]), ends])
     z, log_speed = contour_points(contour, y)
     power, _ = log_powers(z, groups, checked=False)
     left, _ = without_core(z, power, core, log_atoms(groups))
-    size = left[0] + log_speed[0] - z[0] * epsilon + jnp.log(jnp.maximum(y, scale))
+    size = left[0] + log_speed[0] - z[0] * epsilon + xp.log(xp.maximum(y, scale))
     large = size[1:] > size[0] - _FALL
-    last = jnp.max(jnp.where(large, jnp.arange(_NUM_SCOUTS)[:, None], 0), axis=0)
-    last = jnp.minimum(last + 1, _NUM_SCOUTS - 1)
-    reach = jnp.take_along_axis(ends, last[None], axis=0)[0]
-    reach = jnp.maximum(reach, 3.0)
+    last = xp.max(xp.where(large, xp.arange(_NUM_SCOUTS)[:, None], 0), axis=0)
+    last = xp.minimum(last + 1, _NUM_SCOUTS - 1)
+    reach = xp.take_along_axis(ends, last[None], axis=0)[0]
+    reach = xp.maximum(reach, 3.0)
     return contour._replace(end=_end(bend, reach))
 
 
 def _end(bend: Array, reach: Array) -> Array:
     """Where ``asinh(b sinh(u)) / b`` is ``reach``."""
+    xp = namespace(bend, reach)
     v = bend * reach
-    near = jnp.arcsinh(jnp.sinh(jnp.minimum(v, 20.0)) / bend)
-    return jnp.where(v > 20, v - jnp.log(bend), near)
+    near = xp.arcsinh(xp.sinh(xp.minimum(v, 20.0)) / bend)
+    return xp.where(v > 20, v - xp.log(bend), near)
 
 
 def _crossing(epsilon: Array, groups: tuple[Steps, ...]) -> Pair:
     """Where the contour crosses the axis, and the core that is subtracted; (n,)."""
+    xp = namespace(epsilon, groups[0].count)
     largest = largest_center(epsilon, groups)
 
     def slope(c: Array) -> Array:
@@ -123,15 +124,15 @@ def _crossing(epsilon: Array, groups: tuple[Steps, ...]) -> Pair:
 
     plain = _last_below(slope, largest)
     core = core_variance(groups)
-    c = jnp.minimum(plain * _CROSSINGS[:, None], jnp.maximum(largest, plain))
-    nothing = jnp.zeros_like(core)
+    c = xp.minimum(plain * _CROSSINGS[:, None], xp.maximum(largest, plain))
+    nothing = xp.zeros_like(core)
     whole = transform(plain, nothing, groups).log_value - plain * epsilon
     left = transform(c, core, groups)
-    size = jnp.where(left.valid, left.log_value - c * epsilon, jnp.inf)
-    best = jnp.argmin(size, axis=0)[None]
-    gained = jnp.take_along_axis(size, best, axis=0)[0] < whole - _LEAST_GAIN
-    center = jnp.take_along_axis(c, best, axis=0)[0]
-    return jnp.where(gained, center, plain), jnp.where(gained, core, 0.0)
+    size = xp.where(left.valid, left.log_value - c * epsilon, xp.inf)
+    best = xp.argmin(size, axis=0)[None]
+    gained = xp.take_along_axis(size, best, axis=0)[0] < whole - _LEAST_GAIN
+    center = xp.take_along_axis(c, best, axis=0)[0]
+    return xp.where(gained, center, plain), xp.where(gained, core, 0.0)
 
 
 class Transform(NamedTuple):
@@ -152,61 +153,65 @@ class Transform(NamedTuple):
 
 def transform(c: Array, core: Array, groups: tuple[Steps, ...]) -> Transform:
     """F and its derivatives at real c, (..., n); a Gaussian core of 0 is none."""
+    xp = namespace(c, core, groups[0].count)
     log_power, mean, curvature = real_moments(c, groups)
-    log_core_, _ = log_core((c, jnp.zeros_like(c)), core, log_atoms(groups))
+    log_core_, _ = log_core((c, xp.zeros_like(c)), core, log_atoms(groups))
     inverse = 1 / c**2 + 1 / (1 + c) ** 2
-    share = jnp.exp(jnp.minimum(log_core_ - log_power, 0.0))
-    left = jnp.where(core > 0, -jnp.expm1(jnp.minimum(log_core_ - log_power, 0.0)), 1.0)
-    steps = sum(jnp.sum(group.count, axis=0) for group in groups)
+    share = xp.exp(xp.minimum(log_core_ - log_power, 0.0))
+    left = xp.where(core > 0, -xp.expm1(xp.minimum(log_core_ - log_power, 0.0)), 1.0)
+    steps = sum(xp.sum(group.count, axis=0) for group in groups)
     valid = left > _APART + _APART_PER_STEP * steps
-    left = jnp.where(valid, left, 1.0)
-    share = jnp.where(core > 0, share, 0.0)
+    left = xp.where(valid, left, 1.0)
+    share = xp.where(core > 0, share, 0.0)
     core_mean = core * (c + 0.5)
     slope = (mean - share * core_mean) / left
     second = (curvature + mean**2 - share * (core + core_mean**2)) / left
     return Transform(
-        log_power + jnp.log(left) - jnp.log(c) - jnp.log1p(c),
+        log_power + xp.log(left) - xp.log(c) - xp.log1p(c),
         slope - 1 / c - 1 / (1 + c),
-        jnp.maximum(second - slope**2, 0.0) + inverse,
+        xp.maximum(second - slope**2, 0.0) + inverse,
         valid,
     )
 
 
 def _last_below(function: Callable[[Array], Array], largest: Array) -> Array:
     """About the largest c up to which an increasing function is not above 0."""
-    low = jnp.full_like(largest, math.log(1e-8))
-    high = jnp.maximum(jnp.log(jnp.maximum(largest, 1e-300)), low)
+    xp = namespace(largest)
+    low = xp.full_like(largest, math.log(1e-8))
+    high = xp.maximum(xp.log(xp.maximum(largest, 1e-300)), low)
 
     def halve(_: int, bracket: Pair) -> Pair:
         low, high = bracket
         middle = 0.5 * (low + high)
-        below = function(jnp.exp(middle)) <= 0
-        return jnp.where(below, middle, low), jnp.where(below, high, middle)
+        below = function(xp.exp(middle)) <= 0
+        return xp.where(below, middle, low), xp.where(below, high, middle)
 
-    low, _ = jax.lax.fori_loop(0, _BISECTIONS, halve, (low, high))
-    return jnp.exp(low)
+    low, _ = fori_loop(xp, 0, _BISECTIONS, halve, (low, high))
+    return xp.exp(low)
 
 
 def largest_center(like: Array, groups: tuple[Steps, ...]) -> Array:
     """Up to which c the losses that are cut off do not matter; (n,)."""
-    highest = jnp.full_like(like, 1e12)
+    xp = namespace(like, groups[0].count)
+    highest = xp.full_like(like, 1e12)
     for steps in groups:
         count = (steps.count * steps.outer_rate).reshape(-1)
-        log_mass = jnp.log(jnp.maximum(count, 1e-300)) + steps.law.end_log_weight
-        loss = steps.law.end_loss
-        limit = (_NEGLIGIBLE - log_mass) / jnp.where(loss > 0, loss, 1.0)
-        limit = jnp.where((loss > 0) & (count > 0), limit, jnp.inf)
-        limit = jnp.min(limit, axis=0).reshape(steps.count.shape)
-        highest = jnp.minimum(highest, jnp.min(limit, axis=0))
+        log_mass = xp.log(xp.maximum(count, 1e-300)) + steps.nodes.end_log_weight
+        loss = steps.nodes.end_loss
+        limit = (_NEGLIGIBLE - log_mass) / xp.where(loss > 0, loss, 1.0)
+        limit = xp.where((loss > 0) & (count > 0), limit, xp.inf)
+        limit = xp.min(limit, axis=0).reshape(steps.count.shape)
+        highest = xp.minimum(highest, xp.min(limit, axis=0))
     return highest
 
 
 def contour_points(contour: Contour, y: Array) -> tuple[Pair, Pair]:
     """Points z at the heights y, and ``log(dz / dy / (i pi z (1 + z)))``."""
-    root = jnp.sqrt(contour.scale**2 + y * y)
+    xp = namespace(contour.center, y)
+    root = xp.sqrt(contour.scale**2 + y * y)
     # sqrt(scale² + y²) - scale without cancellation
     z = (contour.center + contour.lean * y * (y / (root + contour.scale)), y)
-    direction = log_complex(jnp.ones_like(y), -contour.lean * y / root)
+    direction = log_complex(xp.ones_like(y), -contour.lean * y / root)
     log_z, log_z1 = log_complex(*z), log_complex(1 + z[0], z[1])
     re = direction[0] - log_z[0] - log_z1[0] - math.log(math.pi)
     return z, (re, direction[1] - log_z[1] - log_z1[1])

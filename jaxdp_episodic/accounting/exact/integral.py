@@ -31,10 +31,6 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
-import jax
-import jax.numpy as jnp
-from jax import Array
-
 from jaxdp_episodic.accounting.exact.contour import Contour, contour_points
 from jaxdp_episodic.accounting.exact.mgf import (
     Pair,
@@ -44,8 +40,9 @@ from jaxdp_episodic.accounting.exact.mgf import (
     log_powers,
     without_core,
 )
-from jaxdp_episodic.losses.profiles import log_gaussian_profile
+from jaxdp_episodic.losses.gaussian import log_gaussian_profile
 from jaxdp_episodic.numerics.complex_exponentials import polar
+from jaxdp_episodic.numerics.loops import Array, namespace, while_loop
 from jaxdp_episodic.numerics.special import log_normal_tail
 
 _MOST_STEPS = 25
@@ -72,10 +69,11 @@ class Solution(NamedTuple):
 
 
 def log_delta(
-    num_nodes: int,
     epsilon: Array,
     contour: Contour,
     groups: tuple[Steps, ...],
+    *,
+    num_nodes: int,
 ) -> Solution:
     """``log(delta)`` at ``epsilon``; all arrays (n,)."""
     integrand = _prepare(num_nodes, contour, groups)
@@ -84,18 +82,20 @@ def log_delta(
 
 
 def epsilon(
-    num_nodes: int,
     log_delta: Array,
     guess: Array,
     highest: Array,
     contour: Contour,
     groups: tuple[Steps, ...],
+    *,
+    num_nodes: int,
 ) -> Solution:
     """``epsilon`` at which delta is ``e^{log_delta}``; all arrays (n,).
 
     Newton's method on ``log delta``, kept in a bracket from 0 to ``highest``: one
     contour, laid for ``guess``, serves all.
     """
+    xp = namespace(log_delta, guess, highest, contour.center, groups[0].count)
     integrand = _prepare(num_nodes, contour, groups)
 
     def improve(state: _Search) -> _Search:
@@ -103,22 +103,22 @@ def epsilon(
         value, slope, error = _integrate(integrand, x)
         gap = value - log_delta
         above = gap > 0
-        low, high = jnp.where(above, x, low), jnp.where(above, high, x)
+        low, high = xp.where(above, x, low), xp.where(above, high, x)
         step = x + gap / slope
         inside = (step >= low) & (step <= high)
-        step = jnp.where(inside, step, 0.5 * (low + high))
+        step = xp.where(inside, step, 0.5 * (low + high))
         # The bracket closes on 0 where delta is not even reached there.
-        step = jnp.where((low == 0) & (step < 1e-6 * guess), 0.0, step)
+        step = xp.where((low == 0) & (step < 1e-6 * guess), 0.0, step)
         low_enough = (x <= 0) & (gap < 0)
-        found = low_enough | (jnp.abs(gap) <= _CLOSE)
+        found = low_enough | (xp.abs(gap) <= _CLOSE)
         # An unconverged search counts as an error of delta; at epsilon 0 delta may be
         # less.
-        error = jnp.where(low_enough & (error < -gap), 0.0, error)
-        error = error + jnp.where(low_enough, 0.0, jnp.abs(gap))
+        error = xp.where(low_enough & (error < -gap), 0.0, error)
+        error = error + xp.where(low_enough, 0.0, xp.abs(gap))
         return _Search(
             state.count + 1,
-            jnp.all(found),
-            jnp.where(found, x, step),
+            xp.all(found),
+            xp.where(found, x, step),
             low,
             high,
             Solution(x, error, slope),
@@ -127,16 +127,16 @@ def epsilon(
     def unfinished(state: _Search) -> Array:
         return (state.count < _MOST_STEPS) & ~state.done
 
-    nothing = jnp.zeros_like(guess)
+    nothing = xp.zeros_like(guess)
     start = _Search(
-        jnp.zeros((), jnp.int32),
-        jnp.zeros((), bool),
+        xp.zeros((), xp.int32),
+        xp.zeros((), bool),
         guess,
         nothing,
         highest,
         Solution(guess, nothing, nothing),
     )
-    return jax.lax.while_loop(unfinished, improve, start).solution
+    return while_loop(xp, unfinished, improve, start).solution
 
 
 class _Search(NamedTuple):
@@ -184,19 +184,20 @@ class _Integrand(NamedTuple):
 
 def _prepare(num_nodes: int, contour: Contour, groups: tuple[Steps, ...]) -> _Integrand:
     """Nodes of the trapezoidal rule, and M^T on them."""
+    xp = namespace(contour.center, groups[0].count)
     step = contour.end / (num_nodes - 1)
-    u = jnp.arange(num_nodes, dtype=step.dtype)[:, None] * step
+    u = xp.arange(num_nodes, dtype=step.dtype)[:, None] * step
     b = contour.bend
-    near = jnp.arcsinh(b * jnp.sinh(jnp.minimum(u, 300.0)))
-    y = contour.scale / b * jnp.where(u > 300, u + jnp.log(b), near)
+    near = xp.arcsinh(b * xp.sinh(xp.minimum(u, 300.0)))
+    y = contour.scale / b * xp.where(u > 300, u + xp.log(b), near)
     # dy/du, which tends to scale / b
-    inverse = jnp.exp(-u)
+    inverse = xp.exp(-u)
     cosh, sinh = 0.5 * (1 + inverse * inverse), 0.5 * (1 - inverse * inverse)
-    speed = contour.scale * cosh / jnp.sqrt(inverse * inverse + (b * sinh) ** 2)
+    speed = contour.scale * cosh / xp.sqrt(inverse * inverse + (b * sinh) ** 2)
     z, log_speed = contour_points(contour, y)
-    half = jnp.where(u > 0, 0.0, math.log(0.5))
+    half = xp.where(u > 0, 0.0, math.log(0.5))
     log_weight = (
-        log_speed[0] + jnp.log(speed) + jnp.log(step) + half,
+        log_speed[0] + xp.log(speed) + xp.log(step) + half,
         log_speed[1],
     )
     power, error = log_powers(z, groups, checked=True)
@@ -211,41 +212,43 @@ def _prepare(num_nodes: int, contour: Contour, groups: tuple[Steps, ...]) -> _In
 
 def _integrate(integrand: _Integrand, epsilon: Array) -> tuple[Array, Array, Array]:
     """``log delta``, ``-d log delta / d eps`` and the error of the first; (n,)."""
+    xp = namespace(integrand.core, epsilon)
     z = integrand.z
     log_known, log_known_slope = _core_delta(integrand, epsilon)
     tilt_re = integrand.log_weight[0] - z[0] * epsilon
     log_re = integrand.log_left[0] + tilt_re
     log_im = integrand.log_left[1] + integrand.log_weight[1] - z[1] * epsilon
-    peak = jnp.maximum(jnp.max(log_re, axis=0), log_known)
+    peak = xp.maximum(xp.max(log_re, axis=0), log_known)
     re, im = polar(log_re - peak, log_im)
-    known = jnp.exp(log_known - peak)
-    integral = jnp.sum(re, axis=0)
+    known = xp.exp(log_known - peak)
+    integral = xp.sum(re, axis=0)
     total = integral + known
-    slope = jnp.sum(z[0] * re - z[1] * im, axis=0) + jnp.exp(log_known_slope - peak)
+    slope = xp.sum(z[0] * re - z[1] * im, axis=0) + xp.exp(log_known_slope - peak)
     # Exponential convergence: half the spacing squares the error. Rare large losses are
     # resolved late, so that it was seen to gain the power 1.17 only.
-    halved = jnp.abs(integral - 2 * jnp.sum(re[::2], axis=0)) / jnp.abs(total)
-    spacing = halved * jnp.minimum(10.0 * halved, 1.0) ** _CONVERGENCE
-    size = jnp.exp(integrand.log_size + tilt_re - peak)
-    phase = jnp.abs(z[1] * epsilon) + jnp.abs(z[0] * epsilon)
-    inner = jnp.sum(size * (integrand.error + _ROUNDING * (8 + phase)), axis=0)
+    halved = xp.abs(integral - 2 * xp.sum(re[::2], axis=0)) / xp.abs(total)
+    spacing = halved * xp.minimum(10.0 * halved, 1.0) ** _CONVERGENCE
+    size = xp.exp(integrand.log_size + tilt_re - peak)
+    phase = xp.abs(z[1] * epsilon) + xp.abs(z[0] * epsilon)
+    inner = xp.sum(size * (integrand.error + _ROUNDING * (8 + phase)), axis=0)
     # What is left out falls off as e^-u at least: as many nodes as u has in one.
-    beyond = 10.0 * jnp.hypot(re[-1], im[-1]) * jnp.maximum(integrand.density, 1.0)
-    error = spacing + (inner + _ROUNDING * known + beyond) / jnp.abs(total)
+    beyond = 10.0 * xp.hypot(re[-1], im[-1]) * xp.maximum(integrand.density, 1.0)
+    error = spacing + (inner + _ROUNDING * known + beyond) / xp.abs(total)
     good = total > 0
-    total = jnp.where(good, total, 1.0)
-    value = jnp.where(good, jnp.log(total) + peak, jnp.nan)
-    return value, slope / total, jnp.where(good, error, jnp.inf)
+    total = xp.where(good, total, 1.0)
+    value = xp.where(good, xp.log(total) + peak, xp.nan)
+    return value, slope / total, xp.where(good, error, xp.inf)
 
 
 def _core_delta(integrand: _Integrand, epsilon: Array) -> tuple[Array, Array]:
     """Logarithms of the Gaussian core's delta and of ``-d delta / d eps``; (n,)."""
+    xp = namespace(integrand.core, epsilon)
     some = integrand.core > 0
-    mu = jnp.sqrt(jnp.where(some, integrand.core, 1.0))
-    profile = log_gaussian_profile(mu, jnp.maximum(epsilon, 0.0))
+    mu = xp.sqrt(xp.where(some, integrand.core, 1.0))
+    profile = log_gaussian_profile(mu, xp.maximum(epsilon, 0.0))
     tail = epsilon + log_normal_tail(0.5 * mu + epsilon / mu)
     nothing = -1e300
     return (
-        jnp.where(some, integrand.log_share + profile, nothing),
-        jnp.where(some, integrand.log_share + tail, nothing),
+        xp.where(some, integrand.log_share + profile, nothing),
+        xp.where(some, integrand.log_share + tail, nothing),
     )

@@ -6,26 +6,21 @@ with more.
 
 from __future__ import annotations
 
-import functools
 import math
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
-import jax
 import numpy as np
 
-from jaxdp_episodic._precision import float64_boundary
-from jaxdp_episodic.accounting.evaluation import in_chunks, step_groups
-from jaxdp_episodic.accounting.exact import contour as contour_layout
+from jaxdp_episodic._engine import engine_name, jitted, on_jax
+from jaxdp_episodic.accounting.engine import Chunks, in_chunks
+from jaxdp_episodic.accounting.exact import contour as contours
 from jaxdp_episodic.accounting.exact import initial_epsilon, integral
-from jaxdp_episodic.accounting.exact.loss_nodes import steps_kernel
-from jaxdp_episodic.accounting.rdp.kernels import StepGroup
-from jaxdp_episodic.accounting.run import EPISODES, SAMPLED, DominatingPair
+from jaxdp_episodic.accounting.exact.steps import steps_of
+from jaxdp_episodic.accounting.question import DeltaAt, Question
+from jaxdp_episodic.accounting.run import Group, Run
 
 # Largest relative error estimate of an answer that is called exact.
 TOLERANCE = 1e-6
-# ... or this many nats, where epsilon is smaller than a thousandth of them.
-SMALLEST_EPSILON = 1e-3
 # Nats below delta at which the laws are cut. The later, the nearer to 0 rare large
 # losses keep the contour, where more of the integrand cancels.
 _CUT = 50.0
@@ -36,26 +31,21 @@ _CUT_MARGIN = 30.0
 _NEAR, _FAR = 3.0, 10.0
 # Of the epsilon that a contour is laid for, if it is larger, to the answer.
 _LARGEST_RATIO = 2.0
-_CPU_CHUNKS = (1, 8)
+_CHUNKS = Chunks(8, (1, 8), (8, 512, 4096))
 # So few settings are cheaper one by one than in a chunk that is mostly padding.
 _ONE_BY_ONE = 3
-_ACCELERATOR_CHUNKS = (8, 512, 4096)
 
 
 class _Pass(NamedTuple):
     """How much is spent on a setting.
 
     Attributes:
-      law_nodes: of the laws of the losses.
+      law_nodes: of the distributions of the losses.
       contour_nodes: of the contour.
     """
 
     law_nodes: int
     contour_nodes: int
-
-    def law_nodes_of(self, kind: str) -> int:
-        """Sampled Gaussians, whose laws have no swap in them, take fewer."""
-        return 3 * self.law_nodes // 4 if kind == SAMPLED else self.law_nodes
 
 
 # Tried one after the other on what is not settled. It is the contour that takes more
@@ -77,37 +67,19 @@ _MANY = 512
 _HOPEFUL_SHARE = 0.8
 
 
-class Problem(NamedTuple):
-    """Settings in one dimension, (n,), with their pairs' fields (n,)."""
-
-    target: np.ndarray
-    pairs: tuple[DominatingPair, ...]
-    counts: tuple[np.ndarray, ...]
-
-    def take(self, index: np.ndarray) -> Problem:
-        """The settings at an index, (m,)."""
-        pairs = tuple(
-            DominatingPair(pair.kind, *(field[index] for field in pair[1:]))
-            for pair in self.pairs
-        )
-        return Problem(
-            self.target[index], pairs, tuple(count[index] for count in self.counts)
-        )
-
-
 class ContourSolver:
     """Settings that are solved by contours, in either direction."""
 
     def __init__(
         self,
-        quantity: str,
-        problem: Problem,
+        question: Question,
+        run: Run,
         bound: np.ndarray,
         order: np.ndarray,
         goal: np.ndarray,
         log_added: np.ndarray,
     ) -> None:
-        self.quantity, self.problem = quantity, problem
+        self.question, self.run = question, run
         self.bound, self.order = bound, order
         self.goal, self.log_added = goal, log_added
 
@@ -118,11 +90,11 @@ class ContourSolver:
         private = np.zeros(epsilon.shape, bool)
         index = np.flatnonzero(asked & (epsilon > 0))
         if index.size:
-            log_delta, error, *_ = self._run(
-                "log_delta", index, epsilon[index], _PASSES[0], backward
+            log_delta, error, *_ = self._solve(
+                DeltaAt(epsilon[index]), index, epsilon[index], _PASSES[0], backward
             )
             # An error of a nat means nothing.
-            below = log_delta + error < self.problem.target[index]
+            below = log_delta + error < self.question.target[index]
             private[index] = below & (error < 1)
         return private
 
@@ -137,8 +109,8 @@ class ContourSolver:
         error = np.full(self.bound.shape, np.inf)
         # Without a guess the kernel makes its own.
         guess = np.full(self.bound.shape, -1.0)
-        if self.quantity == "log_delta":
-            guess = self.problem.target
+        if not self.question.is_epsilon:
+            guess = self.question.target
         elif least is not None:
             guess = np.clip(least, 0.0, self.bound)
         if least is None:
@@ -152,9 +124,7 @@ class ContourSolver:
             (_PASSES[0], True),
             *((effort, False) for effort in _PASSES[1:]),
         ):
-            scale = 1.0
-            if self.quantity == "epsilon":
-                scale = np.maximum(np.abs(value), SMALLEST_EPSILON)
+            scale = self.question.scale(value)
             settled = error <= _SETTLED * TOLERANCE * scale
             # The other direction's answer hides what is surely below it.
             settled |= value + error <= least
@@ -167,15 +137,15 @@ class ContourSolver:
             )
             if index.size == 0:
                 continue
-            new_value, log_error, slope, used = self._run(
-                self.quantity, index, guess[index], effort, backward
+            new_value, log_error, slope, used = self._solve(
+                self.question.take(index), index, guess[index], effort, backward
             )
             new_error = log_error
-            if self.quantity == "log_delta":
+            if not self.question.is_epsilon:
                 # So small a delta may be in what was cut off.
                 lost = new_value < self.goal[index] - _CUT + _CUT_MARGIN
                 new_error = np.where(lost, np.inf, new_error)
-            if self.quantity == "epsilon":
+            if self.question.is_epsilon:
                 new_value = np.maximum(new_value, 0.0)
                 # delta falls with epsilon: a sum that does not has not converged.
                 falling = slope > 0
@@ -192,14 +162,12 @@ class ContourSolver:
                 far[index] = (distance > _FAR) | (used > _LARGEST_RATIO * new_value)
                 new_error = np.where(far[index], np.inf, new_error)
             new_error = np.where(np.isnan(new_error), np.inf, new_error)
-            size = 1.0
-            if self.quantity == "epsilon":
-                size = np.maximum(np.abs(new_value), SMALLEST_EPSILON)
+            size = self.question.scale(new_value)
             expected[index] = effort.contour_nodes * _growth(new_error / size)
             better = ~(new_error > error[index])
             value[index] = np.where(better, new_value, value[index])
             error[index] = np.where(better, new_error, error[index])
-            if self.quantity == "epsilon":
+            if self.question.is_epsilon:
                 # The first answer, even a poor one, says where the saddle point is;
                 # without one the guess was too large.
                 guess = guess.copy()
@@ -211,19 +179,23 @@ class ContourSolver:
                 self.goal = np.where(known, value - 1.0, self.goal)
         return value, error
 
-    def _run(
+    def _solve(
         self,
-        quantity: str,
+        question: Question,
         index: np.ndarray,
         guess: np.ndarray,
         effort: _Pass,
         backward: bool,
     ) -> tuple[np.ndarray, ...]:
-        """The kernels over chunks; see `_run_alike`."""
+        """The kernels over chunks; see `_solve_alike`."""
         terms = np.ones(index.shape)
-        for pair in self.problem.pairs:
-            if pair.kind == EPISODES:
-                terms = np.maximum(terms, pair.num_episodes[index])
+        for loss in self.run.losses:
+            terms = np.maximum(
+                terms,
+                np.broadcast_to(loss.num_terms, index.shape)
+                if loss.num_terms.size == 1
+                else loss.num_terms[index],
+            )
         # 1, 2, 3, 4, 6, 8, 12, ...: each is compiled.
         unit = np.exp2(np.maximum(np.floor(np.log2(terms)) - 1, 0))
         sizes = unit * np.ceil(terms / unit)
@@ -234,8 +206,13 @@ class ContourSolver:
             place = np.flatnonzero(sizes == size)
             # Side by side, as a chunk's sums are as long as its longest one.
             place = place[np.argsort(terms[place], kind="stable")]
-            part = self._run_alike(
-                quantity, index[place], guess[place], effort, backward, int(size)
+            part = self._solve_alike(
+                question.take(place),
+                index[place],
+                guess[place],
+                effort,
+                backward,
+                int(size),
             )
             if not result:
                 result = tuple(np.empty(index.shape) for _ in part)
@@ -243,21 +220,19 @@ class ContourSolver:
                 whole[place] = found
         return result
 
-    def _run_alike(
+    def _solve_alike(
         self,
-        quantity: str,
+        question: Question,
         index: np.ndarray,
         guess: np.ndarray,
         effort: _Pass,
         backward: bool,
         num_terms: int,
     ) -> tuple[np.ndarray, ...]:
-        """Settings whose sums over episodes have at most so many terms."""
-        part = self.problem.take(index)
-        shape = index.shape
-        kinds, groups, _, _ = step_groups(part.pairs, part.counts, shape)
-        log_target = part.target
-        if quantity == "epsilon":
+        """Settings whose mixtures have at most so many terms."""
+        part = self.run.take(index)
+        log_target = question.target
+        if question.is_epsilon:
             # What the terms left out may add comes off the target.
             added = np.minimum(self.log_added[index] - log_target, -1e-12)
             log_target = log_target + np.log1p(-np.exp(added))
@@ -266,57 +241,91 @@ class ContourSolver:
             guess,
             self.bound[index],
             self.order[index],
-            # What is cut off the laws is far below delta, even all of it together.
+            # What is cut off is far below delta, even all of it together.
             np.minimum(self.goal[index], 0.0)
-            - np.log(np.maximum(sum(part.counts), 1.0))
+            - np.log(np.maximum(part.num_steps, 1.0))
             - _CUT,
-            np.full(shape, float(backward)),
+            np.full(index.shape, float(backward)),
         )
-        terms = tuple(num_terms if kind == EPISODES else 1 for kind in kinds)
         find = bool(np.any(guess < 0))
-        kernel = float64_boundary(_chunk_kernel(quantity, kinds, terms, effort, find))
-        on_cpu = jax.default_backend() == "cpu"
-        sizes = _CPU_CHUNKS if on_cpu else _ACCELERATOR_CHUNKS
+        groups = part.groups()
+        terms = tuple(
+            num_terms if group.loss.num_terms.max() > 1 else 1 for group in groups
+        )
+        sizes = _CHUNKS
         if index.size <= _ONE_BY_ONE:
-            sizes = sizes[:1]
+            sizes = sizes._replace(cpu=sizes.cpu[:1])
 
         def on_chunk(chunk: Any) -> tuple[np.ndarray, ...]:
-            return kernel(*chunk)
+            arrays, groups = chunk
+            return _solve_chunk(
+                question.is_epsilon, arrays, groups, terms, effort, find
+            )
 
         result = in_chunks(on_chunk, (arrays, groups), sizes)
-        if quantity == "log_delta":
+        if not question.is_epsilon:
             with np.errstate(invalid="ignore"):  # NaN: not found with these nodes
                 value = np.logaddexp(result[0], self.log_added[index])
             result = (value, *result[1:])
         return result
 
 
-def _chunk_kernel(
-    quantity: str,
-    kinds: tuple[str, ...],
+def _solve_chunk(
+    is_epsilon: bool,
+    arrays: tuple[np.ndarray, ...],
+    groups: tuple[Group, ...],
     terms: tuple[int, ...],
     effort: _Pass,
     find: bool,
-) -> Callable[..., tuple[jax.Array, ...]]:
-    """Laws, contour and answer of one chunk: jitted one by one."""
+) -> tuple[np.ndarray, ...]:
+    """Nodes, contour and answer of one chunk, on either engine.
 
-    def call(arrays: Any, groups: tuple[StepGroup, ...]) -> tuple[jax.Array, ...]:
-        target, guess, highest, order, log_cut, backward = arrays
-        steps = tuple(
-            steps_kernel(kind, count, effort.law_nodes_of(kind))(
-                group, backward, log_cut
-            )
-            for kind, count, group in zip(kinds, terms, groups, strict=True)
+    The kernels are compiled one by one: fused into one, XLA takes several times as
+    long.
+    """
+    if engine_name() == "jax":
+        return on_jax(
+            _pipeline(is_epsilon, terms, effort, find, compiled=True), arrays, groups
         )
-        if quantity == "epsilon" and find:
-            first = _jitted("first_epsilon")
-            guess = first(kinds, target, highest, order, groups, steps)
-        contour = _jitted("lay_contour")(guess, steps)
+    with np.errstate(all="ignore"):
+        return _pipeline(is_epsilon, terms, effort, find, compiled=False)(
+            arrays, groups
+        )
+
+
+def _pipeline(
+    is_epsilon: bool,
+    terms: tuple[int, ...],
+    effort: _Pass,
+    find: bool,
+    *,
+    compiled: bool,
+) -> Any:
+    """What maps the arrays of a chunk to value, error, slope and the guess used."""
+
+    def run(kernel: Any, *static: str) -> Any:
+        return jitted(kernel, static) if compiled else kernel
+
+    def call(arrays: Any, groups: tuple[Group, ...]) -> tuple[Any, ...]:
+        target, guess, highest, order, log_cut, backward = arrays
+        lay_nodes = run(steps_of, "num_nodes", "num_terms")
+        steps = tuple(
+            lay_nodes(
+                group, backward, log_cut, num_nodes=effort.law_nodes, num_terms=number
+            )
+            for group, number in zip(groups, terms, strict=True)
+        )
+        if is_epsilon and find:
+            first = run(initial_epsilon.first_epsilon)
+            guess = first(target, highest, order, groups, steps)
+        contour = run(contours.lay_contour)(guess, steps)
         nodes = effort.contour_nodes
-        if quantity == "epsilon":
-            solution = _jitted("epsilon")(nodes, target, guess, highest, contour, steps)
+        if is_epsilon:
+            solve = run(integral.epsilon, "num_nodes")
+            solution = solve(target, guess, highest, contour, steps, num_nodes=nodes)
         else:
-            solution = _jitted("log_delta")(nodes, guess, contour, steps)
+            solve = run(integral.log_delta, "num_nodes")
+            solution = solve(guess, contour, steps, num_nodes=nodes)
         return (*solution, guess)
 
     return call
@@ -331,11 +340,3 @@ def _growth(error: np.ndarray) -> np.ndarray:
     return np.where(
         known, math.log(_SETTLED * TOLERANCE) / np.log(np.where(known, error, 0.1)), 0.0
     )
-
-
-@functools.cache
-def _jitted(name: str) -> Callable[..., Any]:
-    if name == "lay_contour":
-        return jax.jit(contour_layout.lay_contour)
-    module = initial_epsilon if name == "first_epsilon" else integral
-    return jax.jit(getattr(module, name), static_argnums=0)

@@ -10,16 +10,16 @@ import numpy as np
 from jaxdp_episodic.accounting.pld.lattice import Tails
 from jaxdp_episodic.accounting.pld.pilot import RoughLaw
 from jaxdp_episodic.accounting.pld.window import Direction, Estimate, Target
+from jaxdp_episodic.losses.privacy_loss import PrivacyLoss
 
 # Widths are planned a little wider than what is enough: plans overestimate them.
 FIRST_SCALE = 1.2
 
 
 class Step(NamedTuple):
-    """One step of one setting: the kind, the fields of its kernel, how often."""
+    """One step of one setting, with scalar fields, and how often it is taken."""
 
-    kind: str
-    fields: tuple[float, ...]
+    loss: PrivacyLoss
     count: float
 
 

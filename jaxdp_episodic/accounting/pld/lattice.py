@@ -1,7 +1,7 @@
 """The privacy loss of one step on a lattice: two laws that bracket it.
 
 The loss is ``L = log P/Q`` under P. Everything is read off the step's two profiles and
-their first derivatives: with ``g = e^u``, ``G(u) = g Q(L > u) = -dh/du`` and
+tails: with ``g = e^u``, ``G(u) = g Q(L > u) = -dh/du`` and
 ``P(L > u) = h(u) + G(u)`` for ``u >= 0`` from one direction; the other direction, with
 P and Q exchanged, gives the losses below 0. No second difference of a profile is
 formed, so masses keep their digits far out in the tails.
@@ -20,31 +20,22 @@ are and further apart in the tails. Both laws are second order in the bin widths
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import NamedTuple
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 
-from jaxdp_episodic._precision import float64_boundary
-from jaxdp_episodic.accounting.profile import log_profile
-from jaxdp_episodic.accounting.run import SAMPLED
+from jaxdp_episodic._engine import float64_boundary
+from jaxdp_episodic.accounting.engine import Chunks, in_chunks
+from jaxdp_episodic.losses.privacy_loss import PrivacyLoss
+from jaxdp_episodic.numerics.loops import Array
 
-_CHUNKS = (256, 4096)
+_CHUNKS = Chunks(8192, (256, 4096), (4096, 65536))
 # Relative error of a profile and of its derivative, for each unit of 1 + |log| of
 # either; 1.3e-15 is the largest that was measured against 60 digits.
 _PROFILE_ERROR = 4e-15
 # Relative error of what is computed from them.
 _ARITHMETIC_ERROR = 2e-15
-# How far a loss moves in the backward profile of the sampled pair, for each unit of
-# ``1 - 1/g``, at most the rate: ``1 - g (1 - p)`` cancels where the loss is the
-# largest, and the profile that is computed is the one at a point nearby.
-_SAMPLED_MOVE = 2e-15
-# Stands for smaller |u|, times the scale of the losses: at 0 the derivatives of some
-# profiles are those of a branch not taken, or the mean of two.
-_SMALLEST_LOSS = 1e-14
 
 
 class Tails(NamedTuple):
@@ -90,40 +81,27 @@ class FineLaw(NamedTuple):
 
 
 def evaluate_tails(
-    kind: str, fields: Sequence[tuple[float, ...]], points: Sequence[np.ndarray]
+    losses: Sequence[PrivacyLoss], points: Sequence[np.ndarray]
 ) -> list[tuple[Tails, Tails]]:
-    """Evaluates the profiles of many steps of one kind, each at its own losses.
+    """Evaluates the profiles of many steps of one mechanism, each at its own losses.
 
     Args:
-      kind: of the steps.
-      fields: for each step ``(outer_rate, rate, inner_rate, shift, num_episodes)``.
+      losses: of the steps, of one class; fields are scalars.
       points: for each step (m_i,) losses of either sign.
 
     Returns:
       For each step ``(forward, backward)`` at ``|points|``.
     """
     lengths = [len(p) for p in points]
-    total = sum(lengths)
     flat = np.abs(np.concatenate(points))
-    columns = [
-        np.repeat(np.asarray(f, np.float64), lengths) for f in zip(*fields, strict=True)
-    ]
-    rate = columns[1]
-    least = _smallest_loss(*columns)
-    move = np.where(flat < least, 2 * least, 0.0)
-    if kind == SAMPLED:
-        move -= np.where(rate < 1, _SAMPLED_MOVE * np.expm1(-flat), 0.0)
-    columns = [np.maximum(flat, least), *columns]
-    chunk = next((c for c in _CHUNKS if total <= c), _CHUNKS[-1])
-    parts = []
-    for start in range(0, total, chunk):
-        piece = [c[start : start + chunk] for c in columns]
-        missing = chunk - len(piece[0])
-        piece = [np.pad(c, (0, missing), mode="edge") for c in piece]
-        parts.append([r[: chunk - missing] for r in _kernel()(*piece, kind=kind)])
-    arrays = [np.concatenate(r) for r in zip(*parts, strict=True)]
-    forward, slope, backward, back_slope = arrays
-    both = [_tails(forward, slope, move), _tails(backward, back_slope, move)]
+    every = type(losses[0]).stack(list(losses)).map(lambda f: np.repeat(f, lengths))
+    least = every.smallest_loss()
+    move = np.where(flat < least, 2 * least, 0.0) + every.tail_displacement(flat)
+    u = np.maximum(flat, least)
+    forward, tail, backward, back_tail = in_chunks(
+        lambda part: _log_tails(*part), (u, every), _CHUNKS
+    )
+    both = [_tails(forward, tail, move), _tails(backward, back_tail, move)]
     cuts = np.cumsum(lengths)[:-1]
     pieces = [[np.split(a, cuts) for a in tails] for tails in both]
     return [
@@ -132,32 +110,25 @@ def evaluate_tails(
     ]
 
 
-def displacement(kind: str, fields: Sequence[Any]) -> Any:
+def displacement(loss: PrivacyLoss) -> float:
     """Bound of how far the losses of the law that is computed are from the true ones.
 
     A law whose losses in ``(-least, least)`` are put to 0 has the tails of ``least``
     at 0; one whose bins are moved a little has those of points nearby.
     """
-    move = 2 * _smallest_loss(*fields)
-    return move + _SAMPLED_MOVE * fields[1] if kind == SAMPLED else move
+    furthest = loss.tail_displacement(np.float64(np.inf))
+    return float(2 * loss.smallest_loss() + furthest)
 
 
-def _smallest_loss(
-    outer_rate: Any, rate: Any, inner_rate: Any, shift: Any, num_episodes: Any
-) -> Any:
-    del outer_rate, num_episodes  # the scale of small losses does not depend on them
-    scale = rate * inner_rate * np.minimum(shift, 1.0)
-    return _SMALLEST_LOSS * np.maximum(scale, 1e-60)
-
-
-def _tails(log_h: np.ndarray, slope: np.ndarray, move: np.ndarray) -> Tails:
+def _tails(log_h: np.ndarray, log_tail: np.ndarray, move: np.ndarray) -> Tails:
     # A NaN stays one, and no law comes out.
-    dead, flat = log_h <= -700, slope >= 0
-    log_h, slope = np.where(dead, 0.0, log_h), np.where(dead, -1.0, slope)
+    dead, flat = log_h <= -700, log_tail <= -740
+    log_h = np.where(dead, 0.0, log_h)
     profile = np.where(dead, 0.0, np.exp(log_h))
-    scaled = np.where(flat, 0.0, -profile * slope)
-    error = np.abs(np.log(np.where(flat, 1.0, -slope)))
-    error = _PROFILE_ERROR * (1 + np.abs(log_h) + error)
+    flat = flat | dead
+    log_tail = np.where(flat, 0.0, log_tail)
+    scaled = np.where(flat, 0.0, np.exp(log_tail))
+    error = _PROFILE_ERROR * (1 + np.abs(log_h) + np.abs(log_tail))
     # The Q-masses of the moved law differ by the share ``move``.
     return Tails(
         profile,
@@ -167,19 +138,12 @@ def _tails(log_h: np.ndarray, slope: np.ndarray, move: np.ndarray) -> Tails:
     )
 
 
-@functools.cache
-def _kernel() -> Callable[..., Any]:
-    return float64_boundary(jax.jit(_log_tails, static_argnames="kind"))
+def _tails_kernel(u: Array, loss: PrivacyLoss) -> tuple[Array, Array, Array, Array]:
+    forward, backward = loss.log_tails(u)
+    return *forward, *backward
 
 
-def _log_tails(
-    u: jax.Array, *fields: jax.Array, kind: str
-) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
-    """Both log-profiles and their derivatives in u."""
-    (forward, backward), (slope, back_slope) = jax.jvp(
-        lambda v: log_profile(v, *fields, kind=kind), (u,), (jnp.ones_like(u),)
-    )
-    return forward, slope, backward, back_slope
+_log_tails = float64_boundary(_tails_kernel)
 
 
 def fine_law(points: np.ndarray, own: Tails, other: Tails) -> FineLaw:

@@ -5,12 +5,12 @@ An *estimate*: it decides how wide certified intervals become, never whether the
 
 from __future__ import annotations
 
-import math
 from typing import NamedTuple
 
 import numpy as np
 
 from jaxdp_episodic.accounting.pld.lattice import Tails, fine_law, merged_losses
+from jaxdp_episodic.losses.privacy_loss import Hints
 
 # Losses at which every step is looked at first, and up to how many standard
 # deviations of the Gaussian loss others are put among them.
@@ -35,17 +35,13 @@ class RoughLaw(NamedTuple):
     above: np.ndarray
 
 
-def rough_points(
-    rate: float, inner_rate: float, shift: float, num_episodes: float
-) -> np.ndarray:
+def rough_points(hints: Hints) -> np.ndarray:
     """Losses of either sign, 0 among them, at which a step is looked at first."""
-    expected = num_episodes * rate
-    draws = min(num_episodes, expected + 8 * math.sqrt(expected) + 3)
-    move = min(shift * draws, 100.0)
+    move = min(float(hints.furthest), 100.0)
     furthest = move * (0.5 * move + _LARGEST_DEVIATION)
     gaussian = np.linspace(0.0, furthest, 45 + 2 * int(move))[1:]
     # smaller losses are as good as 0, and there are no larger ones
-    least = _LEAST_LOSS * rate * inner_rate * min(shift, 1.0)
+    least = _LEAST_LOSS * float(hints.rate) * min(float(hints.shift), 1.0)
     near = (_ROUGH_LOSSES >= least) & (_ROUGH_LOSSES <= 2 * furthest)
     positive = np.union1d(_ROUGH_LOSSES[near], gaussian)
     return np.concatenate([-positive[::-1], [0.0], positive])

@@ -1,7 +1,7 @@
 """One round of narrowing certified ends: lattices are laid, laws composed, read off.
 
 Settings go through a round together, so that kernels see batches: one evaluation of
-the profiles for each kind of step, one transform for each size of lattice. A setting
+the profiles for each mechanism, one transform for each size of lattice. A setting
 whose ends stay too far apart comes back with a smaller scale and better estimates.
 """
 
@@ -33,7 +33,6 @@ from jaxdp_episodic.accounting.pld.low_frequencies import Spectrum, certified_en
 from jaxdp_episodic.accounting.pld.pilot import bulk, rough_law, rough_points
 from jaxdp_episodic.accounting.pld.transform import transformed
 from jaxdp_episodic.accounting.pld.window import Direction, Estimate, Target
-from jaxdp_episodic.accounting.run import SAMPLED
 
 # Memory: cells of the largest lattice (32 MiB for an array, about 20 of them live).
 LARGEST_LATTICE = 2**22
@@ -47,16 +46,16 @@ _MASS_CHECK = 1e-6
 def _evaluate(
     settings: Sequence[Setting], points: Sequence[Sequence[np.ndarray]]
 ) -> list[list[tuple[Tails, Tails]]]:
-    """Tails of every step of every setting at its points: one batch for each kind."""
-    where: dict[str, list[tuple[int, int]]] = {}
+    """Tails of every step of every setting at its points: one batch a mechanism."""
+    where: dict[type, list[tuple[int, int]]] = {}
     for i, setting in enumerate(settings):
         for k, step in enumerate(setting.steps):
-            where.setdefault(step.kind, []).append((i, k))
+            where.setdefault(type(step.loss), []).append((i, k))
     result: list[list[Any]] = [[None] * len(s.steps) for s in settings]
-    for kind, places in where.items():
-        fields = [settings[i].steps[k].fields for i, k in places]
+    for places in where.values():
         tails = loss_lattice.evaluate_tails(
-            kind, fields, [points[i][k] for i, k in places]
+            [settings[i].steps[k].loss for i, k in places],
+            [points[i][k] for i, k in places],
         )
         for (i, k), value in zip(places, tails, strict=True):
             result[i][k] = value
@@ -66,7 +65,7 @@ def _evaluate(
 def look_roughly(settings: list[Setting]) -> None:
     """Fills in the rough laws of both directions."""
     points = [
-        [rough_points(*s.fields[1:]) for s in setting.steps] for setting in settings
+        [rough_points(s.loss.hints()) for s in setting.steps] for setting in settings
     ]
     for setting, grids, tails in zip(
         settings, points, _evaluate(settings, points), strict=True
@@ -74,7 +73,7 @@ def look_roughly(settings: list[Setting]) -> None:
         both = list(zip(grids, tails, strict=True))
         setting.laws = [[rough_law(g, f, b) for g, (f, b) in both]]
         setting.signs = [1]
-        if any(s.kind == SAMPLED for s in setting.steps):
+        if not all(s.loss.is_symmetric for s in setting.steps):
             setting.laws.append([rough_law(g, b, f) for g, (f, b) in both])
             setting.signs.append(-1)
         setting.known = [None] * len(setting.signs)
@@ -87,7 +86,7 @@ def lay_lattices(settings: list[Setting]) -> None:
         counts = [step.count for step in s.steps]
         s.plans = _plans(s, counts)
         medians = [
-            bulk(law) if step.kind == SAMPLED else 0.0
+            0.0 if step.loss.is_symmetric else bulk(law)
             for law, step in zip(s.laws[0], s.steps, strict=True)
         ]
         s.spacing = min(
@@ -319,10 +318,7 @@ def _tilted_row(
         t * (sign * c + step.move)
         for t, c, step in zip(counts, s.centers, steps, strict=True)
     )
-    moved = sum(
-        step.count * float(loss_lattice.displacement(step.kind, step.fields))
-        for step in s.steps
-    )
+    moved = sum(step.count * loss_lattice.displacement(step.loss) for step in s.steps)
     infinite = sum(t * step.infinite for t, step in zip(counts, steps, strict=True))
     low, high = sum_window(laws, counts, plan)
     cells = math.ceil((high - low) / s.spacing) + 6

@@ -1,6 +1,6 @@
 """Certified ends of epsilon and delta of a single step, read off its profile.
 
-No lattice: the profile is known up to rounding, which `loss_lattice` bounds, so that
+No lattice: the profile is known up to rounding, which `lattice` bounds, so that
 the ends are within some 1e-13 of each other.
 """
 
@@ -11,10 +11,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from jaxdp_episodic.accounting.exact.single_step import solve_single_step
 from jaxdp_episodic.accounting.pld import lattice
 from jaxdp_episodic.accounting.pld.interval_state import Setting
-from jaxdp_episodic.accounting.run import DominatingPair
+from jaxdp_episodic.accounting.single_step import epsilon_of_profile
 
 # Distances from a solution of the computed profile at which ends are tried, relative
 # to it.
@@ -28,29 +27,28 @@ def is_single(setting: Setting) -> bool:
 
 def narrow(settings: Sequence[Setting]) -> None:
     """Narrows the ends of settings of one step each."""
-    kinds: dict[str, list[Setting]] = {}
+    mechanisms: dict[type, list[Setting]] = {}
     for s in settings:
-        kinds.setdefault(s.steps[0].kind, []).append(s)
-    for kind, group in kinds.items():
+        mechanisms.setdefault(type(s.steps[0].loss), []).append(s)
+    for group in mechanisms.values():
         of_epsilon = [s for s in group if s.target.log_delta is not None]
         if of_epsilon:
-            _narrow_epsilon(kind, of_epsilon)
+            _narrow_epsilon(of_epsilon)
         of_delta = [s for s in group if s.target.log_delta is None]
         if of_delta:
             points = [np.array([s.target.epsilon or 0.0]) for s in of_delta]
             for s, (low, high) in zip(
-                of_delta, _log_profiles(kind, of_delta, points), strict=True
+                of_delta, _log_profiles(of_delta, points), strict=True
             ):
                 s.lower = max(s.lower, float(low[0]))
                 s.upper = max(min(s.upper, float(high[0])), s.lower)
 
 
-def _narrow_epsilon(kind: str, settings: Sequence[Setting]) -> None:
-    fields = np.array([s.steps[0].fields for s in settings]).T
-    outer, rate, inner, shift, episodes = fields
-    pair = DominatingPair(kind, outer, rate, inner, shift, np.ones_like(rate), episodes)
+def _narrow_epsilon(settings: Sequence[Setting]) -> None:
+    losses = [s.steps[0].loss for s in settings]
     log_delta = np.array([s.target.log_delta for s in settings], np.float64)
-    near = solve_single_step("epsilon", log_delta, (pair,), (np.ones_like(rate),))
+    every = type(losses[0]).stack(losses)
+    near = epsilon_of_profile(log_delta, every)
     points = []
     for s, epsilon in zip(settings, near, strict=True):
         epsilon = min(float(epsilon), s.upper)
@@ -58,7 +56,7 @@ def _narrow_epsilon(kind: str, settings: Sequence[Setting]) -> None:
         tried = np.concatenate([epsilon - away[::-1], [epsilon], epsilon + away])
         points.append(np.maximum(tried, 0.0))
     for s, tried, goal, (low, high) in zip(
-        settings, points, log_delta, _log_profiles(kind, settings, points), strict=True
+        settings, points, log_delta, _log_profiles(settings, points), strict=True
     ):
         # Each is one by itself: no order among the points is relied on.
         s.upper = min([s.upper, *tried[high <= goal].tolist()])
@@ -67,22 +65,22 @@ def _narrow_epsilon(kind: str, settings: Sequence[Setting]) -> None:
 
 
 def _log_profiles(
-    kind: str, settings: Sequence[Setting], points: Sequence[np.ndarray]
+    settings: Sequence[Setting], points: Sequence[np.ndarray]
 ) -> list[tuple[np.ndarray, np.ndarray]]:
     """Certified ends of log(delta) at some epsilons >= 0 of each setting.
 
     The computed profile is that of a law whose losses are off by no more than
     `lattice.displacement`: it is read off as far to either side.
     """
-    fields = [s.steps[0].fields for s in settings]
-    moves = [float(lattice.displacement(kind, f)) for f in fields]
+    losses = [s.steps[0].loss for s in settings]
+    moves = [lattice.displacement(loss) for loss in losses]
     shifted = [
         np.concatenate([np.maximum(p - move, 0.0), p + move])
         for p, move in zip(points, moves, strict=True)
     ]
     result = []
     for p, move, tails in zip(
-        points, moves, lattice.evaluate_tails(kind, fields, shifted), strict=True
+        points, moves, lattice.evaluate_tails(losses, shifted), strict=True
     ):
         low, high = np.full(len(p), -math.inf), np.full(len(p), -math.inf)
         for own in tails:

@@ -7,15 +7,13 @@ few, or one that a single large loss makes up, is transformed back to its cells.
 
 from __future__ import annotations
 
-import functools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
-import jax
 import numpy as np
 
-from jaxdp_episodic._precision import float64_boundary
+from jaxdp_episodic._engine import float64_boundary
 from jaxdp_episodic.accounting.pld.hockey_stick import Bracket, Row
 from jaxdp_episodic.accounting.pld.low_frequencies import Spectrum
 from jaxdp_episodic.numerics import fourier
@@ -26,7 +24,8 @@ _LARGEST_BATCH, _LARGEST_CELLS = 8, 2**20
 LARGEST_CELLS = 2**22
 # Share of a law in one cell from which on it is split off.
 _ATOM = 0.6
-PLAIN = "circular_power"
+# Kernels of the power, by what keeps their rounding errors small.
+PLAIN, DIFFERENCES, AROUND_ATOM = "plain", "differences", "around atom"
 # How many frequencies are read off at most: as many, or the share of all cells.
 _LOW_FREQUENCIES, _LOW_SHARE = 64, 1 / 32
 # Knots times frequencies, over cells, that may be summed one by one.
@@ -36,11 +35,12 @@ _SUM_ERROR, _TERM_ERROR = 1.2e-16, 2e-15
 _MACHINE = float(np.finfo(np.float64).eps)
 
 
-@functools.cache
-def _kernel(name: str) -> Callable[..., Any]:
-    kernel = getattr(fourier, name)
-    static = ("kept",) if name == "low_frequencies" else ()
-    return float64_boundary(jax.jit(kernel, static_argnames=static))
+_low_frequencies = float64_boundary(fourier.low_frequencies, static=("kept",))
+_POWERS = {
+    PLAIN: float64_boundary(fourier.circular_power),
+    DIFFERENCES: float64_boundary(fourier.circular_power_by_differences),
+    AROUND_ATOM: float64_boundary(fourier.circular_power_around_atom),
+}
 
 
 def transformed(rows: Sequence[Row]) -> list[Spectrum | Bracket | None]:
@@ -74,9 +74,7 @@ def low_spectra(rows: Sequence[Row]) -> list[Spectrum | None]:
             for place, i in enumerate(chosen):
                 law = rows[i].bracket
                 steps[place] = law.tilt * law.spacing, (law.tilt + 1) * law.spacing
-            low, error, sums = _kernel("low_frequencies")(
-                masses, counts, steps, kept=kept
-            )
+            low, error, sums = _low_frequencies(masses, counts, steps, kept=kept)
             rest = np.cumsum(sums[:, ::-1], -1)[:, ::-1]
             for place, i in enumerate(chosen):
                 result[i] = _spectrum(
@@ -247,7 +245,7 @@ def _kernel_name(row: Row) -> str:
     if min(atoms) > _ATOM and 30 > -sum(
         t * math.log(a) for t, a in zip(row.counts, atoms, strict=True)
     ):
-        return "circular_power_around_atom"
+        return AROUND_ATOM
     if row.small_rounding:
         return PLAIN
     mean = spread = 0.0
@@ -259,7 +257,7 @@ def _kernel_name(row: Row) -> str:
             spread += count * float(mass @ np.minimum(away**2, 100.0))
     # Beyond this frequency nothing is left of the power.
     highest = min(6 / math.sqrt(max(spread, 1e-30)), 2.0)
-    return "circular_power_by_differences" if mean * highest < 0.3 else PLAIN
+    return DIFFERENCES if mean * highest < 0.3 else PLAIN
 
 
 def convolution_powers(rows: Sequence[Row]) -> list[Bracket]:
@@ -271,7 +269,7 @@ def convolution_powers(rows: Sequence[Row]) -> list[Bracket]:
         groups.setdefault(key, []).append(i)
     for (_, _, name), members in groups.items():
         for chosen, masses, counts, firsts in _circles(rows, members):
-            cells, *rounding = _kernel(name)(masses, counts)
+            cells, *rounding = _POWERS[name](masses, counts)
             for place, i in enumerate(chosen):
                 result[i] = rows[i].bracket._replace(
                     cells=np.roll(cells[place], -firsts[place]),

@@ -12,9 +12,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-import jax
-import jax.numpy as jnp
-from jax import Array
+from jaxdp_episodic.numerics.loops import Array, fori_loop, namespace, stop_gradient
 
 Pair = tuple[Array, Array]
 """Real and imaginary part, or nodes and weights."""
@@ -51,21 +49,22 @@ def whole_line(low: Array, high: Array, turn: Array, s: Array, num_nodes: int) -
 
     ``x(u) = u - share width tanh((u - turn) / width)``.
     """
+    xp = namespace(low, high, turn, s)
     share, width = _crowding(s)
 
     def place(x: Array) -> Array:
         u = x
         for _ in range(_FIXED_POINTS):
-            u = x + share * width * jnp.tanh((u - turn) / width)
+            u = x + share * width * xp.tanh((u - turn) / width)
         return u
 
     begin, end = place(low), place(high)
     spacing = (end - begin) / (num_nodes - 1)
-    u = begin + spacing * jnp.arange(num_nodes, dtype=s.dtype)[:, None]
-    bent = jnp.tanh((u - turn) / width)
+    u = begin + spacing * xp.arange(num_nodes, dtype=s.dtype)[:, None]
+    bent = xp.tanh((u - turn) / width)
     # An integral does not depend on its path: derivatives are taken with it held.
-    return jax.lax.stop_gradient(
-        (u - share * width * bent, spacing * (1 - share * (1 - bent * bent)))
+    return stop_gradient(
+        xp, (u - share * width * bent, spacing * (1 - share * (1 - bent * bent)))
     )
 
 
@@ -77,17 +76,18 @@ def half_line(
     ``x = floor + v - sum of share width tanh((v - turn) / width)`` (0 at v = 0) with
     ``v = log(1 + e^u)``.
     """
+    xp = namespace(floor, high, turns[0], s)
     share, width = _crowding(s)
     if len(turns) == 2:
         # Where both are at one place the share is one of them's.
-        apart = jnp.abs(turns[0] - turns[1]) / width
-        share = share / (1 + 1 / jnp.cosh(jnp.minimum(apart, 300.0)) ** 2)
+        apart = xp.abs(turns[0] - turns[1]) / width
+        share = share / (1 + 1 / xp.cosh(xp.minimum(apart, 300.0)) ** 2)
 
     def bends(v: Array, places: tuple[Array, ...]) -> tuple[Array, Array]:
-        shift, slope = jnp.zeros_like(v), jnp.zeros_like(v)
+        shift, slope = xp.zeros_like(v), xp.zeros_like(v)
         for place in places:
-            bent = jnp.tanh((v - place) / width)
-            shift = shift + share * width * (bent + jnp.tanh(place / width))
+            bent = xp.tanh((v - place) / width)
+            shift = shift + share * width * (bent + xp.tanh(place / width))
             slope = slope + share * (1 - bent * bent)
         return shift, slope
 
@@ -100,62 +100,67 @@ def half_line(
         )
 
     # Unrolled, twelve of them in a row are more than XLA's simplifier gets through.
-    places = jax.lax.fori_loop(0, _FIXED_POINTS, better_places, goals)
-    end = jax.lax.fori_loop(
+    places = fori_loop(xp, 0, _FIXED_POINTS, better_places, goals)
+    end = fori_loop(
+        xp,
         0,
         _FIXED_POINTS,
         lambda _, end: high - floor + bends(end, places)[0],
         high - floor,
     )
     spacing = (end + _DEEPEST_LAYER) / (num_nodes - 1)
-    u = spacing * jnp.arange(num_nodes, dtype=s.dtype)[:, None] - _DEEPEST_LAYER
+    u = spacing * xp.arange(num_nodes, dtype=s.dtype)[:, None] - _DEEPEST_LAYER
     v, rise = _softplus(u)
     shift, slope = bends(v, places)
     weight = spacing * rise * (1 - slope)
     # The first one stands for all those before it, a geometric series.
-    weight = jnp.concatenate([weight[:1] / -jnp.expm1(-spacing), weight[1:]])
-    node, weight = jax.lax.stop_gradient((v - shift, weight))
+    weight = xp.concatenate([weight[:1] / -xp.expm1(-spacing), weight[1:]])
+    node, weight = stop_gradient(xp, (v - shift, weight))
     # The path moves along with the end of the domain, where it must start.
     return floor + node, weight
 
 
 def _crowding(s: Array) -> tuple[Array, Array]:
     """Share of the spacing that is taken away at a turn, and the width of that."""
-    share = jnp.maximum(1 - _TURN_SHIFT / s, 0.0)
+    xp = namespace(s)
+    share = xp.maximum(1 - _TURN_SHIFT / s, 0.0)
     # In x the width is that of the place where x(u) is steep again.
     return share, _TURN_WIDTH / s / (1 - 0.76 * share)
 
 
 def _softplus(x: Array) -> tuple[Array, Array]:
     """``log(1 + e^x)`` and its derivative."""
-    small = jnp.exp(-jnp.abs(x))
-    rise = jnp.where(x > 0, 1.0, small) / (1 + small)
-    return jnp.maximum(x, 0.0) + jnp.log1p(small), rise
+    xp = namespace(x)
+    small = xp.exp(-xp.abs(x))
+    rise = xp.where(x > 0, 1.0, small) / (1 + small)
+    return xp.maximum(x, 0.0) + xp.log1p(small), rise
 
 
 def points(path: Path) -> tuple[Pair, Pair]:
     """Nodes on the path, and ``dx`` with the weights."""
-    height, slope = jax.lax.stop_gradient(_heights(path))
+    xp = namespace(path.node)
+    height, slope = stop_gradient(xp, _heights(path))
     return (path.node, height), (path.weight, path.weight * slope)
 
 
 def _heights(path: Path) -> tuple[Array, Array]:
     """Height of the path above its real nodes, and its slope."""
+    xp = namespace(path.node)
     node = path.node
-    at_turn = jnp.minimum(_TOP, _TURN_ANGLE / path.shift)
-    starts = jnp.isfinite(path.floor)
-    along = jnp.where(starts, node - jnp.where(starts, path.floor, 0.0), 0.0)
-    bent = jnp.tanh(_RISE_AT_FLOOR * along / at_turn)
-    height = jnp.where(starts, at_turn * bent, at_turn)
-    slope = jnp.where(starts, _RISE_AT_FLOOR * (1 - bent * bent), 0.0)
+    at_turn = xp.minimum(_TOP, _TURN_ANGLE / path.shift)
+    starts = xp.isfinite(path.floor)
+    along = xp.where(starts, node - xp.where(starts, path.floor, 0.0), 0.0)
+    bent = xp.tanh(_RISE_AT_FLOOR * along / at_turn)
+    height = xp.where(starts, at_turn * bent, at_turn)
+    slope = xp.where(starts, _RISE_AT_FLOOR * (1 - bent * bent), 0.0)
     begin = path.turn + 1.0
     stop = begin + (_TOP - at_turn) / _RISE_BEHIND_TURN
     # A path that starts on the real line must start there exactly.
-    origin = jnp.where(starts, path.floor, -1e30)
+    origin = xp.where(starts, path.floor, -1e30)
     for corner, rise in (
         (begin, _RISE_BEHIND_TURN),
         (stop, -_RISE_BEHIND_TURN),
-        (jnp.maximum(stop, 2.0), _RISE_AT_END),
+        (xp.maximum(stop, 2.0), _RISE_AT_END),
     ):
         before, _ = _bend(origin - corner)
         behind, turned = _bend(node - corner)
@@ -166,7 +171,8 @@ def _heights(path: Path) -> tuple[Array, Array]:
 
 def _bend(x: Array) -> tuple[Array, Array]:
     """A smooth ``max(x, 0)`` and its derivative; analytic while ``|Im x| < 2``."""
-    root = jnp.sqrt(x * x + 4.0)
+    xp = namespace(x)
+    root = xp.sqrt(x * x + 4.0)
     # Without cancellation at x = -1e30.
-    smaller = 2.0 / (root + jnp.abs(x))
-    return jnp.where(x > 0, x + smaller, smaller), 0.5 * (1 + x / root)
+    smaller = 2.0 / (root + xp.abs(x))
+    return xp.where(x > 0, x + smaller, smaller), 0.5 * (1 + x / root)

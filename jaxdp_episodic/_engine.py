@@ -1,0 +1,213 @@
+"""The two engines of every formula, and the float64 boundary in front of them.
+
+A kernel is a pure function of arrays that takes its namespace from its arguments
+(`numerics.loops.namespace`). The *NumPy* engine calls it as it is: no compiling, no
+JAX in the process. The *JAX* engine compiles it, for large batches, gradients and
+accelerators. This file alone chooses between them, and alone knows of x64.
+
+Privacy accounting in float32 is wrong in the dangerous direction (``log1p`` of a
+1e-12 offset is exactly 0), so every public number is computed in float64. The
+caller's own JAX settings are never touched: the flag is set in a thread-local
+context around an *already jitted* kernel, and NumPy arrays come back, because a
+float64 JAX array outside the context decays to float32 at its first use.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextvars import ContextVar
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from jaxdp_episodic.numerics.loops import map_arrays
+
+ENGINES = ("auto", "numpy", "jax")
+VARIABLE = "JAXDP_EPISODIC_ENGINE"
+# Elements of the largest argument from which on "auto" compiles a single kernel.
+_LARGE = 2**21
+_chosen: ContextVar[str | None] = ContextVar("engine", default=None)
+
+_MAPPINGS = Path("/proc/self/maps")
+_LIMIT = Path("/proc/sys/vm/max_map_count")
+# Share of the limit at which everything that was compiled is forgotten. Between two
+# looks, which take some milliseconds, far less than the rest can be compiled.
+_CROWDED = 0.6
+_SECONDS_BETWEEN_LOOKS = 2.0
+_next_look = 0.0
+# Dataclasses that JAX knows.
+_registered: set[type] = set()
+
+
+def engine_name() -> str:
+    """Returns what was asked for: "numpy", "jax", or "auto" if nothing was.
+
+    Raises:
+      ValueError: the environment variable ``JAXDP_EPISODIC_ENGINE`` names no engine.
+    """
+    chosen = _chosen.get()
+    if chosen is not None:
+        return chosen
+    named = os.environ.get(VARIABLE, "auto")
+    if named not in ENGINES:
+        raise ValueError(f"{VARIABLE} must be one of {ENGINES}, got {named!r}")
+    return named
+
+
+@contextlib.contextmanager
+def using_engine(name: str) -> Iterator[None]:
+    """Everything in the body runs on this engine; "auto" chooses anew.
+
+    Raises:
+      ValueError: no such engine.
+    """
+    if name not in ENGINES:
+        raise ValueError(f"engine must be one of {ENGINES}, got {name!r}")
+    token = _chosen.set(name)
+    try:
+        yield
+    finally:
+        _chosen.reset(token)
+
+
+def choose_engine(settings: int, break_even: int) -> str:
+    """Returns the engine for so many settings: what was asked for, else the faster.
+
+    Args:
+      settings: how many will be evaluated.
+      break_even: number from which on JAX, its compiling included, takes less time.
+    """
+    name = engine_name()
+    if name != "auto":
+        return name
+    return "jax" if settings >= break_even else "numpy"
+
+
+def float64_boundary(
+    kernel: Callable[..., Any], static: tuple[str, ...] = ()
+) -> Callable[..., Any]:
+    """Wraps a kernel so that it runs in float64 on either engine and returns NumPy.
+
+    Positional arguments become float64 NumPy arrays (integers and booleans too: a
+    kernel sees real numbers only), which also makes a tracer raise at once instead
+    of being silently rounded.
+
+    Args:
+      kernel: a pure function of arrays, not jitted.
+      static: names of keyword arguments that set a shape or choose code.
+
+    Returns:
+      A function of the same signature, with the static arguments by keyword, whose
+      outputs are NumPy arrays.
+    """
+
+    @functools.wraps(kernel)
+    def call(*args: Any, **static_values: Any) -> Any:
+        converted = map_arrays(_float64, args)
+        engine = engine_name()
+        if engine == "auto":
+            engine = "jax" if _largest(converted) >= _LARGE else "numpy"
+        if engine == "numpy":
+            with np.errstate(all="ignore"):
+                return map_arrays(np.asarray, kernel(*converted, **static_values))
+        return on_jax(jitted(kernel, static), *converted, **static_values)
+
+    return call
+
+
+def on_jax(jitted_kernel: Callable[..., Any], *args: Any, **static: Any) -> Any:
+    """Calls a jitted function in float64 and returns NumPy arrays."""
+    import jax
+
+    converted = map_arrays(_float64, args)
+    _register_dataclasses(converted)
+    # Kernels broadcast; a caller who forbids that means the caller's own code.
+    with jax.enable_x64(True), jax.numpy_rank_promotion("allow"):
+        answer = map_arrays(np.asarray, jitted_kernel(*converted, **static))
+    forget_kernels_if_crowded()
+    return answer
+
+
+def compiled(kernel: Callable[..., Any], static: tuple[str, ...] = ()) -> Any:
+    """Wraps a kernel so that it always runs on JAX; else as `float64_boundary`."""
+
+    @functools.wraps(kernel)
+    def call(*args: Any, **static_values: Any) -> Any:
+        return on_jax(jitted(kernel, static), *args, **static_values)
+
+    return call
+
+
+def call_in_float64(function: Callable[..., Any], *args: Any) -> Any:
+    """Calls a user's function of arrays, which may be written in NumPy or in JAX."""
+    jax = sys.modules.get("jax")
+    if jax is None:
+        return np.asarray(function(*args))
+    with jax.enable_x64(True), jax.numpy_rank_promotion("allow"):
+        return np.asarray(function(*args))
+
+
+@functools.cache
+def jitted(kernel: Callable[..., Any], static: tuple[str, ...] = ()) -> Any:
+    """Returns ``jax.jit`` of a kernel, one for each."""
+    import jax
+
+    return jax.jit(kernel, static_argnames=static)
+
+
+def _register_dataclasses(tree: Any) -> None:
+    """Makes JAX see the arrays in the dataclasses of a tree."""
+    if isinstance(tree, tuple | list):
+        for part in tree:
+            _register_dataclasses(part)
+    elif dataclasses.is_dataclass(tree):
+        kind = type(tree)
+        if kind not in _registered:
+            from jax.tree_util import register_dataclass
+
+            names = [field.name for field in dataclasses.fields(tree)]
+            register_dataclass(kind, data_fields=names, meta_fields=[])
+            _registered.add(kind)
+        for field in dataclasses.fields(tree):
+            _register_dataclasses(getattr(tree, field.name))
+
+
+def _float64(array: Any) -> np.ndarray:
+    return np.asarray(array, np.float64)
+
+
+def _largest(tree: Any) -> int:
+    sizes = [0]
+    map_arrays(lambda array: sizes.append(array.size), tree)
+    return max(sizes)
+
+
+def forget_kernels_if_crowded() -> None:
+    """Clears JAX's caches where the process has used most of its mappings.
+
+    XLA maps each of a kernel's functions on its own, a few hundred times for one of
+    ours. Linux grants 65,530 mappings (``vm.max_map_count``), and behind the last one
+    XLA ends the process with a segmentation fault. What is called again is compiled
+    again; numbers do not change. Other systems than Linux have no such limit.
+    """
+    global _next_look
+    now = time.monotonic()
+    if now < _next_look:
+        return
+    _next_look = now + _SECONDS_BETWEEN_LOOKS
+    try:
+        limit = int(_LIMIT.read_text())
+        used = _MAPPINGS.read_bytes().count(b"\n")
+    except OSError:
+        return
+    if used > _CROWDED * limit:
+        import jax
+
+        jax.clear_caches()

@@ -1,0 +1,142 @@
+"""From a step to its dominating pair: which theorem holds, with which numbers.
+
+This is the one place where the description of a step meets the theorems. Every method
+takes the result, a `losses.privacy_loss.PrivacyLoss`, whatever the design was. In the
+multistage theorem (docs/theory.md, "Profiles") ``c`` is the clip level and ``L`` the
+privacy unit's; the levels above ``c`` only scale delta (``outer_rate``), level ``c``
+and those below it amplify.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from jaxdp_episodic.accounting.run import Run
+from jaxdp_episodic.describe.designs import GroupedClasses, IndependentEpisodes
+from jaxdp_episodic.describe.rates import max_contributions
+from jaxdp_episodic.describe.schemes import MultistageSampling, Poisson
+from jaxdp_episodic.describe.step import STEP, ComposedSteps, GaussianStep
+from jaxdp_episodic.losses.antipodal_gaussian import AntipodalGaussianLoss
+from jaxdp_episodic.losses.independent_episodes import IndependentEpisodesLoss
+from jaxdp_episodic.losses.privacy_loss import PrivacyLoss
+from jaxdp_episodic.losses.sampled_gaussian import SampledGaussianLoss
+from jaxdp_episodic.losses.swapped_gaussian import SwappedGaussianLoss
+
+MOST_EPISODES = 1_000_000
+_ALWAYS = np.ones(1)
+
+
+def dominating_pair(step: GaussianStep) -> PrivacyLoss:
+    """Returns the dominating pair of one step, for every setting and every path.
+
+    Its fields are float64 and broadcast together to ``(*step.shape, P)``, the last
+    axis over the distinct paths (P = 1 without a `Population`).
+
+    Raises:
+      ValueError: contributions clipped below the privacy unit, of which no public
+        bound of the number is known.
+      NotImplementedError: more independent episodes than a sum can have terms.
+    """
+    if isinstance(step.design, IndependentEpisodes):
+        return _independent_episodes(step, step.design)
+    if isinstance(step.design, GroupedClasses):
+        return _grouped_classes(step, step.design)
+    return _multistage(step, step.design)
+
+
+def run_of(step: GaussianStep | ComposedSteps, num_steps: np.ndarray | None) -> Run:
+    """Returns the run of a step, or of composed ones, with a path axis."""
+    if isinstance(step, ComposedSteps):
+        losses = tuple(dominating_pair(part) for part in step.steps)
+        counts = tuple(np.asarray(c, np.float64)[..., None] for c in step.counts)
+        return Run(losses, counts)
+    assert num_steps is not None  # the callers check
+    count = np.asarray(num_steps, np.float64)[..., None]
+    return Run((dominating_pair(step),), (count,))
+
+
+def _multistage(step: GaussianStep, sampling: MultistageSampling) -> PrivacyLoss:
+    """The rows of the multistage theorem."""
+    levels = step.path_rates
+    last = levels.num_levels
+    add_remove = step.neighboring_relation == "add_remove"
+    if step.clip_unit == STEP:
+        return SwappedGaussianLoss(_ALWAYS, _product(levels.rates), _shift(step, 2.0))
+    clip = sampling.level_names.index(str(step.clip_unit)) + 1
+    contributions = np.ones(1)
+    if clip > last:
+        # Clipped below the protected unit: the unit contributes k clip norms.
+        contributions = _contributions(step, sampling, last, clip)
+        clip = last
+    outer = _product(levels.rates[: clip - 1])
+    rate, inner = levels.rates[clip - 1], _product(levels.rates[clip:])
+    single = clip == last and add_remove
+    if isinstance(sampling.levels[clip - 1], Poisson):
+        shift = _shift(step, contributions)
+        if single:
+            return SampledGaussianLoss(outer, rate, shift)
+        return AntipodalGaussianLoss(outer, rate, inner, shift)
+    if single:
+        # Drawing all children for certain leaves nothing to be swapped for: C, not 2C.
+        everyone = levels.covers_all(clip, step.neighboring_relation)
+        sensitivity = np.where(everyone, 1.0, 2.0) * contributions
+        return SampledGaussianLoss(outer, rate, _shift(step, sensitivity))
+    return SwappedGaussianLoss(outer, rate * inner, _shift(step, 2 * contributions))
+
+
+def _grouped_classes(step: GaussianStep, sampling: GroupedClasses) -> PrivacyLoss:
+    """Grouped classes: a class is in at most one episode of a step."""
+    episode_rate, class_rate, *below = step.path_rates.rates
+    inner = _product(below)
+    if isinstance(sampling.episodes, Poisson):
+        # Given the public partition: a Poisson draw of clip units. A class below its
+        # episode is protected at inner rate 1, with the antipodal pair for both
+        # relations: an emptied class moves its episode, it does not remove it.
+        return AntipodalGaussianLoss(_ALWAYS, episode_rate, inner, _shift(step, 1.0))
+    rate = episode_rate * class_rate * inner
+    return SwappedGaussianLoss(_ALWAYS, rate, _shift(step, 2.0))
+
+
+def _independent_episodes(
+    step: GaussianStep, design: IndependentEpisodes
+) -> PrivacyLoss:
+    """Independent episodes: the unit may be in several."""
+    episodes = np.asarray(design.num_episodes, np.float64)[..., None]
+    if np.max(episodes, initial=0) > MOST_EPISODES:
+        raise NotImplementedError(
+            f"num_episodes must be at most {MOST_EPISODES:,} (the bound sums "
+            f"as many terms), got {np.max(episodes):,.0f}"
+        )
+    rate = _product(step.path_rates.rates)
+    return IndependentEpisodesLoss(_ALWAYS, rate, _shift(step, 2.0), episodes)
+
+
+def _contributions(
+    step: GaussianStep, sampling: MultistageSampling, unit_level: int, clip_level: int
+) -> np.ndarray:
+    """(..., 1) the most clipped contributions of one protected unit in a step."""
+    bound = max_contributions(
+        sampling,
+        step.population,
+        unit_level=unit_level,
+        clip_level=clip_level,
+        neighboring_relation=step.neighboring_relation,
+    )
+    return np.asarray(bound, np.float64)[..., None]
+
+
+def _shift(step: GaussianStep, sensitivity: np.ndarray | float) -> np.ndarray:
+    """How far a protected unit moves the sum, in deviations of the noise.
+
+    ``sensitivity`` is that in clip norms. Without noise it is inf.
+    """
+    noise = np.asarray(step.noise_multiplier, np.float64)[..., None]
+    with np.errstate(divide="ignore", over="ignore"):
+        return np.divide(sensitivity, noise)
+
+
+def _product(rates: tuple[np.ndarray, ...] | list[np.ndarray]) -> np.ndarray:
+    result = np.ones(1)
+    for rate in rates:
+        result = result * rate
+    return result

@@ -1,0 +1,141 @@
+"""Runs kernels over many settings: chunks, threads, devices.
+
+The settings are cut into chunks of a few fixed sizes, so that JAX compiles a kernel
+once and not for every number of settings. On the CPU a chunk fits the cache, and chunks
+run side by side, one a core; on an accelerator a chunk is one launch. Memory is
+bounded by the chunk, not by the grid.
+"""
+
+from __future__ import annotations
+
+import contextvars
+import os
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from jaxdp_episodic._engine import engine_name
+from jaxdp_episodic.numerics.loops import map_arrays
+
+
+class Chunks(NamedTuple):
+    """Numbers of settings in a chunk, ascending: the first that holds all, or the last.
+
+    Attributes:
+      numpy: largest number for the NumPy engine, which takes any.
+      cpu: for JAX on the CPU.
+      accelerator: for JAX elsewhere.
+    """
+
+    numpy: int
+    cpu: tuple[int, ...]
+    accelerator: tuple[int, ...]
+
+
+def in_chunks(
+    kernel: Callable[[Any], tuple[np.ndarray, ...]], arrays: Any, sizes: Chunks
+) -> tuple[np.ndarray, ...]:
+    """Calls a kernel chunk by chunk, on the CPU one chunk a core.
+
+    Args:
+      kernel: maps the arrays of one chunk to as many (chunk,) results as it likes.
+      arrays: nested arrays with the settings as last axis; at least one setting.
+      sizes: of the chunks.
+
+    Returns:
+      The results, each (n,).
+    """
+    size = num_settings(arrays)
+    on_numpy = engine_name() != "jax"
+    if on_numpy:
+        chunk = min(size, sizes.numpy)
+        # Every core has some.
+        if size > 1 and num_cores() > 1:
+            chunk = min(chunk, -(-size // num_cores()))
+    else:
+        chunk = _chunk_size(size, sizes.cpu if on_cpu() else sizes.accelerator)
+
+    def work(start: int) -> tuple[np.ndarray, ...]:
+        stop = min(start + chunk, size)
+        # The last setting fills up the last chunk: valid numbers, thrown away below.
+        pad = 0 if on_numpy else chunk - (stop - start)
+        part = map_arrays(lambda a: _padded(a[..., start:stop], pad), arrays)
+        return tuple(result[..., : stop - start] for result in kernel(part))
+
+    starts = range(0, size, chunk)
+    workers = min(len(starts), num_cores()) if on_numpy or on_cpu() else 1
+    if workers <= 1 or (on_numpy and size < _FEW):
+        parts = [work(start) for start in starts]
+    else:
+        parts = _side_by_side(work, starts, workers, None if on_numpy else _device())
+    return tuple(np.concatenate(column, axis=-1) for column in zip(*parts, strict=True))
+
+
+# A thread costs more than so few settings on NumPy.
+_FEW = 8
+
+
+def _side_by_side(
+    work: Callable[[int], tuple[np.ndarray, ...]],
+    starts: range,
+    workers: int,
+    device: Any,
+) -> list[tuple[np.ndarray, ...]]:
+    """The chunks in threads, which compute on the caller's engine and device."""
+    contexts = [contextvars.copy_context() for _ in starts]
+
+    def there(context: contextvars.Context, start: int) -> tuple[np.ndarray, ...]:
+        if device is None:
+            return context.run(work, start)
+        import jax
+
+        # A thread of its own would work on the first device, whatever the caller's is.
+        with jax.default_device(device):
+            return context.run(work, start)
+
+    with ThreadPoolExecutor(workers) as pool:
+        return list(pool.map(there, contexts, starts))
+
+
+def num_settings(arrays: Any) -> int:
+    """Returns the length of the last axis of nested arrays."""
+    sizes: list[int] = []
+    map_arrays(lambda array: sizes.append(array.shape[-1]), arrays)
+    return sizes[0]
+
+
+def _device() -> Any:
+    """What `jax.default_device` was set to in this thread; None: the first device."""
+    import jax
+
+    return jax.config.jax_default_device  # pyright: ignore[reportAttributeAccessIssue]: made at run time
+
+
+def on_cpu() -> bool:
+    """Whether JAX computes on the CPU in this thread."""
+    import jax
+
+    device = _device()
+    if device is None:
+        return jax.default_backend() == "cpu"
+    return (device if isinstance(device, str) else device.platform) == "cpu"
+
+
+def _chunk_size(size: int, sizes: tuple[int, ...]) -> int:
+    return next((c for c in sizes if size <= c), sizes[-1])
+
+
+def _padded(array: np.ndarray, pad: int) -> np.ndarray:
+    if pad == 0:
+        return array
+    last = np.broadcast_to(array[..., -1:], (*array.shape[:-1], pad))
+    return np.concatenate([array, last], axis=-1)
+
+
+def num_cores() -> int:
+    """Returns how many cores this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1

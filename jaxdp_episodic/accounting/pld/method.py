@@ -1,0 +1,166 @@
+"""The "pld" method: certified intervals by composing privacy loss distributions.
+
+Each step's loss is bracketed by two laws on a lattice (`accounting.pld.lattice`),
+whose convolution powers come from Fourier transforms of the exponentially *tilted*
+laws (`numerics.fourier`), so that the cells that matter are the largest and rounding
+stays relative to delta. What is cut off, wrapped around or rounded is bounded and
+added to the upper end, taken from the lower. A single step is read off its profile
+(`accounting.pld.single`). The interval holds the exact hockey-stick
+curve of the composed dominating pair, forward and backward composed separately and
+the larger taken at the end (docs/theory.md, "From profiles to answers").
+
+Reference: Doroshenko, Ghazi, Kamath, Kumar, Manurangsi (2022), arXiv:2207.04380 (the
+upper law); Koskela, Jälkö, Honkela (2020), arXiv:1906.03049 (Fourier accountant);
+Zhu, Dong, Wang (2022), arXiv:2106.08567 (composition of dominating pairs).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from jaxdp_episodic._engine import choose_engine, using_engine
+from jaxdp_episodic.accounting.pld import refine, single
+from jaxdp_episodic.accounting.pld.interval_state import Setting, Step
+from jaxdp_episodic.accounting.pld.window import Target
+from jaxdp_episodic.accounting.question import Answer, Question
+from jaxdp_episodic.accounting.rdp.method import rdp_bound
+from jaxdp_episodic.accounting.run import Run
+
+_BLOCK = 64
+# From so many settings on JAX's transforms pay for their compiling.
+BREAK_EVEN = 20_000
+# Widths that are enough if no other is asked for: of epsilon, and of delta.
+DEFAULT_EPSILON_SHARE, DEFAULT_EPSILON_WIDTH = 0.01, 1e-4
+DEFAULT_DELTA_SHARE = 0.02
+_MOST_ROUNDS = 7
+# delta below it, and the masses behind it, leave the range of float64.
+_LEAST_LOG_DELTA = -550.0
+
+
+def pld_answer(question: Question, run: Run) -> Answer:
+    """The certified *upper bound* at every setting and path, and the widths."""
+    lower, upper = pld_bounds(question, run)
+    width = np.where(upper == lower, 0.0, upper - lower)
+    return Answer(upper, width, np.ones(upper.shape, bool))
+
+
+def pld_bounds(
+    question: Question, run: Run, *, width: float | None = None
+) -> tuple[np.ndarray, np.ndarray]:
+    """Returns certified ends of epsilon or log(delta) of a composed run.
+
+    Args:
+      question: broadcasts with the run; log(delta) < 0 or epsilon >= 0.
+      run: its counts are whole numbers.
+      width: of epsilon in nats, of delta relative. Ends of epsilon further apart than
+        it are an error. Without it the width aimed for is the larger of 1 % of epsilon
+        and 1e-4, or 2 % of delta.
+
+    Returns:
+      ``(lower, upper)`` of the broadcast shape, *lower* and *upper bound* of the exact
+      value of the composed dominating pair; 0 and inf, or -inf and 0, where nothing is
+      known.
+
+    Raises:
+      ValueError: the width cannot be reached on a lattice of `refine.LARGEST_LATTICE`
+        cells, or a count is not a whole number.
+    """
+    shape = np.broadcast_shapes(np.shape(question.target), run.shape)
+    target = np.broadcast_to(np.asarray(question.target, np.float64), shape)
+    question, run = question.at(target.reshape(-1)), run.flattened(shape)
+    with using_engine(choose_engine(target.size, BREAK_EVEN)):
+        lower, upper = _bounds(question, run, width)
+    return lower.reshape(shape), upper.reshape(shape)
+
+
+def _bounds(
+    question: Question, run: Run, width: float | None
+) -> tuple[np.ndarray, np.ndarray]:
+    upper = np.array(rdp_bound(question, run)[0])
+    lower = np.full(upper.shape, question.nothing)
+    settled = run.is_unprotected | run.loses_nothing
+    floor, share = _aims(question, width)
+    open_ = ~settled & np.isfinite(upper)
+    if question.is_epsilon:
+        open_ &= (question.target > _LEAST_LOG_DELTA) & (upper > floor)
+    else:
+        open_ &= upper > _LEAST_LOG_DELTA
+    steps = _steps_of(run)
+    settings: dict[int, Setting] = {}
+    for i in np.flatnonzero(open_).tolist():
+        given = float(question.target[i])
+        ends = (given, None) if question.is_epsilon else (None, given)
+        settings[i] = Setting(
+            steps[i], Target(*ends, floor, share), question.nothing, float(upper[i])
+        )
+    _solve(list(settings.values()))
+    for i, setting in settings.items():
+        lower[i], upper[i] = setting.lower, setting.upper
+    if width is not None and question.is_epsilon:
+        missed = np.isfinite(upper) & (upper - lower > width)
+        if np.any(missed):
+            raise ValueError(
+                f"max_width {width:g} cannot be reached: the ends of epsilon are "
+                f"{np.max((upper - lower)[missed]):.3g} apart on a lattice of at most "
+                f"{refine.LARGEST_LATTICE:,} cells"
+            )
+    return lower, upper
+
+
+def _aims(question: Question, width: float | None) -> tuple[float, float]:
+    """Width of the answer that is enough, and the same as a share of it."""
+    if not question.is_epsilon:
+        return 0.0, DEFAULT_DELTA_SHARE if width is None else width
+    if width is None:
+        return DEFAULT_EPSILON_WIDTH, DEFAULT_EPSILON_SHARE
+    return width, 0.0
+
+
+def _steps_of(run: Run) -> list[tuple[Step, ...]]:
+    """The steps of every setting that lose anything."""
+    rows: list[list[Step]] = [[] for _ in range(run.shape[0])]
+    for loss, count in zip(run.losses, run.counts, strict=True):
+        if np.any(count != np.rint(count)):
+            raise ValueError("counts must be whole numbers")
+        for i in np.flatnonzero(~loss.loses_nothing & (count > 0)).tolist():
+            one = loss.map(lambda field, i=i: field[i])
+            rows[i].append(Step(one, float(count[i])))
+    return [tuple(row) for row in rows]
+
+
+def _solve(settings: list[Setting]) -> None:
+    """Narrows the ends of all settings, block by block."""
+    for start in range(0, len(settings), _BLOCK):
+        block = settings[start : start + _BLOCK]
+        single.narrow([s for s in block if single.is_single(s)])
+        block = [s for s in block if not single.is_single(s)]
+        refine.look_roughly(block)
+        for _ in range(_MOST_ROUNDS):
+            block = [s for s in block if _unfinished(s)]
+            if not block:
+                break
+            refine.lay_lattices(block)
+            refine.compose(block)
+
+
+def _unfinished(setting: Setting) -> bool:
+    """Whether the ends are too far apart and something can be done about it."""
+    width, enough = _widths(setting)
+    if width <= enough or setting.out_of_memory or setting.last_attempt:
+        return False
+    if setting.least_spacing > 0:
+        pass  # a coarser lattice is to be tried, nothing else
+    elif setting.guessed:
+        if setting.rounds:
+            setting.scale *= 0.7
+    elif setting.rounds:
+        setting.scale *= min(max(0.7 * enough / width, 0.1), 0.4)
+    return True
+
+
+def _widths(setting: Setting) -> tuple[float, float]:
+    target = setting.target
+    width = setting.upper - setting.lower
+    if target.log_delta is None:
+        return width, target.proportion
+    return width, max(target.floor, target.proportion * setting.lower)

@@ -1,0 +1,135 @@
+"""The "rdp" method: Rényi-DP of a run, and its conversion at the best order."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from jaxdp_episodic._engine import (
+    choose_engine,
+    engine_name,
+    float64_boundary,
+    using_engine,
+)
+from jaxdp_episodic.accounting.engine import Chunks, in_chunks, on_cpu
+from jaxdp_episodic.accounting.question import Answer, EpsilonAt, Question
+from jaxdp_episodic.accounting.rdp import kernels
+from jaxdp_episodic.accounting.run import Group, Run
+from jaxdp_episodic.numerics.loops import Array, map_arrays, map_first, namespace
+
+_CPU_BLOCK = 64
+_CHUNKS = Chunks(_CPU_BLOCK, (8, _CPU_BLOCK), (8, 2048, 131072))
+# From so many settings on, blocks are worked off several in a chunk: each chunk costs
+# its start, but its last one is filled up, and all cores should have some.
+_MANY = 4 * 8 * _CPU_BLOCK
+_MANY_CHUNKS = _CHUNKS._replace(cpu=(8, _CPU_BLOCK, 8 * _CPU_BLOCK))
+# From so many settings on compiling pays: it takes about as long as they do on NumPy.
+BREAK_EVEN = 5_000
+
+
+def rdp_answer(question: Question, run: Run) -> Answer:
+    """*Upper bound* at every setting and path; its error is unknown, so ``inf``."""
+    value, _ = rdp_bound(question, run)
+    unknown = np.full(value.shape, np.inf)
+    return Answer(value, unknown, np.zeros(value.shape, bool))
+
+
+def rdp_bound(question: Question, run: Run) -> tuple[np.ndarray, np.ndarray]:
+    """The bound and the order it is reached at, at every setting and path.
+
+    Returns:
+      ``(value, order)`` of the common broadcast shape. Settings that lose nothing
+      (rate 0, no steps, infinite noise) have value 0, or -inf for log(delta), and
+      order inf; settings without noise have inf, or 0 for log(delta).
+    """
+    name = "best_epsilon" if isinstance(question, EpsilonAt) else "best_log_delta"
+    ends = question.nothing, question.everything
+    return _evaluate(name, "forward", question.target, run, ends)
+
+
+def rdp_curve(orders: np.ndarray, run: Run, direction: str) -> np.ndarray:
+    """``D_alpha`` of one direction of the composed pair, nats; broadcasts."""
+    value, _ = _evaluate("rdp", direction, orders, run, (0.0, np.inf))
+    log_kept = np.broadcast_to(run.log_kept(), value.shape)
+    return np.where(log_kept < 0, np.inf, value)
+
+
+def _evaluate(
+    kernel_name: str,
+    direction: str,
+    target: np.ndarray,
+    run: Run,
+    ends: tuple[float, float],
+) -> tuple[np.ndarray, np.ndarray]:
+    shape = np.broadcast_shapes(np.shape(target), run.shape)
+    if 0 in shape:
+        return np.zeros(shape), np.zeros(shape)
+    nothing, everything = ends
+    # Every array has all settings behind it, constants without a copy.
+    whole = run.map(lambda a: np.broadcast_to(a, shape) if np.size(a) > 1 else a)
+    silent, bare = run.loses_nothing, run.is_unprotected
+    flat_target = np.broadcast_to(np.asarray(target, np.float64), shape).reshape(-1)
+    groups = tuple(_all(group, flat_target.size) for group in whole.groups())
+    with using_engine(choose_engine(flat_target.size, BREAK_EVEN)):
+
+        def kernel(part: Any) -> tuple[np.ndarray, np.ndarray]:
+            target, groups = part
+            size = target.shape[-1]
+            return _kernel(
+                target,
+                groups,
+                kernel_name=kernel_name,
+                direction=direction,
+                block=_block(size),
+            )
+
+        sizes = _MANY_CHUNKS if flat_target.size >= _MANY else _CHUNKS
+        value, order = in_chunks(kernel, (flat_target, groups), sizes)
+    value, order = value.reshape(shape), order.reshape(shape)
+    value = np.where(silent, nothing, np.where(bare, everything, value))
+    order = np.where(silent | bare, np.inf, order)
+    # A NaN would compare as safe in the wrong direction; it becomes the upper end.
+    return np.where(np.isnan(value), everything, value), order
+
+
+def _all(group: Group, size: int) -> Group:
+    """A group whose arrays have all settings, without a copy."""
+    return map_arrays(lambda a: np.broadcast_to(a, (a.shape[0], size)), group)
+
+
+def _block(size: int) -> int:
+    if engine_name() == "jax" and on_cpu():
+        return min(size, _CPU_BLOCK)
+    return size
+
+
+def _blockwise(
+    target: Array,
+    groups: tuple[Group, ...],
+    *,
+    kernel_name: str,
+    direction: str,
+    block: int,
+) -> tuple[Array, Array]:
+    """The kernel over one chunk, block after block."""
+
+    def on_block(target: Array, groups: tuple[Group, ...]) -> tuple[Array, Array]:
+        if kernel_name == "rdp":
+            return kernels.rdp(direction, target, groups), target
+        return getattr(kernels, kernel_name)(target, groups)
+
+    if target.shape[-1] == block:
+        return on_block(target, groups)
+    xp = namespace(target)
+
+    def to_blocks(a: Array) -> Array:
+        """(..., n) to (n / block, ..., block)."""
+        parts = a.reshape(*a.shape[:-1], -1, block)
+        return xp.moveaxis(parts, -2, 0)
+
+    value, order = map_first(on_block, *map_arrays(to_blocks, (target, groups)))
+    return value.reshape(-1), order.reshape(-1)
+
+
+_kernel = float64_boundary(_blockwise, static=("kernel_name", "direction", "block"))

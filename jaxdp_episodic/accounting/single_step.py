@@ -1,0 +1,70 @@
+"""Epsilon and delta of a single step: read off its profile, no integral."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from jaxdp_episodic._engine import float64_boundary
+from jaxdp_episodic.accounting.question import EpsilonAt, Question
+from jaxdp_episodic.accounting.run import Run
+from jaxdp_episodic.losses.privacy_loss import PrivacyLoss
+from jaxdp_episodic.numerics.loops import Array, fori_loop, namespace
+
+_BISECTIONS = 80
+
+
+def solve_single_step(question: Question, run: Run) -> np.ndarray:
+    """Returns epsilon or log(delta) of runs of one step, whichever of several it is.
+
+    *Exact* up to the profile's rounding error, the larger of both directions.
+
+    Args:
+      question: (n,) targets.
+      run: (n,) fields; exactly one count of a setting is 1, the others are 0.
+    """
+    solve = epsilon_of_profile if isinstance(question, EpsilonAt) else delta_of_profile
+    value = np.full(question.target.shape, question.nothing)
+    for loss, count in zip(run.losses, run.counts, strict=True):
+        taken = np.flatnonzero(count == 1)
+        if taken.size:
+            one = loss.map(lambda field, taken=taken: field[taken])
+            value[taken] = solve(question.target[taken], one)
+    return value
+
+
+def _log_delta(epsilon: Array, loss: PrivacyLoss) -> Array:
+    xp = namespace(epsilon, loss.outer_rate)
+    (forward, _), (backward, _) = loss.log_tails(epsilon)
+    return xp.minimum(xp.maximum(forward, backward), 0.0)
+
+
+def _epsilon(log_delta: Array, loss: PrivacyLoss) -> Array:
+    """Where the profile falls to delta, by bisection from above."""
+    xp = namespace(log_delta, loss.outer_rate)
+
+    def excess(x: Array) -> Array:
+        return _log_delta(x, loss) - log_delta
+
+    def widen(_: int, high: Array) -> Array:
+        return xp.where(excess(high) > 0, high * 16.0, high)
+
+    def halve(_: int, bracket: tuple[Array, Array]) -> tuple[Array, Array]:
+        low, high = bracket
+        # First the scale, then the digits.
+        middle = xp.where(
+            high > 2 * low, xp.sqrt(xp.maximum(low, 1e-30) * high), 0.5 * (low + high)
+        )
+        above = excess(middle) > 0
+        return xp.where(above, middle, low), xp.where(above, high, middle)
+
+    high = fori_loop(xp, 0, 40, widen, xp.full_like(log_delta, 1e-12))
+    # Asked before the bisection, whose end may lie above the target by a rounding.
+    unreached = excess(high) > 0
+    bracket = (xp.zeros_like(high), high)
+    _, high = fori_loop(xp, 0, _BISECTIONS, halve, bracket)
+    at_zero = excess(xp.zeros_like(high)) <= 0
+    return xp.where(at_zero, 0.0, xp.where(unreached, xp.inf, high))
+
+
+delta_of_profile = float64_boundary(_log_delta)
+epsilon_of_profile = float64_boundary(_epsilon)

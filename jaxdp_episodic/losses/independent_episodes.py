@@ -1,0 +1,269 @@
+"""Independent episodes: several draws a step, each of which may hold the unit.
+
+With ``J ~ Binomial(B, eta)`` the number of episodes that hold the protected unit and
+``e1 = P(J >= 1)``, both directions are ``sum_k P(J = k) D(k s, 1 + (g-1)/e1)`` over
+k = 1 … B: a mixture over k of swaps of k contributions. It holds under both relations.
+
+Reference: Balle, Barthe, Gaboardi (2018), arXiv:1807.01647v2, Theorems 2 and 10.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import ClassVar, Self
+
+import numpy as np
+
+from jaxdp_episodic.losses.gaussian import (
+    SMALLEST,
+    drawn_tails,
+    gaussian_tails,
+    inner_exponent,
+    positive,
+    scaled,
+)
+from jaxdp_episodic.losses.loss_nodes import LossNodes
+from jaxdp_episodic.losses.privacy_loss import GaussianLoss, Hints, Quadrature, Tails
+from jaxdp_episodic.losses.sampled_gaussian import mixture_excess
+from jaxdp_episodic.losses.swapped_gaussian import swapped_nodes
+from jaxdp_episodic.numerics.combinatorics import log_binomial
+from jaxdp_episodic.numerics.loops import (
+    Array,
+    fori_loop,
+    map_first,
+    namespace,
+    stop_gradient,
+)
+
+# Most terms of a loss distribution; settings that need more have no exact answer.
+_MOST_TERMS = 200
+# Terms left out may add this share of delta, which is then added.
+_CUT_SHARE = 1e-9
+# No distribution is cut nearer than where the density is e^-18 of its peak.
+_LEAST_CUT = -18.0
+# Stands for log 0 where -inf would poison a gradient: e^{-1e30} = 0.
+_LOG_ZERO = -1e30
+
+
+@dataclass(frozen=True)
+class IndependentEpisodesLoss(GaussianLoss):
+    """Swaps of J contributions, J the number of episodes with the unit.
+
+    Attributes:
+      outer_rate: see `PrivacyLoss`; always 1.
+      rate: eta in [0, 1], the chance to be in one given episode.
+      shift: s >= 0 of one swapped contribution: twice the clip norm over the noise.
+      num_episodes: B, whole numbers >= 1 as floats. The cost of profiles and moments
+        grows with the largest B of a batch: all terms count, because the rare large k
+        dominate the moments of high order.
+      kept: how many terms are kept; fewer than B give less, which is no bound.
+    """
+
+    rate: Array
+    shift: Array
+    num_episodes: Array
+    kept: Array = np.inf  # pyright: ignore[reportAssignmentType]: broadcasts
+    rate_fields: ClassVar[tuple[str, ...]] = ("outer_rate", "rate")
+
+    def hints(self) -> Hints:
+        """One move; of several, as many as are expected and some more."""
+        xp = namespace(*self.fields)
+        expected = self.num_episodes * self.rate
+        draws = expected + 8 * xp.sqrt(expected) + 3
+        draws = xp.minimum(self.num_episodes, draws)
+        return Hints(self.rate, self.rate, self.shift, self.shift * draws)
+
+    def log_tails(self, u: Array) -> tuple[Tails, Tails]:
+        """See `PrivacyLoss`; two equal pairs. (Derivatives in forward mode only.)"""
+        xp = namespace(u, *self.fields)
+        u, outer, eta, s, episodes, kept = xp.broadcast_arrays(u, *self.fields)
+        episodes = stop_gradient(xp, episodes)
+        kept = xp.minimum(episodes, stop_gradient(xp, kept))
+        safe = positive(eta, 1.0)
+        certain = safe >= 1
+        log_absent = xp.log1p(-xp.where(certain, 0.5, safe))
+        log_absent = xp.where(certain, _LOG_ZERO, log_absent)
+        any_rate = xp.maximum(-xp.expm1(episodes * log_absent), SMALLEST)
+        inner = inner_exponent(u, any_rate)
+
+        def add_term(k: Array, totals: Tails) -> Tails:
+            index = k.astype(s.dtype)
+            count = xp.minimum(index, episodes)
+            log_weight = log_binomial(episodes, count) + count * xp.log(safe)
+            log_weight += (episodes - count) * log_absent
+            terms = gaussian_tails(count * s, inner)
+            first, second = (
+                xp.where(
+                    index <= kept,
+                    xp.logaddexp(total, xp.where(s > 0, log_weight + term, _LOG_ZERO)),
+                    total,
+                )
+                for total, term in zip(totals, terms, strict=True)
+            )
+            return first, second
+
+        last = xp.max(kept, initial=0.0).astype(int)
+        nothing = xp.full_like(s, 1e100 * _LOG_ZERO)
+        profile, tail = fori_loop(xp, 1, last + 1, add_term, (nothing, nothing))
+        log_any = xp.log(any_rate)
+        # The weights are those of J, not those given that it is at least 1.
+        tails = drawn_tails((profile - log_any, tail - log_any), u, any_rate)
+        tails = scaled(tails, outer, eta, s)
+        return tails, tails
+
+    def log_excess(
+        self,
+        t: Array,
+        direction: str,
+        quadrature: Quadrature,
+        *,
+        with_derivatives: bool = False,
+    ) -> tuple[Array, ...]:
+        """See `PrivacyLoss`: linear in the profiles, so a mixture like them."""
+        del direction
+        xp = namespace(t, *self.fields)
+        t, _, eta, s, episodes, _ = xp.broadcast_arrays(t, *self.fields)
+        log_absent = xp.log1p(-eta)  # -inf at eta = 1
+        any_rate = -xp.expm1(episodes * log_absent)
+
+        def add_term(k: Array, totals: tuple[Array, ...]) -> tuple[Array, ...]:
+            k = k.astype(s.dtype)
+            count = xp.minimum(k, episodes)
+            log_weight = log_binomial(episodes, count) + count * xp.log(eta)
+            rest = episodes - count
+            log_weight += xp.where(rest > 0, rest * log_absent, 0.0) - xp.log(any_rate)
+            excess, *derivatives = mixture_excess(
+                t, any_rate, count * s, "symmetric", quadrature, with_derivatives
+            )
+            total, *sums = totals
+            term = xp.where(k <= episodes, log_weight + excess, -xp.inf)
+            larger = xp.logaddexp(total, term)
+            finite = xp.where(xp.isfinite(larger), larger, 0.0)
+            old, new = xp.exp(total - finite), xp.exp(term - finite)
+            means = (old * a + new * b for a, b in zip(sums, derivatives, strict=True))
+            return larger, *means
+
+        last = xp.max(episodes).astype(int)
+        zeros = (xp.zeros_like(s),) * (2 * with_derivatives)
+        start = (xp.full_like(s, -xp.inf), *zeros)
+        return fori_loop(xp, 1, last + 1, add_term, start)
+
+    @property
+    def num_terms(self) -> Array:
+        """Terms that are kept."""
+        return np.minimum(self.kept, self.num_episodes)
+
+    def truncated(
+        self, log_goal: np.ndarray, count: np.ndarray
+    ) -> tuple[Self, np.ndarray, np.ndarray]:
+        """Cuts the sum where its rest adds a billionth of ``e^log_goal`` at most."""
+        least = log_goal + np.log(_CUT_SHARE) - np.log(np.maximum(count, 1.0))
+        terms, log_tail = _needed_terms(self.num_episodes, self.rate, least)
+        with np.errstate(divide="ignore"):
+            log_added = np.log(count) + log_tail
+        kept = np.minimum(terms, _MOST_TERMS)
+        return dataclasses.replace(self, kept=kept), log_added, terms > _MOST_TERMS
+
+    def nodes(
+        self,
+        backward: Array,
+        log_cut: Array,
+        height: Array,
+        num_nodes: int,
+        num_terms: int,
+    ) -> LossNodes:
+        """See `PrivacyLoss`: mixture over the number k of draws of swaps of k."""
+        del backward
+        xp = namespace(*self.fields, log_cut, height)
+        size = self.rate.shape[0]
+        terms = xp.arange(1, num_terms + 1, dtype=log_cut.dtype)[:, None]
+        kept = xp.minimum(self.kept, self.num_episodes)
+        k = xp.minimum(terms, kept)
+        log_absent = xp.log1p(-self.rate)
+        any_rate = -xp.expm1(self.num_episodes * log_absent)
+        rest = self.num_episodes - k
+        log_weight = log_binomial(self.num_episodes, k) + k * xp.log(self.rate)
+        log_weight += xp.where(rest > 0, rest * log_absent, 0.0) - xp.log(any_rate)
+        # Rarer than what is cut off anyway: left out.
+        used = (terms <= kept) & (log_weight > log_cut[:, None])
+        weight = xp.where(used, xp.exp(log_weight), 0.0)
+        log_cut = xp.minimum(log_cut[:, None] - log_weight, _LEAST_CUT)
+
+        def flat(a: Array) -> Array:
+            """(..., terms, m) to (..., terms m), of any shape that broadcasts."""
+            wide = xp.broadcast_to(a, (*a.shape[:-2], num_terms, size))
+            return wide.reshape(*a.shape[:-2], -1)
+
+        swaps = swapped_nodes(
+            flat(any_rate[None]),
+            flat(k * self.shift),
+            flat(log_cut),
+            flat(height[:, None]),
+            num_nodes,
+        )
+        return map_first(_mixed, swaps, weight, used)
+
+
+def _mixed(law: LossNodes, weight: Array, used: Array) -> LossNodes:
+    """The mixture of the nodes of all terms, (J, terms m), with (terms, m) weights."""
+    xp = namespace(law.mass, weight, used)
+    num_terms, size = weight.shape
+
+    def apart(a: Array) -> Array:
+        """(J, terms m) to (J, terms, m)."""
+        return a.reshape(-1, num_terms, size)
+
+    def nodes(a: Array) -> Array:
+        """(J, terms, m) to (terms J, m): those of no weight come last."""
+        return xp.swapaxes(a, 0, 1).reshape(-1, size)
+
+    def mixed(a: Array) -> Array:
+        return xp.sum(a.reshape(num_terms, size) * weight, axis=0)
+
+    def smallest(a: Array) -> Array:
+        return xp.min(xp.where(used, a.reshape(num_terms, size), xp.inf), axis=0)
+
+    return LossNodes(
+        (nodes(apart(law.loss[0])), nodes(apart(law.loss[1]))),
+        (nodes(apart(law.weight[0]) * weight), nodes(apart(law.weight[1]) * weight)),
+        mixed(law.mass),
+        mixed(law.size),
+        smallest(law.right),
+        smallest(law.left),
+        nodes(apart(law.end_log_weight) + xp.log(weight)),
+        nodes(apart(law.end_loss)),
+    )
+
+
+def _needed_terms(
+    episodes: np.ndarray, rate: np.ndarray, log_goal: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """Smallest k with a bound of ``log P(Binomial(B, rate) > k)`` below the goal.
+
+    Returns k and the bound (Chernoff's, with the relative entropy), ``-inf`` if all
+    terms are kept.
+    """
+    mean = episodes * rate
+    terms = np.minimum(np.maximum(np.ceil(mean), 1.0), episodes)
+    log_tail = _log_binomial_tail(episodes, rate, terms)
+    for _ in range(_MOST_TERMS + 1):
+        short = (log_tail > log_goal) & (terms < episodes)
+        if not short.any():
+            break
+        terms = np.where(short, terms + np.maximum(1, np.floor(0.05 * terms)), terms)
+        terms = np.minimum(terms, episodes)
+        log_tail = _log_binomial_tail(episodes, rate, terms)
+    return terms, np.where(terms >= episodes, -np.inf, log_tail)
+
+
+def _log_binomial_tail(
+    episodes: np.ndarray, rate: np.ndarray, terms: np.ndarray
+) -> np.ndarray:
+    """Bound of ``log P(Binomial(B, rate) >= k + 1)``: Chernoff and Hoeffding (1963)."""
+    share = np.minimum((terms + 1) / episodes, 1.0)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        entropy = share * np.log(share / rate)
+        rest = (1 - share) * np.log((1 - share) / (1 - rate))
+    entropy = entropy + np.where(share >= 1, 0.0, rest)
+    return np.where(share > rate, -episodes * entropy, 0.0)

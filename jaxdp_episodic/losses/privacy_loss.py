@@ -1,0 +1,293 @@
+"""What a method may ask of a mechanism: the protocol of all privacy losses.
+
+A `PrivacyLoss` describes one step's *dominating pair* (P, Q): two laws whose
+hockey-stick divergences ``H_g(P || Q)`` and ``H_g(Q || P)`` are upper bounds of those
+of the mechanism's outputs with a protected unit against without it, for every pair of
+neighbours and every ``g >= 1`` (Zhu, Dong, Wang 2022, arXiv:2106.08567). Its privacy
+loss is ``L = log P/Q`` under P. Everything else follows from the pair.
+
+To add a mechanism is one file here with one class, and its test. The methods
+`accounting.rdp`, `accounting.exact` and `accounting.pld` are written against this
+protocol alone; a method of a mechanism that lacks what it needs refuses it by name.
+
+Fields are arrays that broadcast together: one object is one setting or a million, with
+the paths of a population as last axis. Their derivatives, too, are objects of the same
+class. Kernels (`log_tails`, `log_excess`, `nodes` and what they call) are pure
+functions of the fields and take their array namespace from them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, ClassVar, NamedTuple, Self
+
+import numpy as np
+
+from jaxdp_episodic.losses.loss_nodes import LossNodes
+from jaxdp_episodic.numerics.loops import Array, namespace
+
+Tails = tuple[Array, Array]
+"""Logarithms of ``H_g`` and of g times the second law's mass where ``L > log g``."""
+
+# Rates are raised to this floor, which raises epsilon: products and squares of several
+# must stay above the smallest float64.
+_SMALLEST_RATE = 1e-60
+
+
+class Quadrature(NamedTuple):
+    """Size of a quadrature: panels and Gauss–Legendre nodes in each."""
+
+    num_panels: int
+    nodes_per_panel: int
+
+
+class Hints(NamedTuple):
+    """A Gaussian move that is rarely seen, about as costly: where searches start.
+
+    No answer depends on it, only how soon it is found.
+
+    Attributes:
+      rate: probability of the move.
+      odds: factor of ``e^{shift x}`` in P/Q where that is large.
+      shift: of the move, in standard deviations of the noise.
+      furthest: the largest move that is not too rare to count.
+    """
+
+    rate: Array
+    odds: Array
+    shift: Array
+    furthest: Array
+
+
+@dataclass(frozen=True)
+class PrivacyLoss:
+    """Base of all mechanisms.
+
+    Attributes:
+      outer_rate: probability that the step sees anything of the unit's surroundings;
+        a factor on both profiles, and so on ``M - 1``.
+      is_symmetric: class constant; whether both directions are the same function, the
+        one of ``P || Q``.
+      rate_fields: class constant; names of the fields that are probabilities.
+    """
+
+    outer_rate: Array
+    is_symmetric: ClassVar[bool] = True
+    rate_fields: ClassVar[tuple[str, ...]] = ("outer_rate",)
+
+    # --- Arrays ---
+
+    def map(self, function: Callable[[Array], Array]) -> Self:
+        """Returns the same mechanism with a function applied to every field."""
+        return type(self)(*(function(field) for field in self.fields))
+
+    @property
+    def fields(self) -> tuple[Array, ...]:
+        """The arrays, in the order of the class' attributes."""
+        return tuple(getattr(self, f.name) for f in dataclasses.fields(self))
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Broadcast shape of the fields."""
+        return np.broadcast_shapes(*(np.shape(field) for field in self.fields))
+
+    @classmethod
+    def stack(cls, losses: list[Self]) -> Self:
+        """Returns several of this class as one, with a new first axis."""
+        columns = zip(*(loss.fields for loss in losses), strict=True)
+        return cls(*(np.stack(column) for column in columns))
+
+    # --- What needs no computing ---
+
+    @property
+    def chance(self) -> Array:
+        """Probability that the step sees the unit: the product of all rates."""
+        chance = 1.0
+        for name in self.rate_fields:
+            chance = chance * getattr(self, name)
+        return chance
+
+    @property
+    def loses_nothing(self) -> Array:
+        """Where P and Q are the same law."""
+        return np.equal(self.chance, 0)
+
+    @property
+    def is_unprotected(self) -> Array:
+        """Where there is no noise, or so little that kernels would overflow."""
+        return np.zeros(self.shape, bool)
+
+    def kept_in_range(self) -> Self:
+        """Returns fields that kernels can compute with, none of them cheaper."""
+        raised = {
+            name: np.maximum(getattr(self, name), _SMALLEST_RATE)
+            for name in self.rate_fields
+        }
+        return dataclasses.replace(self, **raised)
+
+    def scaled(self, factor: Array) -> Self:
+        """Returns the mechanism with its noise divided by a factor."""
+        raise NotImplementedError(f"{type(self).__name__} has no noise to change")
+
+    def hints(self) -> Hints:
+        """Where searches start."""
+        raise NotImplementedError
+
+    def largest_loss(self, *, backward: bool) -> Array:
+        """Upper bound of the loss of one direction; inf where there is none."""
+        del backward
+        return np.full(self.shape, np.inf)
+
+    def log_kept(self) -> Array:
+        """``log(1 - f)``, f the probability of losing everything at once.
+
+        The pair is ``(1 - f)`` times the one that kernels compute with; the rest is
+        told apart for certain.
+        """
+        return np.zeros(self.shape)
+
+    # --- Profiles ---
+
+    def log_tails(self, u: Array) -> tuple[Tails, Tails]:
+        """Both directions' tails at ``u = log g >= 0``: forward and backward.
+
+        Elementwise; *exact* for the pair up to rounding (of the logarithm 1e-15 of its
+        size, or of 1), so upper bounds for the mechanism.
+        """
+        raise NotImplementedError(_lacks(self, "an exact privacy profile"))
+
+    def tail_displacement(self, u: Array) -> Array:
+        """How far off a loss the backward tails may be read, because u is rounded."""
+        return namespace(u).zeros_like(u)
+
+    def smallest_loss(self) -> Array:
+        """Losses below it, in size, are taken for 0 by the certified method."""
+        hints = self.hints()
+        return 1e-14 * np.maximum(hints.rate * np.minimum(hints.shift, 1.0), 1e-60)
+
+    # --- Rényi moments ---
+
+    def log_excess(
+        self,
+        t: Array,
+        direction: str,
+        quadrature: Quadrature,
+        *,
+        with_derivatives: bool = False,
+    ) -> tuple[Array, ...]:
+        """``log(E_Q[(P/Q)^{1+t}] - 1)`` at t > 0, but for the outer rate.
+
+        Args:
+          t: (n,) order minus one; the fields are (n,).
+          direction: "forward", or "backward" with P and Q exchanged.
+          quadrature: its size.
+          with_derivatives: append the first two derivatives of the excess in t, each
+            divided by the excess, good enough for a search.
+        """
+        raise NotImplementedError(_lacks(self, "Rényi moments"))
+
+    # --- Loss distribution ---
+
+    def nodes(
+        self,
+        backward: Array,
+        log_cut: Array,
+        height: Array,
+        num_nodes: int,
+        num_terms: int,
+    ) -> LossNodes:
+        """The loss distribution as a sum over nodes; V of them, cut at V levels.
+
+        Args:
+          backward: (m,) 1 for the direction with P and Q exchanged, else 0; fields are
+            (m,).
+          log_cut: (V, m) logarithm of the density at which it is cut.
+          height: (V, m) scales the distance of the path in the plane from the line.
+          num_nodes: of the quadrature.
+          num_terms: `num_terms` of the fields, or more.
+        """
+        raise NotImplementedError(_lacks(self, "a loss distribution"))
+
+    @property
+    def num_terms(self) -> Array:
+        """How many laws the loss distribution is a mixture of."""
+        return np.ones(self.shape)
+
+    def truncated(
+        self, log_goal: np.ndarray, count: np.ndarray
+    ) -> tuple[Self, np.ndarray, np.ndarray]:
+        """Returns the mechanism without terms that add nothing to delta.
+
+        Returns:
+          It, the logarithm of an upper bound of what they add in ``count`` steps, and
+          where there are too many terms left.
+        """
+        del count
+        return self, np.full(log_goal.shape, -np.inf), np.zeros(log_goal.shape, bool)
+
+    def spike(self) -> Array:
+        """Loss at which most of the forward distribution is, or 0."""
+        return namespace(self.outer_rate).zeros_like(self.outer_rate)
+
+    def spread(self) -> Array:
+        """How far from the spike the losses of an unseen unit may be."""
+        return namespace(self.outer_rate).zeros_like(self.outer_rate)
+
+    def gaussian_shift(self) -> Array:
+        """Shift where the pair is a Gaussian and its image, 0 elsewhere."""
+        return namespace(self.outer_rate).zeros_like(self.outer_rate)
+
+
+def _lacks(loss: PrivacyLoss, what: str) -> str:
+    return f"{type(loss).__name__} has no {what}: it is known by its bounds alone"
+
+
+@dataclass(frozen=True)
+class GaussianLoss(PrivacyLoss):
+    """Base of the mechanisms with Gaussian noise: they have a ``shift``.
+
+    It is how far the protected unit moves the sum, in standard deviations of the noise:
+    0 is infinite noise, inf is none.
+    """
+
+    # Shifts are kept in a range in which squares of exponents neither vanish nor
+    # overflow; beyond it the answer is inf, as without noise.
+    _SMALLEST_SHIFT: ClassVar[float] = 1e-20
+    _LARGEST_SHIFT: ClassVar[float] = 1e70
+
+    @property
+    def loses_nothing(self) -> Array:
+        """Where nothing is drawn, or the noise is infinite."""
+        return np.equal(self.chance, 0) | np.equal(self._shift, 0)
+
+    @property
+    def is_unprotected(self) -> Array:
+        """Where there is (nearly) no noise."""
+        return ~self.loses_nothing & (self._shift > self._LARGEST_SHIFT)
+
+    def kept_in_range(self) -> Self:
+        """Returns rates and shifts that kernels can compute with."""
+        shift = np.clip(self._shift, self._SMALLEST_SHIFT, self._LARGEST_SHIFT)
+        return dataclasses.replace(super().kept_in_range(), shift=shift)
+
+    def scaled(self, factor: Array) -> Self:
+        """Returns the mechanism with its noise divided by a factor."""
+        # Infinite shift times 0: no noise from the start stays none.
+        with np.errstate(invalid="ignore", over="ignore"):
+            shift = self._shift * factor
+        return dataclasses.replace(self, shift=np.where(np.isnan(shift), np.inf, shift))
+
+    def hints(self) -> Hints:
+        """The rates' product and the shift."""
+        rate = 1.0
+        for name in self.rate_fields:
+            if name != "outer_rate":
+                rate = rate * getattr(self, name)
+        return Hints(rate, rate, self._shift, self._shift)
+
+    @property
+    def _shift(self) -> Any:
+        # Subclasses put the field behind their rates.
+        return self.__dict__["shift"]

@@ -1,0 +1,292 @@
+"""The sampled Gaussian: a contribution that is there with probability p.
+
+The pair is ``P = (1-p) N(0, 1) + p N(s, 1)`` against ``Q = N(0, 1)``. It holds under
+add_remove where single privacy units are clipped and drawn: by Poisson sampling with
+s the clip norm over the noise, without replacement with twice that; at p = 1 it is
+the Gaussian mechanism itself.
+
+Reference: Balle, Barthe, Gaboardi (2018), arXiv:1807.01647v2, Theorems 2, 8 and 9;
+Mironov, Talwar, Zhang (2019), arXiv:1908.10530, for its Rényi divergence.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from jaxdp_episodic.losses.excess import (
+    FARTHEST_BUMP,
+    LOG_SQRT_2PI,
+    log_integral,
+    unless_gaussian,
+)
+from jaxdp_episodic.losses.gaussian import (
+    drawn_tails,
+    gaussian_tails,
+    inner_exponent,
+    positive,
+    scaled,
+)
+from jaxdp_episodic.losses.loss_nodes import (
+    FURTHEST_LEFT,
+    LossNodes,
+    Rate,
+    collected,
+    gaussian_loss,
+    log_mixture,
+    log_normal,
+    path_points,
+    real_log_mixture,
+    sampled_ends,
+)
+from jaxdp_episodic.losses.paths import Pair, whole_line
+from jaxdp_episodic.losses.privacy_loss import GaussianLoss, Quadrature, Tails
+from jaxdp_episodic.losses.windows import (
+    Windows,
+    only_root,
+    settle,
+    transitions,
+    windows_around,
+)
+from jaxdp_episodic.numerics.complex_exponentials import polar, times
+from jaxdp_episodic.numerics.loops import Array, map_first, namespace, sigmoid
+
+# Largest exponent that is exponentiated: its third power does not overflow, which
+# derivatives need.
+_LARGEST_EXPONENT = 100.0
+# Bound of the rounding of a difference times expm1 (XLA's is good to two of these).
+_DIFFERENCE_ERROR = 4.0
+# How far a loss moves in the backward profile for each unit of ``1 - 1/g``, at most
+# the rate: ``1 - g (1 - p)`` cancels where the loss is the largest, and the profile
+# that is computed is the one at a point nearby.
+_MOVE = 2e-15
+# Above this rate most losses are not at one place.
+_LARGEST_SPIKE_RATE = 0.99
+
+
+@dataclass(frozen=True)
+class SampledGaussianLoss(GaussianLoss):
+    """``(1-p) N(0, 1) + p N(shift, 1)`` against ``N(0, 1)``.
+
+    Attributes:
+      outer_rate: see `PrivacyLoss`.
+      rate: p in [0, 1].
+      shift: s >= 0.
+    """
+
+    rate: Array
+    shift: Array
+    is_symmetric: ClassVar[bool] = False
+    rate_fields: ClassVar[tuple[str, ...]] = ("outer_rate", "rate")
+
+    def largest_loss(self, *, backward: bool) -> Array:
+        """The density with the unit is at least ``1 - p`` of that without."""
+        bounded = self.rate < 1 if backward else np.zeros(np.shape(self.rate), bool)
+        return np.where(bounded, -np.log1p(-np.where(bounded, self.rate, 0.0)), np.inf)
+
+    def log_tails(self, u: Array) -> tuple[Tails, Tails]:
+        """With ``k = 1 - g (1-p)``: ``p D(s, 1 + (g-1)/p)`` and ``k D(s, g p / k)``.
+
+        The second is 0 where ``k <= 0``. There the backward losses end, and k cancels:
+        the value is the profile at a point nearby, below u by at most 2e-15 of it; it
+        errs upwards (see `tail_displacement`).
+        """
+        xp = namespace(u, *self.fields)
+        u, outer, p, s = xp.broadcast_arrays(u, *self.fields)
+        rate = positive(p, 1.0)
+        inner = inner_exponent(u, rate)
+        forward = drawn_tails(gaussian_tails(s, inner), u, rate)
+        # k = 1 - g (1 - p), as a difference of small numbers when p is small; it
+        # cancels where the backward losses end, and must not come out too small there
+        taken = (1 - rate) * xp.expm1(xp.minimum(u, _LARGEST_EXPONENT))
+        k = rate - taken * (1 - _DIFFERENCE_ERROR * xp.finfo(u.dtype).eps)
+        alive = k > 0
+        k = xp.where(alive, k, 1.0)
+        # log(g p / k) = log(1 + (g - 1) / k)
+        small = u <= 1
+        near = xp.log1p(xp.expm1(xp.where(small, u, 1.0)) / k)
+        inner = xp.where(small, near, u + xp.log(rate) - xp.log(k))
+        profile, tail = gaussian_tails(s, xp.where(alive, inner, 1.0))
+        # -dh/du = g (1-p) D + G: both parts are positive
+        log_rest = xp.log1p(-xp.where(rate < 1, rate, 0.0))
+        moved = xp.where(rate < 1, xp.minimum(u, 700.0) + log_rest + profile, -xp.inf)
+        backward = (
+            xp.where(alive, xp.log(k) + profile, -xp.inf),
+            xp.where(alive, xp.logaddexp(moved, tail), -xp.inf),
+        )
+        return scaled(forward, outer, p, s), scaled(backward, outer, p, s)
+
+    def tail_displacement(self, u: Array) -> Array:
+        """See `PrivacyLoss`."""
+        xp = namespace(u, *self.fields)
+        moved = _MOVE * xp.minimum(-xp.expm1(-u), self.rate)
+        return xp.where(self.rate < 1, moved, 0.0)
+
+    def log_excess(
+        self,
+        t: Array,
+        direction: str,
+        quadrature: Quadrature,
+        *,
+        with_derivatives: bool = False,
+    ) -> tuple[Array, ...]:
+        """See `PrivacyLoss`; exact up to quadrature error."""
+        return mixture_excess(
+            t, self.rate, self.shift, direction, quadrature, with_derivatives
+        )
+
+    def nodes(
+        self,
+        backward: Array,
+        log_cut: Array,
+        height: Array,
+        num_nodes: int,
+        num_terms: int,
+    ) -> LossNodes:
+        """See `PrivacyLoss`.
+
+        3/4 of the nodes will do, as no two laws meet at a loss of 0: 120 give 1e-8 of
+        M up to shifts of 4.
+        """
+        del num_terms
+        num_nodes = 3 * num_nodes // 4
+        xp = namespace(*self.fields, backward, log_cut, height)
+        s, p = self.shift, Rate.of(self.rate)
+        low, high, turn = sampled_ends(p, s, log_cut)
+        # There P and Q differ by log(1 - p), and losses that low hardly matter.
+        low = xp.where(backward > 0, low, xp.maximum(low, FURTHEST_LEFT))
+        # P's density carries the losses y; Q's the losses -y of the exchanged pair, on
+        # the path below the real line, where everything is conjugate.
+        sign, forward = 1 - 2 * backward, 1 - backward
+
+        def place(low: Array, high: Array) -> Pair:
+            return whole_line(low, high, turn, s, num_nodes)
+
+        nowhere = xp.full_like(s, -xp.inf)
+        x, element = path_points(map_first(place, low, high), nowhere, turn, s, height)
+        y = map_first(lambda x: log_mixture(gaussian_loss(x, s), p), x)
+
+        def finish(x: Pair, element: Pair, y: Pair) -> LossNodes:
+            normal = log_normal(x)
+            weights = times(
+                polar(normal[0] + forward * y[0], sign * normal[1] + forward * y[1]),
+                (element[0], sign * element[1]),
+            )
+            ends = xp.stack([x[0][0], x[0][-1]])
+            end_loss = sign * real_log_mixture(s * (ends - 0.5 * s), p)
+            end_log_weight = -0.5 * ends * ends + forward * end_loss
+            return collected((sign * y[0], y[1]), weights, end_log_weight, end_loss)
+
+        return map_first(finish, x, element, y)
+
+    def spike(self) -> Array:
+        """The loss of not being drawn, where that is the rule."""
+        xp = namespace(*self.fields)
+        spiked = (self.outer_rate >= 1) & (self.rate < _LARGEST_SPIKE_RATE)
+        return xp.log1p(-xp.where(spiked, self.rate, 0.0))
+
+    def spread(self) -> Array:
+        """Below an outer rate, losses of not being drawn are at two places."""
+        xp = namespace(*self.fields)
+        return xp.where(self.outer_rate < 1, self.outer_rate * self.rate, 0.0)
+
+    def gaussian_shift(self) -> Array:
+        """The shift, where the unit is always drawn."""
+        xp = namespace(*self.fields)
+        return xp.where(self.rate >= 1, self.shift, 0.0)
+
+
+def mixture_excess(
+    t: Array,
+    sampling_probability: Array,
+    shift: Array,
+    direction: str,
+    quadrature: Quadrature,
+    with_derivatives: bool,
+) -> tuple[Array, ...]:
+    """Log-excess of the sampled pair; "symmetric" if both profiles are the forward one.
+
+    Args:
+      t: (n,) order minus one, > 0.
+      sampling_probability: (n,) p in (0, 1].
+      shift: (n,) distance of the two means in units of the noise, > 0.
+      direction: "forward" (P against Q), "backward" (Q against P) or "symmetric".
+      quadrature: its size.
+      with_derivatives: see `PrivacyLoss.log_excess`.
+
+    Returns:
+      ``(log_excess,)``, (n,), or with derivatives three arrays.
+    """
+    xp = namespace(t, sampling_probability, shift)
+    t, p, s = xp.broadcast_arrays(t, sampling_probability, shift)
+    log_odds = xp.log1p(-p) - xp.log(p)  # -inf at p = 1
+    turn = xp.maximum(0.5 * s + log_odds / s, -1e300)
+    windows, bumps = _windows(t, turn, s, direction)
+    floor = 0.5 * s if direction == "symmetric" else xp.full_like(s, -xp.inf)
+
+    def log_parts(x: Array) -> tuple[Array, Array]:
+        """Log-ratio of P to Q and log-density of Q at x."""
+        log_ratio = _log_mixture_ratio(s * (x - 0.5 * s), p)
+        return log_ratio, -0.5 * x * x - LOG_SQRT_2PI
+
+    excess = log_integral(
+        log_parts,
+        windows,
+        bumps,
+        floor,
+        t,
+        direction,
+        quadrature,
+        with_derivatives,
+    )
+    far = (1 + t) * s > FARTHEST_BUMP
+    return unless_gaussian((p >= 1) | far, 0.5 * s * s, t, excess)
+
+
+def _windows(t: Array, turn: Array, s: Array, direction: str) -> tuple[Windows, Array]:
+    """Where the integrand of the sampled pair has weight.
+
+    ``turn`` is where p e^l = 1 - p. The logarithm of (1+v)^alpha has slope 0 left of
+    it and alpha·s right of it; v² (small v) has slope 2s; v (P's own bump) slope s.
+    A Gaussian with slope m peaks at m, and a bump between two slopes sits between.
+    """
+    xp = namespace(t, turn, s)
+    alpha = 1 + t
+    zero = xp.zeros_like(s)
+    knee = turn - xp.log(alpha) / s  # alpha v = 1
+    centers = [zero]
+    if direction != "backward":
+
+        def rise(x: Array) -> tuple[Array, Array]:
+            share = sigmoid(s * (x - turn))
+            return alpha * s * share, alpha * s * s * share * (1 - share)
+
+        low, high = xp.minimum(alpha, 2) * s, xp.maximum(alpha, 2) * s
+        steepest = alpha * s
+        settled = settle(rise, xp.stack([steepest, zero]), zero, steepest)
+        centers += [steepest, *settled, xp.clip(turn, low, high), 2 * s]
+    if direction != "forward":
+        centers += [xp.clip(knee, s, 2 * s)]
+    if direction == "backward":
+
+        def fall(x: Array) -> Array:
+            return -t * s * sigmoid(s * (x - turn))
+
+        centers += [only_root(fall, -t * s, zero)]
+    return windows_around(centers, transitions(knee, turn, s))
+
+
+def _log_mixture_ratio(log_likelihood_ratio: Array, p: Array) -> Array:
+    """``log(1 + p (e^l - 1))`` with full relative precision for every l and p."""
+    xp = namespace(log_likelihood_ratio, p)
+    log_p, log_q = xp.log(p), xp.log1p(-p)
+    excess = p * xp.expm1(xp.minimum(log_likelihood_ratio, 700.0))
+    central = xp.abs(excess) <= 0.5
+    # Elsewhere factor out the larger of the two terms (1 - p) + p e^l: near p = 1 and
+    # l << 0 their sum is far below 1 and 1 + p (e^l - 1) has no digits left.
+    gap = log_likelihood_ratio + log_p - xp.maximum(log_q, -1e300)
+    offset = xp.where(gap > 0, log_likelihood_ratio + log_p, log_q)
+    argument = xp.where(central, excess, xp.exp(-xp.abs(gap)))
+    return xp.where(central, 0.0, offset) + xp.log1p(argument)

@@ -1,0 +1,110 @@
+"""The swapped Gaussian: one contribution exchanged for another with probability eta.
+
+Both directions are the forward profile of the sampled pair, ``eta D(s, 1 + (g-1)/eta)``
+with s the full move: twice the clip norm over the noise. It holds under both relations
+for draws without replacement at the clip level, and for a step clipped as a whole.
+
+Reference: Balle, Barthe, Gaboardi (2018), arXiv:1807.01647v2, Theorem 2.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from jaxdp_episodic.losses.gaussian import (
+    drawn_tails,
+    gaussian_tails,
+    inner_exponent,
+    positive,
+    scaled,
+)
+from jaxdp_episodic.losses.loss_nodes import (
+    LossNodes,
+    Rate,
+    gaussian_loss,
+    log_mixture,
+    log_normal,
+    mirrored,
+    path_points,
+    real_log_mixture,
+    sampled_ends,
+)
+from jaxdp_episodic.losses.paths import Pair, half_line
+from jaxdp_episodic.losses.privacy_loss import GaussianLoss, Quadrature, Tails
+from jaxdp_episodic.losses.sampled_gaussian import mixture_excess
+from jaxdp_episodic.numerics.loops import Array, map_first, namespace
+
+
+@dataclass(frozen=True)
+class SwappedGaussianLoss(GaussianLoss):
+    """Both profiles ``eta D(shift, 1 + (g-1)/eta)``.
+
+    Attributes:
+      outer_rate: see `PrivacyLoss`.
+      rate: eta in [0, 1], at the clip level and below it.
+      shift: s >= 0, the full move.
+    """
+
+    rate: Array
+    shift: Array
+    rate_fields: ClassVar[tuple[str, ...]] = ("outer_rate", "rate")
+
+    def log_tails(self, u: Array) -> tuple[Tails, Tails]:
+        """See `PrivacyLoss`; two equal pairs."""
+        xp = namespace(u, *self.fields)
+        u, outer, eta, s = xp.broadcast_arrays(u, *self.fields)
+        rate = positive(eta, 1.0)
+        inner = gaussian_tails(s, inner_exponent(u, rate))
+        tails = scaled(drawn_tails(inner, u, rate), outer, eta, s)
+        return tails, tails
+
+    def log_excess(
+        self,
+        t: Array,
+        direction: str,
+        quadrature: Quadrature,
+        *,
+        with_derivatives: bool = False,
+    ) -> tuple[Array, ...]:
+        """See `PrivacyLoss`; exact up to quadrature error."""
+        del direction
+        return mixture_excess(
+            t, self.rate, self.shift, "symmetric", quadrature, with_derivatives
+        )
+
+    def nodes(
+        self,
+        backward: Array,
+        log_cut: Array,
+        height: Array,
+        num_nodes: int,
+        num_terms: int,
+    ) -> LossNodes:
+        """See `PrivacyLoss`."""
+        del backward, num_terms
+        return swapped_nodes(self.rate, self.shift, log_cut, height, num_nodes)
+
+
+def swapped_nodes(
+    rate: Array, shift: Array, log_cut: Array, height: Array, num_nodes: int
+) -> LossNodes:
+    """Nodes of the losses above 0 on one path, below 0 on its mirror image."""
+    xp = namespace(rate, shift, log_cut, height)
+    s, p = shift, Rate.of(rate)
+    floor = 0.5 * s
+    _, high, turn = sampled_ends(p, s, log_cut)
+    turn = xp.maximum(turn, floor)
+
+    def place(high: Array) -> Pair:
+        return half_line(floor, high, (turn,), s, num_nodes)
+
+    x, element = path_points(map_first(place, high), floor, turn, s, height)
+    y = map_first(lambda x: log_mixture(gaussian_loss(x, s), p), x)
+
+    def finish(x: Pair, element: Pair, y: Pair) -> LossNodes:
+        end = x[0][-1]
+        end_loss = real_log_mixture(s * (end - 0.5 * s), p)
+        return mirrored(y, log_normal(x), element, end, end_loss)
+
+    return map_first(finish, x, element, y)

@@ -75,7 +75,7 @@ class IndependentEpisodesLoss(GaussianLoss):
         return Hints(self.rate, self.rate, self.shift, self.shift * draws)
 
     def log_tails(self, u: Array) -> tuple[Tails, Tails]:
-        """See `PrivacyLoss`; two equal pairs. (Derivatives in forward mode only.)"""
+        """See `PrivacyLoss`; two equal pairs, with derivatives in forward mode only."""
         xp = namespace(u, *self.fields)
         u, outer, eta, s, episodes, kept = xp.broadcast_arrays(u, *self.fields)
         episodes = stop_gradient(xp, episodes)

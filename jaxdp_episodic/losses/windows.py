@@ -8,6 +8,8 @@ them, for `numerics.quadrature.lay_panels`, and the centers of the bumps.
 
 from __future__ import annotations
 
+import numpy as np
+
 from jaxdp_episodic.numerics.loops import Array, fori_loop, namespace
 
 Windows = tuple[Array, Array, Array]
@@ -86,7 +88,10 @@ def settle(slope, start: Array, low: Array, high: Array) -> Array:
 
     low, high = (xp.broadcast_to(end, start.shape) for end in (low, high))
     state = (start, low, high, 4 * (high - low))
-    x, *_ = fori_loop(xp, 0, 14, follow, state)
+    # The places of windows need not be known to the last digits.
+    x, *_ = fori_loop(
+        xp, 0, 14, follow, state, lambda s: np.all(s[3] <= 1e-6 * (1 + np.abs(s[0])))
+    )
     return x
 
 
@@ -100,5 +105,7 @@ def only_root(slope, low: Array, high: Array) -> Array:
         above = slope(middle) >= middle
         return xp.where(above, middle, low), xp.where(above, high, middle)
 
-    low, high = fori_loop(xp, 0, 40, halve, (low, high))
+    low, high = fori_loop(
+        xp, 0, 40, halve, (low, high), lambda s: np.all(s[1] - s[0] <= 1e-6)
+    )
     return 0.5 * (low + high)

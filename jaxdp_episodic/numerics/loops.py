@@ -16,28 +16,44 @@ Array = Any
 """A NumPy array, a JAX array or a tracer."""
 
 
+# What does not ask for JAX; told apart by its class, as this is asked very often.
+_NUMPY = (np.ndarray, np.generic, float, int)
+
+
 def namespace(*arrays: Any) -> Any:
     """Returns ``jax.numpy`` if any of the arrays is JAX's, else ``numpy``.
 
     What is no array (a Python number) does not count.
     """
     for array in arrays:
-        of = getattr(array, "__array_namespace__", None)
-        if of is not None and (space := of()) is not np:
-            return space
+        if not isinstance(array, _NUMPY):
+            of = getattr(array, "__array_namespace__", None)
+            if of is not None:
+                return of()
     return np
 
 
 def fori_loop(
-    xp: Any, start: int, stop: Any, body: Callable[[Any, Any], Any], value: Any
+    xp: Any,
+    start: int,
+    stop: Any,
+    body: Callable[[Any, Any], Any],
+    value: Any,
+    settled: Callable[[Any], Any] | None = None,
 ) -> Any:
-    """``value = body(i, value)`` for i from ``start`` to ``stop - 1``."""
+    """``value = body(i, value)`` for i from ``start`` to ``stop - 1``.
+
+    NumPy ends earlier where ``settled(value)``: more turns would change nothing that
+    counts.
+    """
     if xp is not np:
         from jax import lax
 
         return lax.fori_loop(start, stop, body, value)
     for i in range(start, int(stop)):
         value = body(np.int64(i), value)
+        if settled is not None and settled(value):
+            break
     return value
 
 
@@ -55,6 +71,16 @@ def while_loop(
     while condition(value):
         value = body(value)
     return value
+
+
+def where_needed(
+    condition: Array, value: Array, otherwise: Callable[[], Array]
+) -> Array:
+    """``where(condition, value, otherwise())``; NumPy asks only if it is needed."""
+    xp = namespace(condition, value)
+    if xp is np and np.all(condition):
+        return value
+    return xp.where(condition, value, otherwise())
 
 
 def scan(

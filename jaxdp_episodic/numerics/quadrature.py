@@ -14,6 +14,7 @@ instructions for the elementary functions (measured: eight times faster).
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 
 import numpy as np
@@ -21,6 +22,7 @@ import numpy as np
 from jaxdp_episodic.numerics.loops import Array, namespace, scan
 
 
+@functools.cache
 def gauss_legendre(num_nodes: int) -> tuple[np.ndarray, np.ndarray]:
     """Nodes and weights of the Gauss–Legendre rule on [0, 1], each (num_nodes,)."""
     nodes, weights = np.polynomial.legendre.leggauss(num_nodes)

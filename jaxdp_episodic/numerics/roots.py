@@ -1,7 +1,8 @@
-"""Vectorized search for the last point that keeps a promise.
+"""Where a monotone function of many elements crosses 0.
 
-Host-side NumPy: the functions searched here are whole accountants, and only the
-elements that still move are evaluated.
+`largest_within` is host-side NumPy: the functions it searches are whole accountants,
+and only the elements that still move are evaluated. `log_crossing` is a kernel, for
+rough answers.
 """
 
 from __future__ import annotations
@@ -9,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import numpy as np
+
+from jaxdp_episodic.numerics.loops import Array, namespace
 
 _MAX_EVALUATIONS = 200
 
@@ -88,3 +91,45 @@ def _inside(
     if integer:
         return np.clip(np.rint(guess), low + 1, high - 1)
     return guess
+
+
+def log_crossing(
+    function: Callable[[Array], Array],
+    low: Array,
+    high: Array,
+    *,
+    num_points: int,
+    num_rounds: int,
+) -> Array:
+    """About where a decreasing function crosses 0, on a logarithmic scale; a kernel.
+
+    Each round evaluates points between the ends side by side, which takes few calls,
+    and keeps the two about the crossing; the last two are interpolated.
+
+    Args:
+      function: maps (num_points, n) to values of that shape.
+      low: (n,) > 0.
+      high: (n,) >= low.
+      num_points: in a round.
+      num_rounds: each narrows the bracket, in log, by ``num_points - 1``.
+
+    Returns:
+      (n,) between the ends; an end where the sign does not change.
+    """
+    xp = namespace(low, high)
+    low, high = xp.log(low), xp.log(high)
+    share = np.linspace(0.0, 1.0, num_points)[:, None]
+    index = np.arange(num_points)[:, None]
+    bracket = values = xp.stack([low, high])
+    for _ in range(num_rounds):
+        x = bracket[0] + share * (bracket[1] - bracket[0])
+        value = function(xp.exp(x))
+        last = xp.max(xp.where(value > 0, index, 0), axis=0)
+        ends = xp.stack([last, xp.minimum(last + 1, num_points - 1)])
+        bracket = xp.take_along_axis(x, ends, axis=0)
+        values = xp.take_along_axis(value, ends, axis=0)
+    (x, end), (value, other) = bracket, values
+    drop = value - other
+    inside = (value > 0) & (drop > 0) & (drop < xp.inf)
+    part = xp.where(inside, value / xp.where(inside, drop, 1.0), 0.0)
+    return xp.exp(x + xp.clip(part, 0.0, 1.0) * (end - x))

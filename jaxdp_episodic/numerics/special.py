@@ -13,7 +13,6 @@ its ``erfcx`` returns 0 near 26.6.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 
 import numpy as np
 
@@ -96,6 +95,8 @@ _MILLS_SLOPE = np.array(
 )
 # Where the polynomials hold. Left of it the complement of the tail is used.
 _LEFT_END = -1.0
+# So few elements are cheaper in one matrix product than in Horner's scheme.
+_FEW = 256
 # Nodes that integrate n over a stretch of length max(1, x/2) from x to 1e-16.
 _SLOPE_NODES = 8
 
@@ -213,10 +214,16 @@ def _log_complement(x: Array) -> Array:
     return xp.log1p(-xp.exp(log_normal_density(x)) * _mills_ratio(-x))
 
 
-def _polynomial(coefficients: Sequence[float] | np.ndarray, x: Array) -> Array:
-    """Horner's scheme, lowest power first."""
+def _polynomial(coefficients: np.ndarray, x: Array) -> Array:
+    """A polynomial on [-1, 1], lowest power first."""
     xp = namespace(x)
-    *rest, leading = (float(c) for c in coefficients)
+    if xp is np and np.size(x) <= _FEW:
+        # All powers at once: few calls.
+        powers = np.empty((len(coefficients), np.size(x)))
+        powers[0], powers[1:] = 1.0, np.reshape(x, -1)
+        np.multiply.accumulate(powers, axis=0, out=powers)
+        return (coefficients @ powers).reshape(np.shape(x))
+    *rest, leading = coefficients.tolist()
     total = xp.full_like(x, leading)
     for coefficient in reversed(rest):
         total = total * x + coefficient

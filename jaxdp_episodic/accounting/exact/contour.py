@@ -7,7 +7,6 @@ of the losses (J) come first.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
@@ -23,7 +22,8 @@ from jaxdp_episodic.accounting.exact.mgf import (
     without_core,
 )
 from jaxdp_episodic.numerics.complex_exponentials import log_complex
-from jaxdp_episodic.numerics.loops import Array, fori_loop, namespace
+from jaxdp_episodic.numerics.loops import Array, namespace
+from jaxdp_episodic.numerics.roots import log_crossing
 
 # Share of the steepest lean that is used, and the largest: at 1 a Gaussian would no
 # longer fall off.
@@ -34,7 +34,8 @@ _NEGLIGIBLE = -40.0
 # The contour ends where the integrand has fallen by so many nats.
 _FALL = 42.0
 _NUM_SCOUTS = 24
-_BISECTIONS = 18
+# The saddle point is known to some percent of its logarithm's spacing.
+_SADDLE_POINTS, _SADDLE_ROUNDS = 14, 3
 # Crossings that are tried, relative to the saddle point of all losses, where the core
 # is subtracted; and by how many nats that must pay.
 _CROSSINGS = 1.25 ** np.arange(16.0)
@@ -122,7 +123,13 @@ def _crossing(epsilon: Array, groups: tuple[Steps, ...]) -> Pair:
         _, mean, _ = real_moments(c, groups)
         return mean - epsilon - 1 / c - 1 / (1 + c)
 
-    plain = _last_below(slope, largest)
+    plain = log_crossing(
+        lambda c: -slope(c),
+        xp.full_like(largest, 1e-8),
+        xp.maximum(largest, 1e-8),
+        num_points=_SADDLE_POINTS,
+        num_rounds=_SADDLE_ROUNDS,
+    )
     core = core_variance(groups)
     c = xp.minimum(plain * _CROSSINGS[:, None], xp.maximum(largest, plain))
     nothing = xp.zeros_like(core)
@@ -172,22 +179,6 @@ def transform(c: Array, core: Array, groups: tuple[Steps, ...]) -> Transform:
         xp.maximum(second - slope**2, 0.0) + inverse,
         valid,
     )
-
-
-def _last_below(function: Callable[[Array], Array], largest: Array) -> Array:
-    """About the largest c up to which an increasing function is not above 0."""
-    xp = namespace(largest)
-    low = xp.full_like(largest, math.log(1e-8))
-    high = xp.maximum(xp.log(xp.maximum(largest, 1e-300)), low)
-
-    def halve(_: int, bracket: Pair) -> Pair:
-        low, high = bracket
-        middle = 0.5 * (low + high)
-        below = function(xp.exp(middle)) <= 0
-        return xp.where(below, middle, low), xp.where(below, high, middle)
-
-    low, _ = fori_loop(xp, 0, _BISECTIONS, halve, (low, high))
-    return xp.exp(low)
 
 
 def largest_center(like: Array, groups: tuple[Steps, ...]) -> Array:

@@ -17,12 +17,18 @@ from jaxdp_episodic.accounting.exact.contour import (
 from jaxdp_episodic.accounting.exact.mgf import Steps, core_variance
 from jaxdp_episodic.accounting.run import Group
 from jaxdp_episodic.losses.gaussian import log_gaussian_profile
-from jaxdp_episodic.numerics.loops import Array, fori_loop, logsumexp, namespace
+from jaxdp_episodic.numerics.loops import (
+    Array,
+    logsumexp,
+    namespace,
+    where_needed,
+)
+from jaxdp_episodic.numerics.roots import log_crossing
 
 # Crossings from which a first epsilon is taken, relative to the order of Rényi's bound.
 _FIRST_CROSSINGS = 1.25 ** np.arange(-8.0, 14.0)
-# Of the bisection, from this share of Rényi's bound up to it.
-_HALVINGS, _SMALLEST = 20, 1e-4
+# Epsilon is looked for from this share of Rényi's bound up to it.
+_SMALLEST = 1e-4
 _LOG_NOTHING = -1e300
 
 
@@ -49,8 +55,11 @@ def first_epsilon(
     xp = namespace(log_delta, highest, order, fields[0].count, groups[0].count)
     core = core_variance(groups)
     near = _by_saddle_points(log_delta, xp.maximum(order - 1, 1e-8), core, groups)
-    apart = _by_jumps(log_delta, highest, core, fields)
-    return xp.where((near > 0) & (near < highest), near, apart)
+    return where_needed(
+        (near > 0) & (near < highest),
+        near,
+        lambda: _by_jumps(log_delta, highest, core, fields),
+    )
 
 
 def _by_jumps(
@@ -66,25 +75,19 @@ def _by_jumps(
     xp = namespace(log_delta, highest, core, fields[0].count)
     mu = xp.sqrt(xp.maximum(core, 0.0))
 
-    def approximate(epsilon: Array) -> Array:
+    def excess(epsilon: Array) -> Array:
+        """Of log(delta) at (G, n) epsilons."""
         small = xp.where(mu > 0, log_gaussian_profile(mu, epsilon), _LOG_NOTHING)
-        once = [small[None]]
+        once = [small[:, None]]
         for group in fields:
-            forward, backward = group.loss.log_tails(epsilon)
+            forward, backward = group.loss.log_tails(epsilon[:, None])
             log_count = xp.log(xp.maximum(group.count, 1e-300))
             once.append(xp.maximum(forward[0], backward[0]) + log_count)
-        return logsumexp(xp.maximum(xp.concatenate(once), _LOG_NOTHING))
+        every = xp.maximum(xp.concatenate(once, axis=1), _LOG_NOTHING)
+        return logsumexp(xp.moveaxis(every, 1, 0)) - log_delta
 
-    def halve(_: int, bracket: tuple[Array, Array]) -> tuple[Array, Array]:
-        low, high = bracket
-        # First the scale, then the digits.
-        middle = xp.where(high > 2 * low, xp.sqrt(low * high), 0.5 * (low + high))
-        above = approximate(middle) > log_delta
-        return xp.where(above, middle, low), xp.where(above, high, middle)
-
-    start = (_SMALLEST * highest, highest)
-    _, high = fori_loop(xp, 0, _HALVINGS, halve, start)
-    return high
+    low = _SMALLEST * highest
+    return log_crossing(excess, low, highest, num_points=9, num_rounds=3)
 
 
 def _by_saddle_points(

@@ -7,7 +7,7 @@ arrays. A row with a bad value gets an error of its own; it costs the others not
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -34,7 +34,7 @@ _ROW_ERRORS = (TypeError, ValueError, NotImplementedError, OverflowError, OSErro
 _MAX_DEPTH = 32
 _MAX_INTEGER = 2**63 - 1
 
-KeyPath = tuple[str | int, ...]
+KeyPath = tuple[str, ...]
 
 
 class Answer(NamedTuple):
@@ -129,7 +129,7 @@ def _sort_in(
         if key != _ID:
             _flatten((key,), value, leaves)
     fixed, paths, numbers = [], [], []
-    for path, leaf in sorted(leaves, key=_order):
+    for path, leaf in sorted(leaves, key=lambda item: item[0]):
         if type(leaf) is float or type(leaf) is int and path[0] != _VERSION:
             paths.append(path)
             numbers.append(leaf)
@@ -171,14 +171,11 @@ def _flatten(path: KeyPath, value: Any, leaves: list[tuple[KeyPath, Any]]) -> No
             if not isinstance(key, str):
                 raise TypeError(f"{_named(path)}: keys must be strings, got {key!r}")
             _flatten((*path, key), item, leaves)
-    elif isinstance(value, list | tuple) and any(
-        isinstance(item, Mapping) for item in value
+    elif isinstance(value, list | tuple) and (
+        path == ("step", "counts") or any(isinstance(item, Mapping) for item in value)
     ):
         for place, item in enumerate(value):
-            _flatten((*path, place), item, leaves)
-    elif path == ("step", "counts") and isinstance(value, list | tuple):
-        for place, item in enumerate(value):
-            _flatten((*path, place), item, leaves)
+            _flatten((*path, str(place)), item, leaves)
     else:
         raise TypeError(
             f"{_named(path)} must be a number or a string (a row is one setting), got "
@@ -252,7 +249,7 @@ def _request(group: _Group, columns: np.ndarray) -> Request:
         whole = all(type(number) is int for number in column)
         values = column.astype(np.int64 if whole else np.float64)
         leaves[path] = values if len(values) > 1 else column[0]
-    mapping = _nested(leaves)
+    mapping = nested(leaves.items())
     if group.tree is not None:
         mapping = request_file.with_population(mapping, group.tree)
     kind = CalibrationRequest if "calibrate" in mapping else EpsilonRequest
@@ -260,35 +257,39 @@ def _request(group: _Group, columns: np.ndarray) -> Request:
     return kind.from_dict(mapping, where="request")
 
 
-def _nested(leaves: Mapping[KeyPath, Any]) -> dict[str, Any]:
-    """The inverse of flattening; places that are numbers make lists."""
-    root: dict[Any, Any] = {}
-    for path, leaf in leaves.items():
-        table = root
-        for part in path[:-1]:
-            table = table.setdefault(part, {})
-            if not isinstance(table, dict):
-                raise ValueError(f"{_named(path)} is both a value and a table")
-        table[path[-1]] = leaf
-    return _with_lists(root)
+def nested(leaves: Iterable[tuple[KeyPath, Any]], above: KeyPath = ()) -> Any:
+    """Returns the table in which values lie where their paths say.
 
+    A table with a key "0", and no keys but whole numbers, is a list; places of it that
+    are left out are None, and refused where something is expected.
 
-def _with_lists(table: Any) -> Any:
-    if not isinstance(table, dict):
-        return table
-    if table and all(type(key) is int for key in table):
-        if sorted(table) != list(range(len(table))):
-            raise ValueError(f"the places of a list must be 0, 1, ..., got {[*table]}")
-        return [_with_lists(table[place]) for place in range(len(table))]
-    return {
-        key: value if key == POPULATION else _with_lists(value)
-        for key, value in table.items()
-    }
+    Args:
+      leaves: paths, none empty, and values.
+      above: where the table lies, for the message.
 
-
-def _order(item: tuple[KeyPath, Any]) -> tuple[str, ...]:
-    """Sorts paths whose parts are of different types."""
-    return tuple(map(str, item[0]))
+    Raises:
+      ValueError: a value where another path has a table.
+    """
+    inside: dict[str, list[tuple[KeyPath, Any]]] = {}
+    for path, leaf in leaves:
+        inside.setdefault(path[0], []).append((path[1:], leaf))
+    table: dict[str, Any] = {}
+    for key, below in inside.items():
+        here = (*above, key)
+        whole = [leaf for path, leaf in below if not path]
+        if len(below) == len(whole) == 1:
+            table[key] = whole[0]
+            continue
+        # Columns may lie in a table that another one holds.
+        if not all(isinstance(leaf, Mapping) for leaf in whole):
+            raise ValueError(f"{_named(here)!r} is both a value and a table")
+        parts = [((name,), value) for leaf in whole for name, value in leaf.items()]
+        table[key] = nested([*parts, *(pair for pair in below if pair[0])], here)
+    if "0" in table and all(key.isdecimal() for key in table):
+        last = max(map(int, table))
+        if last < 2 * len(table):  # else one name would make a list of any length
+            return [table.get(str(place)) for place in range(last + 1)]
+    return table
 
 
 def _key(leaf: Any) -> Any:
@@ -309,5 +310,5 @@ def _failure(label: Any, error: BaseException) -> Answer:
     return Answer(label, None, None, None, text)
 
 
-def _named(path: Sequence[str | int]) -> str:
-    return ".".join(map(str, path))
+def _named(path: KeyPath) -> str:
+    return ".".join(path)

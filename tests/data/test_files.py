@@ -11,8 +11,7 @@ from jaxdp_episodic.data.folders import (
     load_mini_imagenet,
     load_omniglot,
 )
-from jaxdp_episodic.data.npz import load_npz
-from jaxdp_episodic.data.tables import load_table
+from jaxdp_episodic.data.user_files import load_npz, load_table
 
 RNG = np.random.default_rng(0)
 
@@ -262,7 +261,7 @@ def test_parquet_is_the_same(tmp_path):
         (CSV.replace("12", "twelve"), {}, r"'twelve' in record 2 \(row 3\)"),
         (CSV.replace("12", "inf"), {}, "must be finite numbers"),
         (CSV.replace("y,", ","), {}, r"must be an id, got nothing in record 2"),
-        (CSV.replace("y,12", "y"), {}, "line 3 has 2 cells"),
+        (CSV.replace("y,12", "y"), {}, "line 3: 2 fields under 3"),
         (CSV, {"max_bytes": 5}, "at most max_bytes=5"),
         ("\udcff", {}, "UTF-8"),
     ],

@@ -11,8 +11,8 @@ import numpy as np
 from jaxdp_episodic.describe.designs import GroupedClasses
 from jaxdp_episodic.describe.population import Population
 from jaxdp_episodic.describe.step import ComposedSteps, GaussianStep
+from jaxdp_episodic.files.table_file import writing
 from jaxdp_episodic.report.report import privacy_report
-from jaxdp_episodic.requests.batch_files import writing
 
 _ROWS_AT_ONCE = 20_000
 _MOST_UNITS = 10**8

@@ -31,25 +31,26 @@ def csv_lines(
       UnicodeDecodeError: with ``errors="strict"`` alone.
     """
     with path.open(newline="", encoding="utf-8-sig", errors=errors) as file:
-        lines = csv.reader(_Lines(file), strict=True)
+        source = _Lines(file)
+        lines = csv.reader(source, strict=True)
         try:
             header = next(lines, [])
         except csv.Error as error:
             raise ValueError(f"the line of names: {error}") from None
-        yield lines.line_num, header
+        yield source.number, header
         while True:
             try:
                 cells = next(lines)
             except StopIteration:
                 return
             except csv.Error as error:
-                yield lines.line_num, ValueError(f"line {lines.line_num}: {error}")
+                yield source.number, ValueError(f"line {source.number}: {error}")
                 continue
             if len(cells) == len(header):
-                yield lines.line_num, cells
+                yield source.number, cells
             elif cells:
                 found = f"{len(cells)} fields under {len(header)} column names"
-                yield lines.line_num, ValueError(f"line {lines.line_num}: {found}")
+                yield source.number, ValueError(f"line {source.number}: {found}")
 
 
 def read_csv_columns(
@@ -83,10 +84,14 @@ def read_csv_columns(
 
 
 class _Lines:
-    """The lines of a text file, those that are too long as errors."""
+    """The lines of a text file, those that are too long as errors.
+
+    Attributes:
+      number: of the last line, from 1.
+    """
 
     def __init__(self, file: Any) -> None:
-        self._file = file
+        self._file, self.number = file, 0
 
     def __iter__(self) -> _Lines:
         return self
@@ -95,6 +100,7 @@ class _Lines:
         line = self._file.readline(LONGEST_LINE + 1)
         if not line:
             raise StopIteration
+        self.number += 1
         if len(line) > LONGEST_LINE:
             while line and not line.endswith(("\n", "\r")):
                 line = self._file.readline(LONGEST_LINE)

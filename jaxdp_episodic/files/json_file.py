@@ -1,11 +1,14 @@
-"""JSON from outside: no key twice, lines of bounded length."""
+"""JSON: from outside with no key twice and in lines of bounded length; plain values."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from jaxdp_episodic.files.columns import repeated
 
@@ -66,6 +69,23 @@ def json_lines(path: Path) -> Iterator[tuple[int, Any, int]]:
                 yield number, ValueError(f"line {number}: {TOO_LONG}"), 0
             elif not line.isspace():
                 yield number, _object(number, line), len(line)
+
+
+def plain(value: Any) -> Any:
+    """Returns a value as JSON can hold it.
+
+    Tuples become lists, NumPy's arrays and numbers Python's, keys text; infinities and
+    NaN the strings that Python's ``float`` reads.
+    """
+    if isinstance(value, Mapping):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, tuple | list):
+        return [plain(item) for item in value]
+    if isinstance(value, np.ndarray | np.generic):
+        return plain(value.tolist())
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    return value
 
 
 def _object(number: int, line: bytes) -> dict[str, Any] | Exception:

@@ -1,4 +1,4 @@
-"""Columns of Parquet files from strangers, in memory that does not depend on them.
+"""Columns of untrusted Parquet files, in memory that does not depend on them.
 
 Parquet packs a column of a billion equal texts into a few bytes, so what a file says of
 its own size is no bound of what it becomes. Text is therefore kept as places in a
@@ -260,7 +260,8 @@ class _Thrift:
             return self._take(1 if kind == _BYTE else 8)
         if kind in (_I16, _I32, _I64):
             number = self._varint()
-            return (number >> 1) ^ -(number & 1)
+            # No wanted field is so short, and Arrow passes over what has another type.
+            return None if kind == _I16 else (number >> 1) ^ -(number & 1)
         if kind == _BINARY:
             return self._take(self._varint())
         if kind in (_LIST, _SET):
@@ -289,7 +290,7 @@ class _Thrift:
         found, number = {}, 0
         while head := self._take(1)[0]:
             step = head >> 4
-            number = number + step if step else self.value(_I16, None)
+            number = number + step if step else self.value(_I32, None)
             value = self.value(head & 0x0F, wanted.get(number), depth + 1)
             if number in wanted:
                 found[number] = value

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import csv
 import json
-import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from jaxdp_episodic.files.atomic import atomic_path
+from jaxdp_episodic.files.json_file import plain
 from jaxdp_episodic.files.optional import require_pyarrow
 
 SUFFIXES = (".jsonl", ".csv", ".parquet")
@@ -48,17 +48,16 @@ def writing(path: Path, columns: Mapping[str, str]) -> Iterator[Writer]:
     opened = {".jsonl": _jsonl_writer, ".csv": _csv_writer, ".parquet": _arrow_writer}
     with atomic_path(path) as temporary, temporary.open("xb") as file:
         write, close = opened[path.suffix](file, columns)
-        yield write
-        close()
+        try:
+            yield write
+        finally:
+            close()
 
 
 def _jsonl_writer(file: Any, columns: Mapping[str, str]) -> tuple[Writer, Any]:
     def write(rows: list[dict[str, Any]]) -> None:
-        lines = [
-            json.dumps({name: _json_number(row[name]) for name in columns}) + "\n"
-            for row in rows
-        ]
-        file.write("".join(lines).encode())
+        kept = ({name: plain(row[name]) for name in columns} for row in rows)
+        file.write("".join(json.dumps(row) + "\n" for row in kept).encode())
 
     return write, lambda: None
 
@@ -97,13 +96,6 @@ def _arrow_writer(file: Any, columns: Mapping[str, str]) -> tuple[Writer, Any]:
         table.write_table(arrow.Table.from_pylist(cells, schema=schema))
 
     return write, table.close
-
-
-def _json_number(value: Any) -> Any:
-    """The value, infinity as JSON can hold it."""
-    if isinstance(value, float) and not math.isfinite(value):
-        return str(value)
-    return value
 
 
 def _text(value: Any) -> str:

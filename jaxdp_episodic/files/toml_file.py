@@ -1,6 +1,6 @@
 """TOML: read within bounds of size and depth, and written.
 
-What strangers send is bounded before the standard library parses it.
+What is not trusted is bounded before the standard library parses it.
 """
 
 from __future__ import annotations

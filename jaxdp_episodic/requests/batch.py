@@ -97,23 +97,22 @@ def answer_requests(
       ValueError: an unknown ``method``.
     """
     check_method(method)
-    answers: list[Answer | None] = []
+    answers: list[Answer] = []
     groups: dict[Any, _Group] = {}
     for index, row in enumerate(rows):
         label = row.get(_ID) if isinstance(row, Mapping) else None
-        answers.append(None)
+        is_label = isinstance(label, str | int | float | None)
+        answers.append(Answer(label if is_label else None, None, None, None, None))
         try:
-            if not isinstance(label, str | int | float | None):
-                label, wrong = None, _validation.shown(label)
+            if not is_label:
+                wrong = _validation.shown(label)
                 raise TypeError(f"id must be a text or a number, got {wrong}")
             _sort_in(groups, index, row, method, base or Path())
         except _ROW_ERRORS as error:
-            answers[index] = _failure(label, error)
-        else:
-            answers[index] = Answer(label, None, None, None, None)
+            answers[index] = _failure(answers[index], error)
     for group in groups.values():
         _answer_group(group, answers)
-    return [answer for answer in answers if answer is not None]
+    return answers
 
 
 def _sort_in(
@@ -183,7 +182,7 @@ def _flatten(path: KeyPath, value: Any, leaves: list[tuple[KeyPath, Any]]) -> No
         )
 
 
-def _answer_group(group: _Group, answers: list[Any]) -> None:
+def _answer_group(group: _Group, answers: list[Answer]) -> None:
     """Fills in the answers of the rows of a group."""
     columns = np.empty((len(group.rows), len(group.paths)), object)
     for row, numbers in enumerate(group.numbers):
@@ -197,15 +196,16 @@ def _answer_group(group: _Group, answers: list[Any]) -> None:
             dominating_pair(one)
 
     def fail(row: int, error: Exception) -> None:
-        answers[group.rows[row]] = _failure(answers[group.rows[row]].id, error)
+        place = group.rows[row]
+        answers[place] = _failure(answers[place], error)
 
     def fill(part: np.ndarray) -> None:
         request = _request(group, columns[part])
         values = np.broadcast_to(np.asarray(request.answer(), np.float64), part.shape)
         for row, value in zip(part.tolist(), values.tolist(), strict=True):
             place = group.rows[row]
-            answers[place] = Answer(
-                answers[place].id, request.quantity, value, request.method, None
+            answers[place] = answers[place]._replace(
+                quantity=request.quantity, value=value, method=request.method
             )
 
     # Checks are cheap and come first, so that the rest is one large call. Settings are
@@ -305,9 +305,8 @@ def _plain(value: Any) -> Any:
     raise TypeError(f"population holds {_validation.shown(value)}")
 
 
-def _failure(label: Any, error: BaseException) -> Answer:
-    text = " ".join(str(error).split()) or type(error).__name__
-    return Answer(label, None, None, None, text)
+def _failure(answer: Answer, error: BaseException) -> Answer:
+    return answer._replace(error=" ".join(str(error).split()) or type(error).__name__)
 
 
 def _named(path: KeyPath) -> str:

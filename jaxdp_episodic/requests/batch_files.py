@@ -1,6 +1,6 @@
 """Files of requests and answers: JSON lines, CSV, Parquet; handled in parts.
 
-A file is a stranger's. A line that cannot be read is an error in its row, and the
+Files are not trusted. A line that cannot be read is an error in its row, and the
 answers replace an older file only when all of them are there.
 """
 

@@ -1,6 +1,6 @@
 """Request files: TOML, with the data set's sizes in it or in a table beside it.
 
-A file is a stranger's: nothing in it is executed, arrays are read without pickle, and
+Files are not trusted: nothing in them is executed, arrays are read without pickle, and
 every error names the file and the place.
 """
 
@@ -121,7 +121,7 @@ def _population_from_records(
 
 
 def _inside(folder: Path, name: str) -> Path:
-    """The file of that name below the folder; a stranger may not name others."""
+    """The file of that name below the folder; a request may name no other."""
     path = folder / name
     if "\0" in name or not path.resolve().is_relative_to(folder.resolve()):
         raise ValueError(

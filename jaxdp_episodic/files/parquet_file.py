@@ -90,9 +90,11 @@ def parquet_batches(
             for name in wanted:
                 _check_type(arrow, schema.field(name), nested=names is None)
             _check_size(meta, len(wanted), max_bytes)
-            if _has_lists(meta):
+            # The file's own schema: Arrow's types, which it may add, can hide lists.
+            leaves = [meta.schema.column(i) for i in range(meta.num_columns)]
+            if any(leaf.max_repetition_level > 0 for leaf in leaves):
                 _check_items(path)
-            texts = _text_leaves(meta)
+            texts = [leaf.path for leaf in leaves if leaf.physical_type == "BYTE_ARRAY"]
         yield wanted, [[] for _ in wanted]
         if not meta.num_rows:
             return
@@ -139,12 +141,6 @@ def _check_size(meta: Any, columns: int, max_bytes: int | None) -> None:
         raise ValueError(f"more than max_bytes={max_bytes} bytes")
 
 
-def _has_lists(meta: Any) -> bool:
-    """By the file's own schema: Arrow's types, which a file may add, can hide them."""
-    columns = [meta.schema.column(i) for i in range(meta.num_columns)]
-    return any(column.max_repetition_level > 0 for column in columns)
-
-
 def _check_items(path: Path) -> None:
     """Refuses lists of more items than are made into Python objects in one go."""
     for column in column_items(path):
@@ -154,12 +150,6 @@ def _check_items(path: Path) -> None:
                 f"column {column.path[:60]!r} must have at most {_MOST_ITEMS} items "
                 "a row group"
             )
-
-
-def _text_leaves(meta: Any) -> list[str]:
-    """Paths of the columns that hold text, nested ones too."""
-    columns = [meta.schema.column(i) for i in range(meta.num_columns)]
-    return [c.path for c in columns if c.physical_type == "BYTE_ARRAY"]
 
 
 def _cells(arrow: Any, column: Any, name: str) -> list[Any]:

@@ -31,7 +31,7 @@ def test_pickles_do_not_run(tmp_path):
     ran = tmp_path / "ran"
     for name in ("features", "labels", "unused"):
         arrays = {"features": np.zeros((1, 2)), "labels": np.zeros(1, int)}
-        arrays[name] = np.array([Runs(ran)], dtype=object)
+        arrays[name] = np.array([Runs(ran), Runs(ran)], dtype=object)
         path = tmp_path / "x.npz"
         np.savez(path, allow_pickle=True, **arrays)
         with pytest.raises(

@@ -6,7 +6,6 @@ relative to ``base``.
 
 from __future__ import annotations
 
-import dataclasses
 import typing
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,12 +31,11 @@ class _Source(Spec):
     """What all sources share: fields are checked by the types they are declared of."""
 
     def __post_init__(self) -> None:
-        for field in dataclasses.fields(self):  # type: ignore[arg-type]  # subclasses
-            value = getattr(self, field.name)
-            kind, left_out, _ = str(field.type).partition(" | None")
-            if value is not None or not left_out:
-                checked = _CHECKS[kind](field.name, value)
-                object.__setattr__(self, field.name, checked)
+        for name, declared in type(self).__annotations__.items():
+            value = getattr(self, name)
+            kind, may_be_none, _ = declared.partition(" | None")
+            if value is not None or not may_be_none:
+                object.__setattr__(self, name, _CHECKS[kind](name, value))
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)

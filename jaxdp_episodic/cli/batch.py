@@ -19,9 +19,9 @@ from jaxdp_episodic.cli.messages import (
 )
 from jaxdp_episodic.cli.rounding import upward
 from jaxdp_episodic.describe.step import ComposedSteps
+from jaxdp_episodic.files.table_file import check_suffix
+from jaxdp_episodic.report.per_unit import unit_budgets, write_unit_budgets
 from jaxdp_episodic.requests.batch_files import answer_file
-from jaxdp_episodic.requests.batch_rows import check_suffix
-from jaxdp_episodic.requests.per_unit import unit_budgets, write_unit_budgets
 from jaxdp_episodic.requests.request import EpsilonRequest
 from jaxdp_episodic.requests.request_file import read_request
 

@@ -19,7 +19,7 @@ from jaxdp_episodic.cli.messages import (
     warnings_of,
 )
 from jaxdp_episodic.files.atomic import write_atomically
-from jaxdp_episodic.files.toml_text import to_toml
+from jaxdp_episodic.files.toml_file import to_toml
 from jaxdp_episodic.plan.plan import Plan as Candidates
 from jaxdp_episodic.plan.plan import make_plan
 from jaxdp_episodic.plan.plan_file import (

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 
 from jaxdp_episodic import _validation
-from jaxdp_episodic.data.npz import MAX_BYTES, scaled_images
 from jaxdp_episodic.data.table import ExampleTable
+from jaxdp_episodic.data.user_files import MAX_BYTES, scaled_images
 
 
 def from_huggingface(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,7 @@ _FORMATS = ("BMP", "GIF", "JPEG", "PNG", "WEBP")
 _MODES = ("1", "L", "LA", "P", "PA", "RGB", "RGBA", "CMYK", "YCbCr")  # 8 bits at most
 _FOLDER_OF_SPLIT = {"train": "train", "validation": "val", "test": "test"}
 
-Entry = tuple[str, Path]  # a unit's id, and its folder
+Entry = tuple[str, Path]  # a unit's id, and its folder or file
 
 
 def load_class_folders(
@@ -151,27 +151,25 @@ def _table(
 
 def _folders(path: Path) -> list[Entry]:
     """The folders in a folder, by name."""
-    found = []
-    for entry in _entries(path):
-        if not entry.is_dir(follow_symlinks=False):
-            raise ValueError(f"{entry.path} must be a folder")
-        found.append((entry.name, Path(entry.path)))
-    return found
+    return _entries(path, "a folder", lambda e: e.is_dir(follow_symlinks=False))
 
 
 def _images_in(path: Path) -> list[Path]:
     """The images in a folder, by name."""
-    found = []
-    for entry in _entries(path):
+
+    def is_image(entry: os.DirEntry[str]) -> bool:
         named = entry.name.lower().endswith(_SUFFIXES)
-        if not named or not entry.is_file(follow_symlinks=False):
-            raise ValueError(f"{entry.path} must be an image, one of {_SUFFIXES}")
-        found.append(Path(entry.path))
-    return found
+        return named and entry.is_file(follow_symlinks=False)
+
+    return [
+        file for _, file in _entries(path, f"an image, one of {_SUFFIXES}", is_image)
+    ]
 
 
-def _entries(path: Path) -> list[os.DirEntry[str]]:
-    """What is in a folder, by name; no links, nothing hidden."""
+def _entries(
+    path: Path, kind: str, is_kind: Callable[[os.DirEntry[str]], bool]
+) -> list[Entry]:
+    """What is in a folder, by name: all of a kind; no links, nothing hidden."""
     with os.scandir(path) as listing:
         entries = [entry for entry in listing if not entry.name.startswith(".")]
     for entry in entries:
@@ -182,7 +180,9 @@ def _entries(path: Path) -> list[os.DirEntry[str]]:
             entry.name.encode()
         except UnicodeEncodeError:
             raise ValueError(f"{entry.path!r} must have a name in UTF-8") from None
-    return sorted(entries, key=lambda entry: entry.name)
+        if not is_kind(entry):
+            raise ValueError(f"{entry.path} must be {kind}")
+    return sorted((entry.name, Path(entry.path)) for entry in entries)
 
 
 def _pixels(

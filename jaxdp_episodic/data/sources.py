@@ -6,7 +6,7 @@ relative to ``base``.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import typing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,61 +18,58 @@ from jaxdp_episodic.data.folders import (
     load_omniglot,
 )
 from jaxdp_episodic.data.glyphs import load_glyphs
-from jaxdp_episodic.data.npz import load_npz
 from jaxdp_episodic.data.schools import load_schools
 from jaxdp_episodic.data.sinusoids import make_sinusoids
 from jaxdp_episodic.data.table import ExampleTable
-from jaxdp_episodic.data.tables import load_table
+from jaxdp_episodic.data.user_files import load_npz, load_table
 from jaxdp_episodic.describe.spec import Spec
 
 TRAIN = "train"
 
 
+class _Source(Spec):
+    """What all sources share: fields are checked by the types they are declared of."""
+
+    def __post_init__(self) -> None:
+        for name, declared in type(self).__annotations__.items():
+            value = getattr(self, name)
+            kind, may_be_none, _ = declared.partition(" | None")
+            if value is not None or not may_be_none:
+                object.__setattr__(self, name, _CHECKS[kind](name, value))
+
+
 @dataclass(frozen=True, eq=False, kw_only=True)
-class Glyphs(Spec):
+class Glyphs(_Source):
     """The embedded glyphs; see `load_glyphs`. Splits train, validation, test."""
 
     size: int = 14
     small: bool = False
 
-    def __post_init__(self) -> None:
-        _whole(self, "size")
-        _flags(self, "small")
-
     def load(self, split: str, base: Path | None = None) -> ExampleTable:
         """Returns a split."""
-        del base
         return load_glyphs(split, size=self.size, small=self.small)
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class Schools(Spec):
+class Schools(_Source):
     """Pupils of English schools; see `load_schools`. Splits train, validation, test."""
 
     authorities: bool = False
 
-    def __post_init__(self) -> None:
-        _flags(self, "authorities")
-
     def load(self, split: str, base: Path | None = None) -> ExampleTable:
         """Returns a split."""
-        del base
         return load_schools(split, authorities=self.authorities)
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class Sinusoids(Spec):
+class Sinusoids(_Source):
     """Made-up tasks; see `make_sinusoids`. Splits train, validation, test."""
 
     num_tasks: int = 5_000
     points: int = 40
 
-    def __post_init__(self) -> None:
-        _whole(self, "num_tasks", "points")
-
     def load(self, split: str, base: Path | None = None) -> ExampleTable:
         """Returns a split; held-out ones have 600 tasks."""
-        del base
         _validation.choice("split", split, ("train", "validation", "test"))
         seed = ("train", "validation", "test").index(split)
         tasks = self.num_tasks if split == TRAIN else 600
@@ -80,7 +77,7 @@ class Sinusoids(Spec):
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class Npz(Spec):
+class Npz(_Source):
     """A user's arrays; see `load_npz`.
 
     Attributes:
@@ -91,16 +88,13 @@ class Npz(Spec):
     path: str
     held_out: str | None = None
 
-    def __post_init__(self) -> None:
-        _texts(self, "path", "held_out")
-
     def load(self, split: str, base: Path | None = None) -> ExampleTable:
         """Returns a split."""
-        return _from_files(self, split, base, load_npz)
+        return load_npz(_place(self, split, base))
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class ClassFolders(Spec):
+class ClassFolders(_Source):
     """One folder of images a class; see `load_class_folders`.
 
     Attributes:
@@ -115,22 +109,14 @@ class ClassFolders(Spec):
     size: int | None = None
     grey: bool = False
 
-    def __post_init__(self) -> None:
-        _texts(self, "path", "held_out")
-        _whole(self, "size")
-        _flags(self, "grey")
-
     def load(self, split: str, base: Path | None = None) -> ExampleTable:
         """Returns a split."""
-
-        def read(path: Path) -> ExampleTable:
-            return load_class_folders(path, size=self.size, grey=self.grey)
-
-        return _from_files(self, split, base, read)
+        place = _place(self, split, base)
+        return load_class_folders(place, size=self.size, grey=self.grey)
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class Omniglot(Spec):
+class Omniglot(_Source):
     """Omniglot's folders; see `load_omniglot`.
 
     Attributes:
@@ -145,30 +131,18 @@ class Omniglot(Spec):
     size: int = 28
     alphabets: bool = False
 
-    def __post_init__(self) -> None:
-        _texts(self, "path", "held_out")
-        _whole(self, "size")
-        _flags(self, "alphabets")
-
     def load(self, split: str, base: Path | None = None) -> ExampleTable:
         """Returns a split."""
-
-        def read(path: Path) -> ExampleTable:
-            return load_omniglot(path, size=self.size, alphabets=self.alphabets)
-
-        return _from_files(self, split, base, read)
+        place = _place(self, split, base)
+        return load_omniglot(place, size=self.size, alphabets=self.alphabets)
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class MiniImageNet(Spec):
+class MiniImageNet(_Source):
     """Folders ``train``, ``val`` and ``test``; see `load_mini_imagenet`."""
 
     path: str
     size: int = 84
-
-    def __post_init__(self) -> None:
-        _texts(self, "path")
-        _whole(self, "size")
 
     def load(self, split: str, base: Path | None = None) -> ExampleTable:
         """Returns a split; "validation" is the folder ``val``."""
@@ -176,7 +150,7 @@ class MiniImageNet(Spec):
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class Table(Spec):
+class Table(_Source):
     """Columns of a CSV or Parquet file; see `load_table`.
 
     Attributes:
@@ -196,104 +170,81 @@ class Table(Spec):
     held_out: str | None = None
     public_units: tuple[str | int, ...] | None = None
 
-    def __post_init__(self) -> None:
-        _texts(self, "path", "target", "held_out")
-        for field in ("groups", "features"):
-            _names(self, field)
-        if self.public_units is not None:
-            _names(self, "public_units", kinds=(str, int))
-
     def load(self, split: str, base: Path | None = None) -> ExampleTable:
         """Returns a split."""
-
-        def read(path: Path) -> ExampleTable:
-            return load_table(
-                path,
-                groups=self.groups,
-                features=self.features,
-                target=self.target,
-                public_units=self.public_units if split == TRAIN else None,
-            )
-
-        return _from_files(self, split, base, read)
+        return load_table(
+            _place(self, split, base),
+            groups=self.groups,
+            features=self.features,
+            target=self.target,
+            public_units=self.public_units if split == TRAIN else None,
+        )
 
 
 DataSource = (
     Glyphs | Schools | Sinusoids | Npz | ClassFolders | Omniglot | MiniImageNet | Table
 )
-SOURCES: tuple[type, ...] = (
-    Glyphs,
-    Schools,
-    Sinusoids,
-    Npz,
-    ClassFolders,
-    Omniglot,
-    MiniImageNet,
-    Table,
-)
+SOURCES: tuple[type, ...] = typing.get_args(DataSource)
 
 
-def _from_files(
-    source: Npz | ClassFolders | Omniglot | Table,
-    split: str,
-    base: Path | None,
-    read: Callable[[Path], ExampleTable],
-) -> ExampleTable:
-    """The training file, or the held-out one for every other split."""
+def _place(
+    source: Npz | ClassFolders | Omniglot | Table, split: str, base: Path | None
+) -> Path:
+    """The training file or folder, or the held-out one for every other split."""
     name = source.path if split == TRAIN else source.held_out
     if name is None:
         raise ValueError(
             f"held_out must be given for the split {split!r}, got None: evaluation "
             "needs classes or tasks that are not trained on"
         )
-    return read((base or Path()) / name)
+    return (base or Path()) / name
 
 
-def _flags(source: Any, *names: str) -> None:
-    for name in names:
-        value = getattr(source, name)
-        if not isinstance(value, bool):
-            raise TypeError(f"{name} must be true or false, got {value!r}")
+def _flag(name: str, value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise TypeError(f"{name} must be true or false, got {value!r}")
+    return value
 
 
-def _texts(source: Any, *names: str) -> None:
-    """Refuses what is neither a string nor, where that is the default, None."""
-    for name in names:
-        value = getattr(source, name)
-        left_out = value is None and name != "path"
-        if not (left_out or (isinstance(value, str) and value)):
-            shown = _validation.shown(value)
-            raise TypeError(f"{name} must be a non-empty string, got {shown}")
-        if value is not None and not _is_a_name(value):
-            raise ValueError(f"{name} must be text without NUL, got {value!r}")
+def _whole(name: str, value: Any) -> int:
+    array = _validation.integer_array(name, value, minimum=1)
+    if array.ndim:
+        raise ValueError(f"{name} must be a number, got {value!r}")
+    return int(array)
 
 
-def _is_a_name(text: str) -> bool:
-    """True for what a file may be called."""
+def _text(name: str, value: Any) -> str:
+    if not isinstance(value, str) or not value:
+        shown = _validation.shown(value)
+        raise TypeError(f"{name} must be a non-empty string, got {shown}")
     try:
-        return b"\0" not in text.encode()
+        encoded = value.encode()
     except UnicodeEncodeError:  # half of a pair of surrogates, which JSON can hold
-        return False
+        encoded = b"\0"
+    if b"\0" in encoded:
+        raise ValueError(f"{name} must be text without NUL, got {value!r}")
+    return value
 
 
-def _whole(source: Any, *names: str) -> None:
-    for name in names:
-        value: Any = getattr(source, name)
-        if value is None and name == "size":  # as they are
-            continue
-        array = _validation.integer_array(name, value, minimum=1)
-        if array.ndim:
-            raise ValueError(f"{name} must be a number, got {value!r}")
-        object.__setattr__(source, name, int(array))
-
-
-def _names(source: Any, name: str, kinds: tuple[type, ...] = (str,)) -> None:
-    value = getattr(source, name)
+def _names(name: str, value: Any, kinds: tuple[type, ...] = (str,)) -> tuple[Any, ...]:
     fits = isinstance(value, list | tuple) and all(
         isinstance(one, kinds) and not isinstance(one, bool) for one in value
     )
     if not fits or not value:
-        raise TypeError(
-            f"{name} must be a list of names, got {_validation.shown(value)}"
-        )
-    object.__setattr__(source, name, tuple(value))
+        shown = _validation.shown(value)
+        raise TypeError(f"{name} must be a list of names, got {shown}")
+    return tuple(value)
+
+
+def _ids(name: str, value: Any) -> tuple[Any, ...]:
+    return _names(name, value, kinds=(str, int))
+
+
+# By how a field is declared, apart from None.
+_CHECKS = {
+    "bool": _flag,
+    "int": _whole,
+    "str": _text,
+    "tuple[str, ...]": _names,
+    "tuple[str | int, ...]": _ids,
+}

@@ -138,19 +138,11 @@ class ExampleTable:
         names = list(self.level_names)
         if level not in names[:-1]:
             raise ValueError(f"level must be one of {tuple(names[:-1])}, got {level!r}")
-        place = names.index(level)
-        ids = self.population.unit_ids
-        counts = self.population.children_counts
-        column = np.arange(self.population.num_units(place + 1))
-        if ids is not None and place < len(ids):
-            column = ids[place]
-        for below in counts[place + 1 :]:
-            column = np.repeat(column, below)
-        return column
+        return unit_labels(self.population, names.index(level) + 1, len(names))
 
     def without_level(self, level: str) -> ExampleTable:
         """Returns the table whose tree leaves out one level above the last two."""
-        columns = {n: self.unit_column(n) for n in self.level_names[:-1]}
+        columns = self._unit_columns()
         if level not in columns or len(columns) < 2:
             raise ValueError(
                 f"level must be one of several above the examples, {tuple(columns)}, "
@@ -181,9 +173,12 @@ class ExampleTable:
         return ExampleTable.from_records(
             self.features[kept],
             None if self.targets is None else self.targets[kept],
-            units={n: self.unit_column(n)[kept] for n in self.level_names[:-1]},
+            units={name: ids[kept] for name, ids in self._unit_columns().items()},
             example_level=self.level_names[-1],
         )
+
+    def _unit_columns(self) -> dict[str, np.ndarray]:
+        return {name: self.unit_column(name) for name in self.level_names[:-1]}
 
     def __repr__(self) -> str:
         units = {
@@ -191,6 +186,22 @@ class ExampleTable:
             for place, name in enumerate(self.level_names)
         }
         return f"ExampleTable(units={units}, features={self.features.shape[1:]})"
+
+
+def unit_labels(tree: Population, level: int, bottom: int) -> np.ndarray:
+    """Returns, for each unit of a level, the id of the unit above it of another level.
+
+    Args:
+      tree: the tree.
+      level: the level of the ids, counted from 1 at the top; where it has none, their
+        places.
+      bottom: the level of the units, not above ``level``.
+    """
+    ids = (tree.unit_ids or ())[level - 1 : level]
+    labels = ids[0] if ids else np.arange(tree.num_units(level))
+    for below in tree.children_counts[level:bottom]:
+        labels = np.repeat(labels, below)
+    return np.asarray(labels)
 
 
 def id_array(name: str, ids: Any) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""Archives of NumPy arrays (npz) from strangers: no pickle, no surprise in memory.
+"""Untrusted archives of NumPy arrays (npz): no pickle, no surprise in memory.
 
 Everything an archive claims is checked before anything of that size is read: the
 listing, the members' sizes, and the header of each array, which is taken apart here

@@ -12,7 +12,7 @@ from jaxdp_episodic.describe.schemes import Poisson, Scheme, WithoutReplacement
 from jaxdp_episodic.describe.step import STEP, ComposedSteps, GaussianStep
 
 
-def warnings_of(
+def caveats_of(
     run: ComposedSteps,
     level_runs: Mapping[str, ComposedSteps],
     epsilon_by_level: Mapping[str, float | str],

@@ -21,8 +21,8 @@ What a file alone cannot show is that lines are missing at its very end. A check
 therefore stores a `LedgerMark`, and a ledger that does not begin with exactly what the
 mark saw is refused. Neither stops somebody who rewrites both: no key protects them.
 
-A ledger may come from a stranger: nothing in it is executed, and what it can make a
-reader keep in memory is bounded.
+A ledger is not trusted: nothing in it is executed, and what it can make a reader keep
+in memory is bounded.
 """
 
 from __future__ import annotations
@@ -34,7 +34,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
+from jaxdp_episodic._validation import shown
 from jaxdp_episodic.describe.step import ComposedSteps, GaussianStep, compose
+from jaxdp_episodic.files.json_file import parse_json
 
 FORMAT, VERSION = "jaxdp-episodic ledger", 1
 CHARGE = b"1\n"
@@ -309,10 +311,9 @@ class _Reader:
                 "was edited, added or taken away"
             )
         try:
-            record = json.loads(body + b"}", parse_constant=_refuse_constant)
+            return parse_json(body + b"}", allow_infinity=False)
         except ValueError as error:
-            raise LedgerError(f"not JSON: {error}") from None
-        return record
+            raise LedgerError(str(error)) from None
 
     def _describe(self, record: dict[str, Any], size: int) -> None:
         """Takes up a record that was this long a line."""
@@ -329,11 +330,11 @@ class _Reader:
             self._check_count(record)
             self._is_sealed = True
         else:
-            raise LedgerError(f"a record of an unknown kind: {_short(list(record))}")
+            raise LedgerError(f"a record of an unknown kind: {shown(list(record))}")
 
     def _open(self, environment: Any, size: int) -> None:
         if not isinstance(environment, dict):
-            raise LedgerError(f"opened must be a table, got {_short(environment)}")
+            raise LedgerError(f"opened must be a table, got {shown(environment)}")
         if not self._openings or self._openings[-1].environment != environment:
             self._keep(size)
             self._openings.append(Opening(self._charged, environment))
@@ -342,7 +343,7 @@ class _Reader:
         count = record["charged"]
         if type(count) is not int or count != self._charged:
             raise LedgerError(
-                f"it says that {_short(count)} steps were charged, the lines before it "
+                f"it says that {shown(count)} steps were charged, the lines before it "
                 f"say {self._charged:,}"
             )
 
@@ -359,15 +360,15 @@ def _checked_header(record: dict[str, Any]) -> dict[str, Any]:
         raise LedgerError(f"no ledger: format must be {FORMAT!r}")
     if type(record.get("version")) is not int or record["version"] != VERSION:
         raise LedgerError(
-            f"version must be {VERSION}, got {_short(record.get('version'))}"
+            f"version must be {VERSION}, got {shown(record.get('version'))}"
         )
     if record.keys() != _HEADER_KEYS:
         raise LedgerError(f"the keys must be {sorted(_HEADER_KEYS)}")
     epsilon, delta = record["epsilon"], record["delta"]
     if epsilon != "inf" and not (isinstance(epsilon, float) and epsilon > 0):
-        raise LedgerError(f"epsilon must be > 0 or 'inf', got {_short(epsilon)}")
+        raise LedgerError(f"epsilon must be > 0 or 'inf', got {shown(epsilon)}")
     if not (isinstance(delta, float) and 0 < delta < 1):
-        raise LedgerError(f"delta must lie in (0, 1), got {_short(delta)}")
+        raise LedgerError(f"delta must lie in (0, 1), got {shown(delta)}")
     if not isinstance(record["run"], str) or not isinstance(record["seeded"], bool):
         raise LedgerError("run must be a string and seeded true or false")
     return record
@@ -382,12 +383,3 @@ def _step(description: Any) -> GaussianStep:
     if step.shape:
         raise LedgerError(f"step must be one setting, got fields of shape {step.shape}")
     return step
-
-
-def _refuse_constant(name: str) -> Any:
-    raise ValueError(f"{name} is no JSON number")
-
-
-def _short(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else text[:57] + "..."

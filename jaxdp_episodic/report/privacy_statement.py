@@ -11,6 +11,8 @@ from typing import Any
 
 import numpy as np
 
+from jaxdp_episodic.files.json_file import plain
+
 _WIDTH = 88
 SCHEMA_VERSION = 1
 
@@ -120,7 +122,7 @@ class PrivacyReport:
             level: {"not_covered" if isinstance(value, str) else "epsilon": value}
             for level, value in self.epsilon_by_level.items()
         }
-        return {"version": SCHEMA_VERSION, "type": "PrivacyReport", **_plain(fields)}
+        return {"version": SCHEMA_VERSION, "type": "PrivacyReport", **plain(fields)}
 
     def __str__(self) -> str:
         lines = [
@@ -233,16 +235,3 @@ def _upward(value: float) -> str:
     if value == 0 or not math.isfinite(value):
         return f"{value:g}"
     return f"{Context(prec=5, rounding=ROUND_CEILING).create_decimal(value):g}"
-
-
-def _plain(value: Any) -> Any:
-    """Tuples as lists, NumPy as Python, infinities as strings."""
-    if isinstance(value, Mapping):
-        return {str(key): _plain(item) for key, item in value.items()}
-    if isinstance(value, tuple | list):
-        return [_plain(item) for item in value]
-    if isinstance(value, np.ndarray | np.generic):
-        return _plain(value.tolist())
-    if isinstance(value, float) and not math.isfinite(value):
-        return str(value)
-    return value

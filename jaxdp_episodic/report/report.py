@@ -20,7 +20,7 @@ from jaxdp_episodic.describe.step import (
     GaussianStep,
     compose,
 )
-from jaxdp_episodic.report.caveats import preconditions_of, warnings_of
+from jaxdp_episodic.report.caveats import caveats_of, preconditions_of
 from jaxdp_episodic.report.privacy_statement import (
     PrivacyReport,
     UnitDistribution,
@@ -98,7 +98,7 @@ def privacy_report(
         epsilon=worst.epsilon,
         epsilon_by_level=by_level,
         worst_path=worst,
-        warnings=warnings_of(run, level_runs, by_level, float(target)),
+        warnings=caveats_of(run, level_runs, by_level, float(target)),
         preconditions=preconditions_of(run),
         distribution=_distribution(run, accounted, target, worst, per_unit, method),
     )

@@ -7,7 +7,7 @@ arrays. A row with a bad value gets an error of its own; it costs the others not
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -34,7 +34,7 @@ _ROW_ERRORS = (TypeError, ValueError, NotImplementedError, OverflowError, OSErro
 _MAX_DEPTH = 32
 _MAX_INTEGER = 2**63 - 1
 
-KeyPath = tuple[str | int, ...]
+KeyPath = tuple[str, ...]
 
 
 class Answer(NamedTuple):
@@ -97,23 +97,22 @@ def answer_requests(
       ValueError: an unknown ``method``.
     """
     check_method(method)
-    answers: list[Answer | None] = []
+    answers: list[Answer] = []
     groups: dict[Any, _Group] = {}
     for index, row in enumerate(rows):
         label = row.get(_ID) if isinstance(row, Mapping) else None
-        answers.append(None)
+        is_label = isinstance(label, str | int | float | None)
+        answers.append(Answer(label if is_label else None, None, None, None, None))
         try:
-            if not isinstance(label, str | int | float | None):
-                label, wrong = None, _validation.shown(label)
+            if not is_label:
+                wrong = _validation.shown(label)
                 raise TypeError(f"id must be a text or a number, got {wrong}")
             _sort_in(groups, index, row, method, base or Path())
         except _ROW_ERRORS as error:
-            answers[index] = _failure(label, error)
-        else:
-            answers[index] = Answer(label, None, None, None, None)
+            answers[index] = _failure(answers[index], error)
     for group in groups.values():
         _answer_group(group, answers)
-    return [answer for answer in answers if answer is not None]
+    return answers
 
 
 def _sort_in(
@@ -129,7 +128,7 @@ def _sort_in(
         if key != _ID:
             _flatten((key,), value, leaves)
     fixed, paths, numbers = [], [], []
-    for path, leaf in sorted(leaves, key=_order):
+    for path, leaf in sorted(leaves, key=lambda item: item[0]):
         if type(leaf) is float or type(leaf) is int and path[0] != _VERSION:
             paths.append(path)
             numbers.append(leaf)
@@ -171,14 +170,11 @@ def _flatten(path: KeyPath, value: Any, leaves: list[tuple[KeyPath, Any]]) -> No
             if not isinstance(key, str):
                 raise TypeError(f"{_named(path)}: keys must be strings, got {key!r}")
             _flatten((*path, key), item, leaves)
-    elif isinstance(value, list | tuple) and any(
-        isinstance(item, Mapping) for item in value
+    elif isinstance(value, list | tuple) and (
+        path == ("step", "counts") or any(isinstance(item, Mapping) for item in value)
     ):
         for place, item in enumerate(value):
-            _flatten((*path, place), item, leaves)
-    elif path == ("step", "counts") and isinstance(value, list | tuple):
-        for place, item in enumerate(value):
-            _flatten((*path, place), item, leaves)
+            _flatten((*path, str(place)), item, leaves)
     else:
         raise TypeError(
             f"{_named(path)} must be a number or a string (a row is one setting), got "
@@ -186,7 +182,7 @@ def _flatten(path: KeyPath, value: Any, leaves: list[tuple[KeyPath, Any]]) -> No
         )
 
 
-def _answer_group(group: _Group, answers: list[Any]) -> None:
+def _answer_group(group: _Group, answers: list[Answer]) -> None:
     """Fills in the answers of the rows of a group."""
     columns = np.empty((len(group.rows), len(group.paths)), object)
     for row, numbers in enumerate(group.numbers):
@@ -200,15 +196,16 @@ def _answer_group(group: _Group, answers: list[Any]) -> None:
             dominating_pair(one)
 
     def fail(row: int, error: Exception) -> None:
-        answers[group.rows[row]] = _failure(answers[group.rows[row]].id, error)
+        place = group.rows[row]
+        answers[place] = _failure(answers[place], error)
 
     def fill(part: np.ndarray) -> None:
         request = _request(group, columns[part])
         values = np.broadcast_to(np.asarray(request.answer(), np.float64), part.shape)
         for row, value in zip(part.tolist(), values.tolist(), strict=True):
             place = group.rows[row]
-            answers[place] = Answer(
-                answers[place].id, request.quantity, value, request.method, None
+            answers[place] = answers[place]._replace(
+                quantity=request.quantity, value=value, method=request.method
             )
 
     # Checks are cheap and come first, so that the rest is one large call. Settings are
@@ -252,7 +249,7 @@ def _request(group: _Group, columns: np.ndarray) -> Request:
         whole = all(type(number) is int for number in column)
         values = column.astype(np.int64 if whole else np.float64)
         leaves[path] = values if len(values) > 1 else column[0]
-    mapping = _nested(leaves)
+    mapping = nested(leaves.items())
     if group.tree is not None:
         mapping = request_file.with_population(mapping, group.tree)
     kind = CalibrationRequest if "calibrate" in mapping else EpsilonRequest
@@ -260,35 +257,39 @@ def _request(group: _Group, columns: np.ndarray) -> Request:
     return kind.from_dict(mapping, where="request")
 
 
-def _nested(leaves: Mapping[KeyPath, Any]) -> dict[str, Any]:
-    """The inverse of flattening; places that are numbers make lists."""
-    root: dict[Any, Any] = {}
-    for path, leaf in leaves.items():
-        table = root
-        for part in path[:-1]:
-            table = table.setdefault(part, {})
-            if not isinstance(table, dict):
-                raise ValueError(f"{_named(path)} is both a value and a table")
-        table[path[-1]] = leaf
-    return _with_lists(root)
+def nested(leaves: Iterable[tuple[KeyPath, Any]], above: KeyPath = ()) -> Any:
+    """Returns the table in which values lie where their paths say.
 
+    A table with a key "0", and no keys but whole numbers, is a list; places of it that
+    are left out are None, and refused where something is expected.
 
-def _with_lists(table: Any) -> Any:
-    if not isinstance(table, dict):
-        return table
-    if table and all(type(key) is int for key in table):
-        if sorted(table) != list(range(len(table))):
-            raise ValueError(f"the places of a list must be 0, 1, ..., got {[*table]}")
-        return [_with_lists(table[place]) for place in range(len(table))]
-    return {
-        key: value if key == POPULATION else _with_lists(value)
-        for key, value in table.items()
-    }
+    Args:
+      leaves: paths, none empty, and values.
+      above: where the table lies, for the message.
 
-
-def _order(item: tuple[KeyPath, Any]) -> tuple[str, ...]:
-    """Sorts paths whose parts are of different types."""
-    return tuple(map(str, item[0]))
+    Raises:
+      ValueError: a value where another path has a table.
+    """
+    inside: dict[str, list[tuple[KeyPath, Any]]] = {}
+    for path, leaf in leaves:
+        inside.setdefault(path[0], []).append((path[1:], leaf))
+    table: dict[str, Any] = {}
+    for key, below in inside.items():
+        here = (*above, key)
+        whole = [leaf for path, leaf in below if not path]
+        if len(below) == len(whole) == 1:
+            table[key] = whole[0]
+            continue
+        # Columns may lie in a table that another one holds.
+        if not all(isinstance(leaf, Mapping) for leaf in whole):
+            raise ValueError(f"{_named(here)!r} is both a value and a table")
+        parts = [((name,), value) for leaf in whole for name, value in leaf.items()]
+        table[key] = nested([*parts, *(pair for pair in below if pair[0])], here)
+    if "0" in table and all(key.isdecimal() for key in table):
+        last = max(map(int, table))
+        if last < 2 * len(table):  # else one name would make a list of any length
+            return [table.get(str(place)) for place in range(last + 1)]
+    return table
 
 
 def _key(leaf: Any) -> Any:
@@ -304,10 +305,9 @@ def _plain(value: Any) -> Any:
     raise TypeError(f"population holds {_validation.shown(value)}")
 
 
-def _failure(label: Any, error: BaseException) -> Answer:
-    text = " ".join(str(error).split()) or type(error).__name__
-    return Answer(label, None, None, None, text)
+def _failure(answer: Answer, error: BaseException) -> Answer:
+    return answer._replace(error=" ".join(str(error).split()) or type(error).__name__)
 
 
-def _named(path: Sequence[str | int]) -> str:
-    return ".".join(map(str, path))
+def _named(path: KeyPath) -> str:
+    return ".".join(path)

@@ -1,35 +1,38 @@
 """Files of requests and answers: JSON lines, CSV, Parquet; handled in parts.
 
-A file is a stranger's. A line that cannot be read is an error in its row, and the
+Files are not trusted. A line that cannot be read is an error in its row, and the
 answers replace an older file only when all of them are there.
 """
 
 from __future__ import annotations
 
-import csv
-import json
-import math
-import os
-import secrets
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from jaxdp_episodic.requests.batch import Answer, answer_requests
-from jaxdp_episodic.requests.batch_rows import (
-    Numbered,
-    check_suffix,
-    pyarrow_modules,
-    reader_of,
-)
+from jaxdp_episodic.describe.serialization import refuse_hostile
+from jaxdp_episodic.files.columns import column_places
+from jaxdp_episodic.files.csv_file import csv_lines
+from jaxdp_episodic.files.json_file import json_lines, parse_json
+from jaxdp_episodic.files.parquet_file import parquet_batches
+from jaxdp_episodic.files.table_file import check_suffix, writing
+from jaxdp_episodic.requests.batch import Answer, KeyPath, answer_requests, nested
 
 _ROWS_AT_ONCE = 20_000
 # Of text; what Python makes of it takes up to twenty times as much.
 _BYTES_AT_ONCE = 2**25
 _COLUMNS = ("row", *Answer._fields)
+_TYPES = ("int64", "string", "string", "float64", "string", "string")
+_DEEPEST = 32  # of dotted names
+# Never numbers, whatever they look like.
+_TEXTS = frozenset(
+    "type name id method calibrate level clip_unit privacy_unit neighboring_relation "
+    "small_units file row_level".split()
+)
 
-Writer = Callable[[list[dict[str, Any]]], None]
+# A row's number, its table or what is wrong with it, how many bytes or characters.
+Numbered = tuple[int, Mapping[str, Any] | Exception, int]
 
 
 class BatchResult(NamedTuple):
@@ -78,138 +81,121 @@ def answer_file(
         two of one name, ``out`` that is ``source``, an unknown ``method``.
       ImportError: Parquet without pyarrow.
     """
-    rows = reader_of(source)
+    rows = read_rows(source)
     if out.exists() and source.exists() and out.samefile(source):
         raise ValueError(f"out must be another file than the requests, got {out}")
     number, failed, first = 0, 0, None
-    with writing(out) as write:
-        for block in _blocks(rows(source), _ROWS_AT_ONCE):
-            answers = answer_requests(
-                [row for _, row, _ in block], method=method, base=source.parent
-            )
-            write(
-                [
-                    {"row": place, **answer._asdict()}
-                    for (place, _, _), answer in zip(block, answers, strict=True)
-                ]
-            )
-            number += len(block)
-            bad = [
-                (place, answer)
-                for (place, _, _), answer in zip(block, answers, strict=True)
-                if answer.error
+    with writing(out, dict(zip(_COLUMNS, _TYPES, strict=True))) as write:
+        for block in _blocks(rows):
+            tables = [row for _, row, _ in block]
+            answers = answer_requests(tables, method=method, base=source.parent)
+            placed = [
+                (place, a) for (place, _, _), a in zip(block, answers, strict=True)
             ]
-            failed += len(bad)
-            if bad and first is None:
-                first = f"row {bad[0][0]}: {bad[0][1].error}"
+            write([{"row": place, **answer._asdict()} for place, answer in placed])
+            errors = [f"row {place}: {a.error}" for place, a in placed if a.error]
+            number += len(block)
+            failed += len(errors)
+            first = first or next(iter(errors), None)
             if on_rows is not None:
                 on_rows(number)
     return BatchResult(number, failed, first)
 
 
-@contextmanager
-def writing(path: Path, columns: Mapping[str, str] | None = None) -> Iterator[Writer]:
-    """Opens a table for writing in parts; it is complete or not there.
-
-    Args:
-      path: ``.jsonl``, ``.csv`` or ``.parquet``.
-      columns: name to Arrow type ("int64", "string", "float64"); None: those of
-        answers.
-
-    Yields:
-      A function that appends rows, mappings with these keys.
+def read_rows(path: Path) -> Iterator[Numbered]:
+    """Returns the rows of a file of requests, one after another.
 
     Raises:
-      OSError: a file that cannot be written; an older one is left as it was.
-      ValueError: another suffix.
-      ImportError: Parquet without pyarrow.
+      ValueError: a suffix that is none of the three; while they are read, a table
+        without columns or with two of one name.
+      OSError: while they are read, a file that cannot be.
     """
     check_suffix(path)
-    if columns is None:
-        types = ("int64", "string", "string", "float64", "string", "string")
-        columns = dict(zip(_COLUMNS, types, strict=True))
-    opened = {".jsonl": _jsonl_writer, ".csv": _csv_writer, ".parquet": _arrow_writer}
-    # Nobody can guess the name, and what is there already is not opened.
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(6)}.tmp")
-    try:
-        with temporary.open("xb") as file:
-            write, close = opened[path.suffix](file, columns)
-            yield write
-            close()
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    finally:
-        with suppress(OSError):
-            temporary.unlink(missing_ok=True)
+    readers = {".jsonl": json_lines, ".csv": _csv_rows, ".parquet": _parquet_rows}
+    return readers[path.suffix](path)
 
 
-def _jsonl_writer(file: Any, columns: Mapping[str, str]) -> tuple[Writer, Any]:
-    def write(rows: list[dict[str, Any]]) -> None:
-        lines = [
-            json.dumps({name: _json_number(row[name]) for name in columns}) + "\n"
-            for row in rows
-        ]
-        file.write("".join(lines).encode())
-
-    return write, lambda: None
-
-
-def _csv_writer(file: Any, columns: Mapping[str, str]) -> tuple[Writer, Any]:
-    # Rows are made into text first: the file is binary, to be the same everywhere.
-    class Encoded:
-        def write(self, text: str) -> int:
-            return file.write(text.encode("utf-8", "backslashreplace"))
-
-    table = csv.writer(Encoded(), lineterminator="\n")
-    table.writerow(columns)
-
-    def write(rows: list[dict[str, Any]]) -> None:
-        # repr of a float keeps all its digits.
-        table.writerows(
-            [repr(v) if isinstance(v, float) else v for v in map(row.get, columns)]
-            for row in rows
-        )
-
-    return write, lambda: None
-
-
-def _arrow_writer(file: Any, columns: Mapping[str, str]) -> tuple[Writer, Any]:
-    arrow, parquet = pyarrow_modules()
-    types = {"int64": arrow.int64, "string": arrow.string, "float64": arrow.float64}
-    schema = arrow.schema([(name, types[kind]()) for name, kind in columns.items()])
-    table = parquet.ParquetWriter(file, schema)
-
-    def write(rows: list[dict[str, Any]]) -> None:
-        texts = [name for name, kind in columns.items() if kind == "string"]
-        cells = [
-            row | {n: None if row[n] is None else _text(row[n]) for n in texts}
-            for row in rows
-        ]
-        table.write_table(arrow.Table.from_pylist(cells, schema=schema))
-
-    return write, table.close
-
-
-def _json_number(value: Any) -> Any:
-    """The value, infinity as JSON can hold it."""
-    if isinstance(value, float) and not math.isfinite(value):
-        return str(value)
-    return value
-
-
-def _text(value: Any) -> str:
-    return str(value).encode("utf-8", "backslashreplace").decode()
-
-
-def _blocks(rows: Iterator[Numbered], size: int) -> Iterable[list[Numbered]]:
+def _blocks(rows: Iterable[Numbered]) -> Iterator[list[Numbered]]:
     block: list[Numbered] = []
     weight = 0
     for row in rows:
         block.append(row)
         weight += row[2]
-        if len(block) == size or weight > _BYTES_AT_ONCE:
+        if len(block) == _ROWS_AT_ONCE or weight > _BYTES_AT_ONCE:
             yield block
             block, weight = [], 0
     if block:
         yield block
+
+
+def _csv_rows(path: Path) -> Iterator[Numbered]:
+    """Row numbers from 1, the line of names apart, and tables."""
+    # What is not UTF-8 becomes lone surrogates, which are found in their own row.
+    lines = csv_lines(path, errors="surrogateescape")
+    try:
+        header = next(lines)[1]
+        assert isinstance(header, list)  # faulty ones are raised
+        paths = _paths(header)
+    except ValueError as error:
+        raise ValueError(f"{path.name}: {error}") from None
+    for number, (line, cells) in enumerate(lines, start=1):
+        if isinstance(cells, ValueError):
+            yield number, cells, 0
+            continue
+        row: Mapping[str, Any] | Exception
+        try:
+            values = [
+                (place, _cell(place[-1], cell))
+                for place, cell in zip(paths, cells, strict=True)
+                if cell
+            ]
+            row = nested(values)
+            refuse_hostile("a cell", row)
+        except ValueError as error:
+            row = ValueError(f"line {line}: {error}")
+        yield number, row, sum(map(len, cells))
+
+
+def _parquet_rows(path: Path) -> Iterator[Numbered]:
+    """Row numbers from 1, and tables."""
+    number, paths = 0, None
+    try:
+        for names, columns in parquet_batches(path, None, rows=_ROWS_AT_ONCE):
+            paths = paths or _paths(names)
+            for cells in zip(*columns, strict=True):
+                number += 1
+                pairs = zip(paths, cells, strict=True)
+                try:
+                    row = nested([pair for pair in pairs if pair[1] is not None])
+                except ValueError as error:
+                    row = error
+                yield number, row, 0
+    except ValueError as error:
+        raise ValueError(f"{path.name}: {error}") from None
+
+
+def _paths(names: list[str]) -> list[KeyPath]:
+    """The parts of the columns' dotted names."""
+    if not names:
+        raise ValueError("no columns")
+    column_places(names, ())
+    for name in names:
+        if name.count(".") >= _DEEPEST:
+            raise ValueError(f"column {name[:60]!r} has more than {_DEEPEST} parts")
+    return [tuple(name.split(".")) for name in names]
+
+
+def _cell(name: str, cell: str) -> Any:
+    """A cell of CSV: number, truth value, JSON or text."""
+    if not cell.isprintable():
+        raise ValueError("a cell holds characters that cannot be printed")
+    if name in _TEXTS:
+        return cell
+    if cell[0] in "[{":
+        return parse_json(cell)
+    if cell in ("true", "false"):
+        return cell == "true"
+    for kind in (int, float):
+        with suppress(ValueError):
+            return kind(cell)
+    return cell

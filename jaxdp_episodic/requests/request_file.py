@@ -1,12 +1,11 @@
 """Request files: TOML, with the data set's sizes in it or in a table beside it.
 
-A file is a stranger's: nothing in it is executed, arrays are read without pickle, and
+Files are not trusted: nothing in them is executed, arrays are read without pickle, and
 every error names the file and the place.
 """
 
 from __future__ import annotations
 
-import csv
 import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
@@ -19,7 +18,8 @@ from jaxdp_episodic.data.table import check_text_size
 from jaxdp_episodic.describe import serialization
 from jaxdp_episodic.describe.population import Population
 from jaxdp_episodic.describe.step import ComposedSteps
-from jaxdp_episodic.files.archive import check_plain_file, read_arrays
+from jaxdp_episodic.files.archive import read_arrays
+from jaxdp_episodic.files.csv_file import read_csv_columns
 from jaxdp_episodic.files.toml_file import read_toml
 from jaxdp_episodic.requests.request import CalibrationRequest, EpsilonRequest
 
@@ -121,7 +121,7 @@ def _population_from_records(
 
 
 def _inside(folder: Path, name: str) -> Path:
-    """The file of that name below the folder; a stranger may not name others."""
+    """The file of that name below the folder; a request may name no other."""
     path = folder / name
     if "\0" in name or not path.resolve().is_relative_to(folder.resolve()):
         raise ValueError(
@@ -138,52 +138,21 @@ def _columns(path: Path, names: list[str]) -> dict[str, np.ndarray]:
         raise ValueError(
             f"population.file must end in {' or '.join(readers)}, got {path.name!r}"
         )
-    return readers[path.suffix](path, names)
-
-
-def _csv_columns(path: Path, names: list[str]) -> dict[str, np.ndarray]:
-    check_plain_file(path)
-    if path.stat().st_size > _MAX_BYTES:
-        raise ValueError(f"{path.name}: must have at most {_MAX_BYTES} bytes")
     try:
-        with path.open(newline="", encoding="utf-8-sig") as file:
-            rows = csv.reader(file, strict=True)
-            header = next(rows, [])
-            places = [_place(name, header) for name in names]
-            columns: list[list[str]] = [[] for _ in names]
-            for row in rows:
-                if not row:  # an empty line
-                    continue
-                if len(row) != len(header):
-                    raise ValueError(
-                        f"line {rows.line_num}: {len(row)} fields under "
-                        f"{len(header)} column names"
-                    )
-                for column, place in zip(columns, places, strict=True):
-                    column.append(row[place])
-        for name, column in zip(names, columns, strict=True):
-            check_text_size(name, column)
-    except UnicodeDecodeError:
-        raise ValueError(f"{path.name}: not UTF-8 text") from None
-    except (ValueError, csv.Error) as error:
-        raise ValueError(f"{path.name}: {error}") from None
-    return {n: np.array(c, dtype=str) for n, c in zip(names, columns, strict=True)}
-
-
-def _npz_columns(path: Path, names: list[str]) -> dict[str, np.ndarray]:
-    try:
-        return read_arrays(path, max_bytes=_MAX_BYTES, names=names)
+        return readers[path.suffix](path, names)
     except ValueError as error:
         raise ValueError(f"{path.name}: {error}") from None
 
 
-def _place(name: str, columns: list[str]) -> int:
-    """The column's place, or an error with the nearest name."""
-    if name not in columns:
-        there = f"; the columns are {_validation.shown(columns)}"
-        hint = _validation.nearest(name, columns) or there
-        raise ValueError(f"no column {name!r}{hint}")
-    return columns.index(name)
+def _csv_columns(path: Path, names: list[str]) -> dict[str, np.ndarray]:
+    columns = read_csv_columns(path, names, max_bytes=_MAX_BYTES)
+    for name, column in columns.items():
+        check_text_size(name, column)
+    return {name: np.array(column, dtype=str) for name, column in columns.items()}
+
+
+def _npz_columns(path: Path, names: list[str]) -> dict[str, np.ndarray]:
+    return read_arrays(path, max_bytes=_MAX_BYTES, names=names)
 
 
 def _names(where: str, value: Any) -> list[str]:

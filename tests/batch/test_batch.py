@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 import jaxdp_episodic as jde
+from jaxdp_episodic.report.per_unit import unit_budgets, write_unit_budgets
 from jaxdp_episodic.requests.batch import answer_requests
-from jaxdp_episodic.requests.per_unit import unit_budgets, write_unit_budgets
 from jaxdp_episodic.requests.request import CalibrationRequest, EpsilonRequest
 
 POOL = {

@@ -113,6 +113,30 @@ def test_malformed_csv(tmp_path):
     assert "fields under" in errors[4] and "printed" in errors[5]
 
 
+@pytest.mark.parametrize(
+    ("names", "cells", "said"),
+    [
+        ("a.b,a.c.0,a.c.1", "1,x,", {"a": {"b": 1, "c": ["x"]}}),
+        ("a,a.c", '"{""b"": 1}",2', {"a": {"b": 1, "c": 2}}),
+        ("a.c,a", '2,"{""b"": 1}"', {"a": {"b": 1, "c": 2}}),
+        ("a.1,a.3", "x,y", {"a": {"1": "x", "3": "y"}}),
+        ("a.0,a.2", "x,y", {"a": ["x", None, "y"]}),
+        ("a.0,a.9999", "x,y", {"a": {"0": "x", "9999": "y"}}),
+        ("a,a.c", "1,2", "line 2: 'a' is both a value and a table"),
+        ("a,a.b", '"{""b"": 1}",2', "line 2: 'a.b' is both a value and a table"),
+        ("a", '"{""b"": 1, ""b"": 2}"', "line 2: not valid JSON: the key 'b' is"),
+        ("a", "[" * 5000, "line 2: nested too deeply"),
+        ("a", "[" * 40 + "]" * 40, "line 2: a cell: nested deeper than 32 levels"),
+    ],
+)
+def test_where_cells_are_put(tmp_path, names, cells, said):
+    path = tmp_path / "r.csv"
+    path.write_text(f"{names}\n{cells}\n")
+    ((number, row, _),) = batch_files.read_rows(path)
+    assert number == 1
+    assert row == said if isinstance(said, dict) else said in str(row)
+
+
 def test_rows_are_worked_off_in_parts(tmp_path, monkeypatch):
     monkeypatch.setattr(batch_files, "_ROWS_AT_ONCE", 3)
     source, out = tmp_path / "r.jsonl", tmp_path / "a.parquet"

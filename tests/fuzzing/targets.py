@@ -14,10 +14,9 @@ from fuzzing import seeds
 from fuzzing.mutations import broken_bytes, broken_documents, leaves
 from jaxdp_episodic.data.adapters import from_huggingface, from_tfds
 from jaxdp_episodic.data.folders import load_class_folders
-from jaxdp_episodic.data.npz import load_npz
 from jaxdp_episodic.data.sources import SOURCES, Glyphs, Schools
 from jaxdp_episodic.data.table import ExampleTable
-from jaxdp_episodic.data.tables import load_table
+from jaxdp_episodic.data.user_files import load_npz, load_table
 from jaxdp_episodic.describe.designs import GroupedClasses, IndependentEpisodes
 from jaxdp_episodic.describe.population import Population
 from jaxdp_episodic.describe.schemes import (
@@ -29,7 +28,7 @@ from jaxdp_episodic.describe.serialization import spec_from_dict
 from jaxdp_episodic.describe.step import ComposedSteps, GaussianStep
 from jaxdp_episodic.interop.dp_accounting import from_dp_event
 from jaxdp_episodic.plan.plan_file import read_plan
-from jaxdp_episodic.requests.batch_rows import reader_of
+from jaxdp_episodic.requests.batch_files import read_rows
 from jaxdp_episodic.requests.request import CalibrationRequest, EpsilonRequest
 from jaxdp_episodic.requests.request_file import read_population, read_request
 from jaxdp_episodic.sweep.description import Sweep, read_sweep
@@ -126,7 +125,7 @@ def _request_document(case: Any, folder: Path) -> Any:
 
 def _rows(path: Path) -> None:
     """Every row is a mapping or a clear error."""
-    for number, row, _ in reader_of(path)(path):
+    for number, row, _ in read_rows(path):
         assert number >= 1
         assert isinstance(row, dict | TypeError | ValueError), type(row)
 

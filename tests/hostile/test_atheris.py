@@ -18,17 +18,17 @@ CHILD = textwrap.dedent(
     from pathlib import Path
     import atheris
     import jax, numpy, pyarrow.parquet  # not instrumented
-    with atheris.instrument_imports(include=["jaxdp_episodic.data", "tomllib"]):
-        from jaxdp_episodic.files import archive
-        from jaxdp_episodic.files import toml_file
-    with atheris.instrument_imports(include=["jaxdp_episodic.accounting"]):
-        from jaxdp_episodic.requests import batch_rows
+    with atheris.instrument_imports(
+        include=["jaxdp_episodic.files", "jaxdp_episodic.requests", "tomllib"]
+    ):
+        from jaxdp_episodic.files import archive, toml_file
+        from jaxdp_episodic.requests import batch_files
 
     def arrays(path):
         archive.read_arrays(path, max_bytes=2**20)
 
     def rows(path):
-        for _, row, _ in batch_rows.reader_of(path)(path):
+        for _, row, _ in batch_files.read_rows(path):
             assert isinstance(row, (dict, TypeError, ValueError))
 
     readers = {

@@ -9,8 +9,7 @@ from PIL import Image
 
 from jaxdp_episodic.data.adapters import from_huggingface, from_tfds
 from jaxdp_episodic.data.folders import load_class_folders
-from jaxdp_episodic.data.npz import load_npz
-from jaxdp_episodic.data.tables import load_table
+from jaxdp_episodic.data.user_files import load_npz, load_table
 from jaxdp_episodic.files.toml_file import read_toml
 from jaxdp_episodic.requests.request_file import read_population
 
@@ -32,7 +31,7 @@ def test_pickles_do_not_run(tmp_path):
     ran = tmp_path / "ran"
     for name in ("features", "labels", "unused"):
         arrays = {"features": np.zeros((1, 2)), "labels": np.zeros(1, int)}
-        arrays[name] = np.array([Runs(ran)], dtype=object)
+        arrays[name] = np.array([Runs(ran), Runs(ran)], dtype=object)
         path = tmp_path / "x.npz"
         np.savez(path, allow_pickle=True, **arrays)
         with pytest.raises(

@@ -25,13 +25,12 @@ CHILD = textwrap.dedent(
     import json, resource, sys, time
     import jax.numpy, pyarrow.parquet, PIL.Image
     from pathlib import Path
-    from jaxdp_episodic.requests.batch_rows import reader_of
+    from jaxdp_episodic.requests.batch_files import read_rows
     from jaxdp_episodic.requests.request import EpsilonRequest
     from jaxdp_episodic.requests.request_file import read_population, read_request
     from jaxdp_episodic.describe.step import GaussianStep
     from jaxdp_episodic.data.folders import load_class_folders
-    from jaxdp_episodic.data.npz import load_npz
-    from jaxdp_episodic.data.tables import load_table
+    from jaxdp_episodic.data.user_files import load_npz, load_table
     from jaxdp_episodic.files.toml_file import read_toml
     from jaxdp_episodic.describe.population import Population
     from jaxdp_episodic.sweep.folder import read_manifest
@@ -45,7 +44,7 @@ CHILD = textwrap.dedent(
         "npz": load_npz,
         "ids": lambda p: read_population({"file": p.name, "levels": ["g"]}, p.parent),
         "table": table,
-        "rows": lambda p: list(reader_of(p)(p)),
+        "rows": lambda p: list(read_rows(p)),
         "folder": load_class_folders,
         "small": lambda p: load_class_folders(p, size=30_000),
         "toml": read_toml,

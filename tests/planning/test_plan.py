@@ -9,7 +9,7 @@ import pytest
 import jaxdp_episodic as jde
 from jaxdp_episodic.cli import plan as plan_command
 from jaxdp_episodic.cli.plan import Plan as PlanCommand
-from jaxdp_episodic.files.toml_text import to_toml
+from jaxdp_episodic.files.toml_file import to_toml
 from jaxdp_episodic.plan.plan import PlanRequest, _front, effective_steps, make_plan
 from jaxdp_episodic.plan.plan_file import read_plan, training_config
 from jaxdp_episodic.training.config import TrainingConfig

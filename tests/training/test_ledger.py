@@ -263,7 +263,7 @@ MANY = {"step": jde.GaussianStep(flat_step().design, noise_multiplier=[1.0, 2.0]
         ([FIRST, STEP, {"opened": 3, "charged": 0}], b"", "opened must be a table"),
         ([b'{"a":NaN}'], b"", "NaN is no JSON number"),
         ([b'{"a":' + b"[" * 10**5 + b"]" * 10**5 + b"}"], b"", "nested too deeply"),
-        ([b'{"a":' + b"9" * 10**5 + b"}"], b"", "not JSON"),
+        ([b'{"a":' + b"9" * 10**5 + b"}"], b"", "not valid JSON"),
         ([FIRST, STEP], b"1\n{x\n", "neither a charge nor a record"),
     ],
     ids=range(19),

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from jaxdp_episodic.files import parquet_file
-from jaxdp_episodic.files.parquet_footer import column_items
+from jaxdp_episodic.files.parquet_file import column_items
 
 pa = pytest.importorskip("pyarrow")
 pq = pytest.importorskip("pyarrow.parquet")
@@ -69,13 +69,16 @@ def whole_file(footer):
         (whole_file(b""), "ends too early"),
         (whole_file(b"\x15" + b"\xff" * 11), "more than 64 bits"),
         (whole_file(b"\x49\xfc\xff\xff\xff\x0f"), "ends too early"),
-        (whole_file(b"\x49\x15\x00"), "list of structs was expected"),
+        (whole_file(b"\x49\x15\x00\x00"), "list of structs was expected"),
         (whole_file(b"\x45\x02\x00"), "a list was expected"),
         (whole_file(b"\x1e"), "type 14"),
         (whole_file(b"\x1c" * 40), "deeper than 32 levels"),
         # A row group with a column chunk that says nothing.
         (whole_file(b"\x49\x1c\x19\x1c\x00\x00\x00"), "without a description"),
-        (whole_file(b"\x49\x1c\x19\x1c\x3c\x00\x00\x00"), "without a number of items"),
+        (
+            whole_file(b"\x49\x1c\x19\x1c\x3c\x00\x00\x00\x00"),
+            "without a number of items",
+        ),
     ],
 )
 def test_damaged_footers(tmp_path, content, message):
@@ -93,7 +96,7 @@ def test_a_footer_of_many_megabytes_is_refused(tmp_path):
 
 
 def rows_of(path):
-    batches = parquet_file.parquet_batches(pa, pq, path, None, rows=10)
+    batches = parquet_file.parquet_batches(path, None, rows=10)
     return [columns for _, columns in batches]
 
 

@@ -1,4 +1,4 @@
-"""A user's arrays in an npz file, which is not trusted."""
+"""A user's own files, which are not trusted: arrays (npz), records (CSV, Parquet)."""
 
 from __future__ import annotations
 
@@ -10,10 +10,15 @@ from typing import Any
 
 import numpy as np
 
-from jaxdp_episodic.data.table import ExampleTable
+from jaxdp_episodic import _validation
+from jaxdp_episodic.data.table import ExampleTable, id_array
 from jaxdp_episodic.files.archive import read_arrays
+from jaxdp_episodic.files.csv_file import read_csv_columns
+from jaxdp_episodic.files.parquet_file import parquet_batches
 
-MAX_BYTES = 4 * 2**30  # of the arrays, uncompressed
+# Of arrays uncompressed, of a CSV file, of Parquet columns uncompressed.
+MAX_BYTES = 4 * 2**30
+_ROWS = 2**16  # of Parquet at a time
 
 
 def load_npz(
@@ -101,6 +106,74 @@ def load_npz(
     )
 
 
+def load_table(
+    path: str | os.PathLike[str],
+    *,
+    groups: Sequence[str],
+    features: Sequence[str],
+    target: str | None = None,
+    public_units: Sequence[Any] | None = None,
+    max_bytes: int = MAX_BYTES,
+) -> ExampleTable:
+    """Returns the table of a file's records, one a row.
+
+    Args:
+      path: a file ``.csv`` (UTF-8, with a line of column names) or ``.parquet``.
+      groups: columns of unit ids, top level first; they name the levels. Ids of a CSV
+        are strings, as written: "07" is not "7".
+      features: columns of numbers.
+      target: column of numbers; None: the last group is the class.
+      public_units: the public list of ids of the only group; those without a record
+        are empty units, which stay when somebody's last record is taken away.
+      max_bytes: most bytes of the file (CSV) or of its columns (Parquet).
+
+    Returns:
+      Levels ``groups`` and "example"; features (R, columns) float32.
+
+    Raises:
+      ImportError: a Parquet file without pyarrow, of the extra ``[data]``.
+      TypeError: one name where a list of names is meant.
+      ValueError: another kind of file, an unknown column, a missing id, a cell that is
+        no finite number, a file that is too large; the message says where.
+    """
+    file = Path(path)
+    for name, columns in (("groups", groups), ("features", features)):
+        if isinstance(columns, str):
+            raise TypeError(f"{name} must be a list of column names, got {columns!r}")
+        if not columns:
+            raise ValueError(f"{name} must name at least one column, got none")
+    if "example" in groups:
+        raise ValueError(
+            "groups must not name a column 'example', which is the level of the "
+            f"records themselves, got {list(groups)}; rename the column"
+        )
+    wanted = [*groups, *features, *([] if target is None else [target])]
+    if len(set(wanted)) < len(wanted):
+        raise ValueError(f"columns must be used once each, got {wanted}")
+    # A CSV file's first record is in its second line.
+    readers = {".csv": (read_csv_columns, 2), ".parquet": (_parquet_columns, 1)}
+    suffix = file.suffix.lower()
+    if suffix not in readers:
+        raise ValueError(f"path must end in .csv or .parquet, got {str(file)!r}")
+    read, first = readers[suffix]
+    try:
+        columns = read(file, wanted, max_bytes=max_bytes)
+    except ValueError as error:
+        raise ValueError(f"{file}: {error}") from error
+    if not columns[wanted[0]]:
+        raise ValueError(f"{file} must have at least one record, has none")
+    numbers = {
+        name: _numbers(columns[name], name, file, first)
+        for name in wanted[len(groups) :]
+    }
+    return ExampleTable.from_records(
+        np.stack([numbers[name] for name in features], axis=1),
+        None if target is None else numbers[target],
+        units={name: _ids(columns[name], name, file, first) for name in groups},
+        public_units=public_units,
+    )
+
+
 def scaled_images(images: np.ndarray) -> np.ndarray:
     """Returns (R, H, W, channels) images: 8-bit integers become float32 in [0, 1].
 
@@ -142,3 +215,45 @@ def _spread(
     raise ValueError(
         f"{name} in {path} must have one entry for each of {grid}, got {array.shape}"
     )
+
+
+def _parquet_columns(
+    file: Path, wanted: Sequence[str], *, max_bytes: int
+) -> dict[str, list[Any]]:
+    """The wanted columns of a Parquet file."""
+    columns: dict[str, list[Any]] = {name: [] for name in wanted}
+    for names, cells in parquet_batches(file, wanted, rows=_ROWS, max_bytes=max_bytes):
+        for name, column in zip(names, cells, strict=True):
+            columns[name] += column
+    return columns
+
+
+def _numbers(cells: Sequence[Any], name: str, file: Path, first: int) -> np.ndarray:
+    """float64 of the cells, each a finite float32."""
+    values = np.empty(len(cells))
+    for row, cell in enumerate(cells):
+        try:
+            values[row] = float(cell)
+        except (TypeError, ValueError, OverflowError):
+            values[row] = np.nan
+    bad = ~(np.abs(values) <= np.finfo(np.float32).max)
+    if bad.any():
+        row = int(np.argmax(bad))
+        raise ValueError(
+            f"{name!r} must be finite numbers, got {_validation.shown(cells[row])} in "
+            f"record {row + 1} (row {row + first}) of {file}"
+        )
+    return values
+
+
+def _ids(cells: Sequence[Any], name: str, file: Path, first: int) -> np.ndarray:
+    for row, cell in enumerate(cells):
+        if cell is None or cell == "":
+            raise ValueError(
+                f"{name!r} must be an id, got nothing in record {row + 1} "
+                f"(row {row + first}) of {file}"
+            )
+    try:
+        return id_array(name, cells)
+    except (TypeError, ValueError) as error:
+        raise type(error)(f"{error} (of {file})") from None

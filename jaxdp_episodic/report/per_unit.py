@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from jaxdp_episodic.data.table import unit_labels
 from jaxdp_episodic.describe.designs import GroupedClasses
-from jaxdp_episodic.describe.population import Population
 from jaxdp_episodic.describe.step import ComposedSteps, GaussianStep
+from jaxdp_episodic.files.table_file import writing
 from jaxdp_episodic.report.report import privacy_report
-from jaxdp_episodic.requests.batch_files import writing
 
 _ROWS_AT_ONCE = 20_000
 _MOST_UNITS = 10**8
@@ -57,7 +56,7 @@ def unit_budgets(
         with one of more than 10^8 protected units.
     """
     steps = step.steps if isinstance(step, ComposedSteps) else (step,)
-    # A stranger's file may name 2**53 units in one number.
+    # An untrusted file may name 2**53 units in one number.
     number = max(one.num_protected_units or 0 for one in steps)
     if number > _MOST_UNITS:
         raise ValueError(
@@ -70,15 +69,14 @@ def unit_budgets(
     assert report.distribution is not None  # there is a population
     epsilon = report.distribution.unit_epsilons
     assert epsilon is not None  # asked for
-    parts = step.steps if isinstance(step, ComposedSteps) else (step,)
-    first = next(part for part in parts if part.population is not None)
+    first = next(one for one in steps if one.population is not None)
     tree = first.population
     assert tree is not None
     # The episodes of grouped classes are formed, not found in the tree.
     formed = isinstance(first.design, GroupedClasses)
     names = first.level_names_used[int(formed) :]
-    rounding = report.distribution.rate_rounding
-    return UnitBudgets(_labels(tree, names), epsilon, rounding)
+    labels = {n: unit_labels(tree, i + 1, len(names)) for i, n in enumerate(names)}
+    return UnitBudgets(labels, epsilon, report.distribution.rate_rounding)
 
 
 def write_unit_budgets(path: Path, budgets: UnitBudgets) -> None:
@@ -95,30 +93,10 @@ def write_unit_budgets(path: Path, budgets: UnitBudgets) -> None:
         name: "int64" if ids.dtype.kind in "iu" else "string"
         for name, ids in budgets.units.items()
     }
+    names = [*types, "epsilon"]
     with writing(path, {**types, "epsilon": "float64"}) as write:
-        for rows in _row_blocks(budgets):
-            write(rows)
-
-
-def _row_blocks(budgets: UnitBudgets) -> Iterator[list[dict[str, Any]]]:
-    names = [*budgets.units, "epsilon"]
-    for start in range(0, budgets.epsilon.size, _ROWS_AT_ONCE):
-        part = slice(start, start + _ROWS_AT_ONCE)
-        columns = [ids[part].tolist() for ids in budgets.units.values()]
-        columns.append(budgets.epsilon[part].tolist())
-        yield [
-            dict(zip(names, cells, strict=True)) for cells in zip(*columns, strict=True)
-        ]
-
-
-def _labels(tree: Population, names: tuple[str, ...]) -> dict[str, np.ndarray]:
-    """(U,) ids at each level, spread over the units of the last of these levels."""
-    labels: dict[str, np.ndarray] = {}
-    for level, name in enumerate(names, start=1):
-        count = tree.num_units(level)
-        ids = None if tree.unit_ids is None else tree.unit_ids[level - 1 : level]
-        spread = ids[0] if ids else np.arange(count)
-        for below in tree.children_counts[level : len(names)]:
-            spread = np.repeat(spread, below)
-        labels[name] = np.asarray(spread)
-    return labels
+        for start in range(0, budgets.epsilon.size, _ROWS_AT_ONCE):
+            part = slice(start, start + _ROWS_AT_ONCE)
+            columns = (*budgets.units.values(), budgets.epsilon)
+            rows = zip(*(column[part].tolist() for column in columns), strict=True)
+            write([dict(zip(names, cells, strict=True)) for cells in rows])

@@ -1,0 +1,108 @@
+"""CSV files from outside: UTF-8, a line of column names, lines of bounded length."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from jaxdp_episodic.files.archive import check_plain_file
+from jaxdp_episodic.files.columns import column_places
+from jaxdp_episodic.files.json_file import LONGEST_LINE, TOO_LONG
+
+
+def csv_lines(
+    path: Path, *, errors: str = "strict"
+) -> Iterator[tuple[int, list[str] | ValueError]]:
+    """Yields the lines of a CSV file, one after another.
+
+    Args:
+      path: the file.
+      errors: what becomes of bytes that are not UTF-8, as of `bytes.decode`.
+
+    Yields:
+      The number of a line, and its cells or what is wrong with it: first the column
+      names, no cells if there are none, then what is not empty.
+
+    Raises:
+      OSError: a file that cannot be read.
+      ValueError: a faulty line of column names.
+      UnicodeDecodeError: with ``errors="strict"`` alone.
+    """
+    with path.open(newline="", encoding="utf-8-sig", errors=errors) as file:
+        source = _Lines(file)
+        lines = csv.reader(source, strict=True)
+        try:
+            header = next(lines, [])
+        except csv.Error as error:
+            raise ValueError(f"the line of names: {error}") from None
+        yield source.number, header
+        while True:
+            try:
+                cells = next(lines)
+            except StopIteration:
+                return
+            except csv.Error as error:
+                yield source.number, ValueError(f"line {source.number}: {error}")
+                continue
+            if len(cells) == len(header):
+                yield source.number, cells
+            elif cells:
+                found = f"{len(cells)} fields under {len(header)} column names"
+                yield source.number, ValueError(f"line {source.number}: {found}")
+
+
+def read_csv_columns(
+    path: Path, names: Sequence[str], *, max_bytes: int
+) -> dict[str, list[Any]]:
+    """Returns some columns of a CSV file, as text.
+
+    Raises:
+      OSError: a file that cannot be read.
+      ValueError: no plain file, too large, not UTF-8, not CSV, two columns of one name
+        or none of a wanted one; the message does not name the file.
+    """
+    check_plain_file(path)
+    if path.stat().st_size > max_bytes:
+        raise ValueError(f"must have at most max_bytes={max_bytes} bytes")
+    columns: list[list[str]] = [[] for _ in names]
+    lines = csv_lines(path)
+    try:
+        places = None
+        for _, cells in lines:
+            if isinstance(cells, ValueError):
+                raise cells
+            if places is None:
+                places = column_places(cells, names)
+                continue
+            for column, place in zip(columns, places, strict=True):
+                column.append(cells[place])
+    except UnicodeDecodeError as error:
+        raise ValueError(f"not UTF-8 text: {error.reason}") from None
+    return dict(zip(names, columns, strict=True))
+
+
+class _Lines:
+    """The lines of a text file, those that are too long as errors.
+
+    Attributes:
+      number: of the last line, from 1.
+    """
+
+    def __init__(self, file: Any) -> None:
+        self._file, self.number = file, 0
+
+    def __iter__(self) -> _Lines:
+        return self
+
+    def __next__(self) -> str:
+        line = self._file.readline(LONGEST_LINE + 1)
+        if not line:
+            raise StopIteration
+        self.number += 1
+        if len(line) > LONGEST_LINE:
+            while line and not line.endswith(("\n", "\r")):
+                line = self._file.readline(LONGEST_LINE)
+            raise csv.Error(TOO_LONG)
+        return line

@@ -1,0 +1,109 @@
+"""JSON: from outside with no key twice and in lines of bounded length; plain values."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from jaxdp_episodic.files.columns import repeated
+
+LONGEST_LINE = 2**24
+TOO_LONG = "longer than 16 MiB"
+
+
+def parse_json(text: str | bytes, *, allow_infinity: bool = True) -> Any:
+    """Returns the value of a JSON text.
+
+    Args:
+      text: the text; bytes are UTF-8.
+      allow_infinity: read NaN and infinities, as Python does beyond the standard.
+
+    Raises:
+      ValueError: not UTF-8, not JSON, a key that is there twice, an integer of
+        thousands of digits, or nesting that is too deep; the message says where.
+    """
+    try:
+        return json.loads(
+            text if isinstance(text, str) else text.decode(),
+            object_pairs_hook=_without_repeats,
+            parse_constant=None if allow_infinity else _refused,
+        )
+    except UnicodeDecodeError as error:
+        raise ValueError(
+            f"not UTF-8 text: {error.reason} at byte {error.start}"
+        ) from None
+    except json.JSONDecodeError as error:
+        raise ValueError(
+            f"not valid JSON: {error.msg} at column {error.colno}"
+        ) from None
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
+    except ValueError as error:
+        raise ValueError(f"not valid JSON: {error}") from None
+
+
+def json_lines(path: Path) -> Iterator[tuple[int, Any, int]]:
+    """Yields what the lines of a file hold that are not empty.
+
+    A line that cannot be read is an error in its place; one that is too long is not
+    kept.
+
+    Yields:
+      The line's number, its object or what is wrong with it, and its bytes.
+
+    Raises:
+      OSError: a file that cannot be read.
+    """
+    with path.open("rb") as file:
+        number = 0
+        while line := file.readline(LONGEST_LINE + 1):
+            number += 1
+            if len(line) > LONGEST_LINE:
+                while line and not line.endswith(b"\n"):
+                    line = file.readline(LONGEST_LINE)
+                yield number, ValueError(f"line {number}: {TOO_LONG}"), 0
+            elif not line.isspace():
+                yield number, _object(number, line), len(line)
+
+
+def plain(value: Any) -> Any:
+    """Returns a value as JSON can hold it.
+
+    Tuples become lists, NumPy's arrays and numbers Python's, keys text; infinities and
+    NaN the strings that Python's ``float`` reads.
+    """
+    if isinstance(value, Mapping):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, tuple | list):
+        return [plain(item) for item in value]
+    if isinstance(value, np.ndarray | np.generic):
+        return plain(value.tolist())
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    return value
+
+
+def _object(number: int, line: bytes) -> dict[str, Any] | Exception:
+    try:
+        found = parse_json(line.removeprefix(b"\xef\xbb\xbf") if number == 1 else line)
+    except ValueError as error:
+        return ValueError(f"line {number}: {error}")
+    if not isinstance(found, dict):
+        return TypeError(f"line {number}: must be an object, got {str(found)[:60]!r}")
+    return found
+
+
+def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    table = dict(pairs)
+    if len(table) < len(pairs):
+        raise ValueError(f"the key {repeated(k for k, _ in pairs)!r} is there twice")
+    return table
+
+
+def _refused(name: str) -> Any:
+    raise ValueError(f"{name} is no JSON number")

@@ -1,0 +1,146 @@
+"""CSV, JSON and tables of rows: what is read, what is refused, what is written."""
+
+import json
+import math
+
+import numpy as np
+import pytest
+
+from jaxdp_episodic.files import csv_file, json_file
+from jaxdp_episodic.files.csv_file import csv_lines, read_csv_columns
+from jaxdp_episodic.files.json_file import json_lines, parse_json, plain
+from jaxdp_episodic.files.table_file import writing
+
+
+def written(folder, content):
+    path = folder / "x.csv"
+    path.write_bytes(content)
+    return path
+
+
+def columns(path, names=("a",), max_bytes=1000):
+    return read_csv_columns(path, names, max_bytes=max_bytes)
+
+
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        (b"a,b\n1,2\n", {"a": ["1"], "b": ["2"]}),
+        (b"\xef\xbb\xbfb,a\r\n\r\n1,2\r\n\r\n", {"a": ["2"], "b": ["1"]}),
+        (b'c,a,b\n,"1\n2",\n', {"a": ["1\n2"], "b": [""]}),
+        (b"a,b", {"a": [], "b": []}),
+    ],
+)
+def test_columns_of_csv(tmp_path, content, expected):
+    assert columns(written(tmp_path, content), ("a", "b")) == expected
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", "no column 'a'; the columns are"),
+        (b"\na\n", "no column 'a'"),
+        (b"aa\n1\n", "no column 'a'; did you mean 'aa'"),
+        (b"a,b,b\n1,2,3\n", "two columns 'b'"),
+        (b"a\n1\n2,3\n", "line 3: 2 fields under 1 column names"),
+        (b'a\n"1', "line 2: unexpected end of data"),
+        (b'"a" b\n1', "the line of names: ',' expected after '\"'"),
+        (b"a\n\xff\n", "not UTF-8 text: invalid start byte"),
+        (b"a\n" + b"1" * 50, "line 2: longer than 16 MiB"),
+        (b"a\n" + b"1\n" * 500, "must have at most max_bytes=1000 bytes"),
+    ],
+)
+def test_csv_that_is_refused(tmp_path, monkeypatch, content, message):
+    monkeypatch.setattr(csv_file, "LONGEST_LINE", 40)
+    with pytest.raises(ValueError, match=message):
+        columns(written(tmp_path, content))
+
+
+def test_only_plain_files_are_read(tmp_path):
+    with pytest.raises(FileNotFoundError):
+        columns(tmp_path / "none.csv")
+    with pytest.raises(ValueError, match="must be a plain file"):
+        columns(tmp_path)
+
+
+def test_a_bad_line_costs_the_others_nothing(tmp_path, monkeypatch):
+    monkeypatch.setattr(csv_file, "LONGEST_LINE", 10)
+    path = written(tmp_path, b"a\n1\n" + b"2" * 30 + b'\n\n3,4\n"5" 6\n\xff\n7\n')
+    found = list(csv_lines(path, errors="surrogateescape"))
+    said = [
+        str(cells) if isinstance(cells, ValueError) else cells for _, cells in found
+    ]
+    assert said[:2] == [["a"], ["1"]] and said[-2:] == [["\udcff"], ["7"]]
+    assert "longer than 16 MiB" in said[2]
+    assert "2 fields under 1" in said[3] and "expected after" in said[4]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (b"\xff", "not UTF-8 text: invalid start byte at byte 0"),
+        ("[1,", "not valid JSON: Expecting value at column 4"),
+        ('{"a": {"b": 1, "c": 2, "b": 3}}', "the key 'b' is there twice"),
+        ("9" * 5000, "not valid JSON"),
+        ("[" * 10**5, "nested too deeply"),
+    ],
+)
+def test_json_that_is_refused(text, message):
+    with pytest.raises(ValueError, match=message) as found:
+        parse_json(text)
+    assert not isinstance(found.value, UnicodeError | json.JSONDecodeError)
+
+
+def test_infinity_is_json_where_it_is_allowed():
+    assert parse_json(b'{"a": [Infinity, 1]}') == {"a": [math.inf, 1]}
+    for word in ("NaN", "Infinity", "-Infinity"):
+        with pytest.raises(ValueError, match=f"{word} is no JSON number"):
+            parse_json(word, allow_infinity=False)
+
+
+def test_lines_of_json(tmp_path, monkeypatch):
+    monkeypatch.setattr(json_file, "LONGEST_LINE", 20)
+    lines = [b'\xef\xbb\xbf{"a": 1}', b" ", b"[1]", b"2" * 70, b"{", b'{"b": 2}']
+    path = written(tmp_path, b"\n".join(lines))
+    found = list(json_lines(path))
+    assert [number for number, _, _ in found] == [1, 3, 4, 5, 6]
+    assert found[0][1:] == ({"a": 1}, 12) and found[-1][1:] == ({"b": 2}, 8)
+    words = ("must be an object", "longer than 16 MiB", "not valid JSON")
+    for word, (number, error, _) in zip(words, found[1:4], strict=True):
+        assert str(error).startswith(f"line {number}: {word}")
+
+
+def test_plain_values():
+    mixed = {1: (np.float64(2), np.array([math.inf, 3.5])), "a": [None, True, math.nan]}
+    text = json.dumps(plain(mixed), allow_nan=False)
+    assert text == '{"1": [2.0, ["inf", 3.5]], "a": [null, true, "nan"]}'
+
+
+@pytest.mark.parametrize("suffix", [".jsonl", ".csv", ".parquet"])
+def test_a_table_is_there_whole_or_not_at_all(tmp_path, suffix):
+    if suffix == ".parquet":
+        pytest.importorskip("pyarrow")
+    path = tmp_path / f"x{suffix}"
+    path.write_text("older")
+    rows = [{"n": 1, "s": "\udcff", "x": math.inf}, {"n": 2, "s": None, "x": None}]
+    types = {"n": "int64", "s": "string", "x": "float64"}
+    with pytest.raises(KeyboardInterrupt), writing(path, types) as write:
+        write(rows)
+        raise KeyboardInterrupt
+    assert path.read_text() == "older" and len(list(tmp_path.iterdir())) == 1
+    with writing(path, types) as write:
+        for row in rows:
+            write([row])
+    assert len(list(tmp_path.iterdir())) == 1
+    if suffix == ".csv":
+        assert path.read_text() == "n,s,x\n1,\\udcff,inf\n2,,\n"
+    elif suffix == ".jsonl":
+        found = [row for _, row, _ in json_lines(path)]
+        assert found == [{**rows[0], "x": "inf"}, rows[1]]
+    else:
+        import pyarrow.parquet as parquet
+
+        assert parquet.read_table(path).to_pylist() == [
+            {**rows[0], "s": "\\udcff"},
+            rows[1],
+        ]

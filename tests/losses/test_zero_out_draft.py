@@ -5,7 +5,6 @@ import collections
 import mpmath as mp
 import numpy as np
 import pytest
-from scipy import integrate
 
 from jaxdp_episodic.losses import zero_out_pairs_draft as draft
 from oracles import adversary, episodes, mixtures, precise, trees, zero_out
@@ -189,37 +188,50 @@ def test_it_never_costs_more_than_a_replacement():
 SETTINGS = [(0.3, 0.4, 1.0), (1.0, 0.1, 0.8), (0.02, 0.05, 1.5), (0.5, 1.0, 2.0)]
 
 
-def integral(function, p, r, s):
-    """Over the line, split where the joint law is glued and where it turns."""
-    cuts = [-40.0, s / 2, 40 + 3 * s]
-    for point in draft.turning_points(p, r, s):
-        if abs(point) < 39:
-            cuts.append(float(point))
-    cuts = sorted({*cuts, *np.linspace(-12, 14, 27)})
-    return sum(
-        integrate.quad(function, a, b, epsabs=1e-15, epsrel=1e-11)[0]
-        for a, b in zip(cuts, cuts[1:], strict=False)
-    )
+NODES, WEIGHTS = np.polynomial.legendre.leggauss(20)
+
+
+def panels(function, cuts):
+    """Gauss-Legendre with 20 nodes between the cuts."""
+    cuts = np.unique(cuts)
+    half = np.diff(cuts)[:, None] / 2
+    return np.sum(half * WEIGHTS * function(cuts[:-1, None] + half * (1 + NODES)))
+
+
+def integral(function, p, r, s, *more):
+    """Over the line, split where the joint law is glued (and wherever it is asked)."""
+    return panels(function, [s / 2, *more, *np.arange(-40, 60, 0.25)])
 
 
 @pytest.mark.parametrize("p, r, s", SETTINGS)
 def test_the_joint_law_has_mass_one_and_the_profiles(p, r, s):
-    def expected(function):
+    def expected(function, *cuts):
         def integrand(x):
             loss, log_q = draft.log_parts(x, p, r, s)
             return function(loss) * np.exp(log_q)
 
-        return integral(integrand, p, r, s)
+        return integral(integrand, p, r, s, *cuts)
+
+    def crossing(level):
+        low, high = -50.0, 50.0
+        for _ in range(60):
+            middle = (low + high) / 2
+            up = draft.log_parts(middle, p, r, s)[0] > level
+            low, high = (low, middle) if up else (middle, high)
+        return low
 
     atom = np.exp(draft.log_atom(p, r, s))
     assert expected(lambda loss: 1.0) + atom == pytest.approx(1, abs=1e-10)
     assert expected(np.exp) + atom == pytest.approx(1, abs=1e-10)
     for u in (0.05, 0.5, 1.5):
         g = np.exp(u)
-        forward = expected(lambda loss, g=g: np.maximum(np.exp(loss) - g, 0))
-        backward = expected(lambda loss, g=g: np.maximum(1 - g * np.exp(loss), 0))
+        gain, loss = (
+            lambda x, g=g: np.maximum(np.exp(x) - g, 0),
+            lambda x, g=g: np.maximum(1 - g * np.exp(x), 0),
+        )
+        found = expected(gain, crossing(u)), expected(loss, crossing(-u))
         claimed = np.exp(draft.log_profile(u, 1.0, p, r, s))
-        np.testing.assert_allclose((forward, backward), claimed, rtol=1e-6, atol=1e-13)
+        np.testing.assert_allclose(found, claimed, rtol=1e-9, atol=1e-15)
 
 
 @pytest.mark.parametrize("p, r, s", SETTINGS)
@@ -242,8 +254,8 @@ def test_moments_of_the_joint_law_are_those_of_the_profiles(p, r, s, alpha):
     def excess(order):
         def integrand(x):
             loss, log_q = draft.log_parts(x, p, r, s)
-            f = np.exp(order * loss) - 1 - order * np.expm1(loss)
-            return f * np.exp(log_q)
+            power = np.exp(np.minimum(order * loss + log_q, 700))
+            return power - (1 + order * np.expm1(loss)) * np.exp(log_q)
 
         return integral(integrand, p, r, s)
 
@@ -253,12 +265,11 @@ def test_moments_of_the_joint_law_are_those_of_the_profiles(p, r, s, alpha):
             parts = (t * u + logs[first], -(1 + t) * u + logs[second])
             return np.exp(parts[0]) + np.exp(parts[1])
 
-        cuts = [0.0, 1e-4, 1e-3, 0.01, 0.1, *np.arange(0.5, 60, 0.5)]
-        value = sum(
-            integrate.quad(integrand, a, b, epsabs=0, epsrel=1e-9, limit=200)[0]
-            for a, b in zip(cuts, cuts[1:], strict=False)
-        )
-        return t * (1 + t) * value
+        cuts = [0.0, *np.geomspace(1e-6, 0.1, 40), *np.arange(0.15, 70, 0.05)]
+        if p < 1:  # the backward losses end
+            end = np.log((1 - p + p * r) / (1 - p))
+            cuts = [*cuts, end, *(end * (1 - np.geomspace(1e-6, 0.1, 40)))]
+        return t * (1 + t) * panels(integrand, cuts)
 
     if alpha * s < 25:  # within the window of the integral over x
         assert excess(alpha) == pytest.approx(from_profiles(0, 1), rel=1e-6)
@@ -268,7 +279,7 @@ def test_moments_of_the_joint_law_are_those_of_the_profiles(p, r, s, alpha):
 
 def test_the_atom_is_the_jump_of_the_slope():
     for p, r, s in SETTINGS:
-        step = 1e-6
+        step = 1e-9
         h0 = np.exp(draft.log_profile(0.0, 1.0, p, r, s))
         h1 = np.exp(draft.log_profile(np.log1p(step), 1.0, p, r, s))
         slopes = (h1 - h0) / step
@@ -410,8 +421,20 @@ def check_extremes(claim):
 
 
 def random_design(rng, i):
-    design = adversary.random_design(rng, num_levels=1 + i % 3, below_unit=i % 2 == 0)
-    return design._replace(relation="zero_out")
+    """One to three levels, every clip level and every protected level."""
+    levels = 1 + i % 3
+    while True:
+        design = adversary.random_design(rng, num_levels=levels, max_units=3)
+        places = adversary.paths(design.root, int(rng.integers(1, levels + 1)))
+        if not places:
+            continue
+        design = design._replace(
+            clip_level=int(rng.integers(0, levels + 1)),
+            path=places[int(rng.integers(len(places)))],
+            relation="zero_out",
+        )
+        if len(zero_out.all_contents(design)) <= 60:
+            return design
 
 
 def check_random_trees(claim, seed, count, *, climb_every):
@@ -455,7 +478,7 @@ def test_every_row_is_reached_in_both_directions():
 def test_no_random_tree_exceeds_its_row():
     worst = check_random_trees(right, 11, FEW, climb_every=40)
     assert len(worst) == 7  # all rows met
-    assert min(max(seen[1:]) for seen in worst.values()) > 0.99
+    assert min(min(seen[1:]) for seen in worst.values()) > 0.9
 
 
 @pytest.mark.slow

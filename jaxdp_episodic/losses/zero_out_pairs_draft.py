@@ -112,8 +112,8 @@ def log_episodes_profile(u, episode_rate, s, num_episodes):
 def log_atom(p, r, s):
     """``log A``, ``A = p(1-r) (1 - Q(s/2) - Q(3s/2))``: the mass at loss 0.
 
-    Q is the upper normal tail; ``1 - Q(a) - Q(b) = (1/2 - Q(a)) + (1/2 - Q(b))`` is a sum
-    of positive numbers. With a factor ``r_out`` the atom is ``r_out A + 1 - r_out``.
+    Q is the upper normal tail; ``1 - Q(a) - Q(b) = (1/2 - Q(a)) + (1/2 - Q(b))`` is a
+    sum of positive numbers. With a factor ``r_out`` the atom is ``r_out A + 1 - r_out``.
     """
     from scipy.special import erf  # draft: the port has erf of its namespace
 
@@ -126,8 +126,8 @@ def log_atom(p, r, s):
 def log_parts(x, p, r, s):
     """Loss and log-density of Q of the joint law at x; no cancellation.
 
-    Above ``x = s/2`` they are ``log(P1/Q1)`` and ``log Q1``, below it ``log(P2/Q2)`` and
-    ``log Q2``. The loss increases in x over the whole line, from
+    Above ``x = s/2`` they are ``log(P1/Q1)`` and ``log Q1``, below it ``log(P2/Q2)``
+    and ``log Q2``. The loss increases in x over the whole line, from
     ``log((1-p)/(1-p+pr))`` (-inf at p = 1) through 0 at ``s/2`` to inf.
 
     Returns:
@@ -157,8 +157,8 @@ def turning_points(p, r, s):
     """Where the loss changes its slope, for laying panels.
 
     Returns:
-      Three positions: ``x1 >= s/2``, where ``P1/Q1 = 2`` (the loss is exponentially small
-      before it and ``s (x - x1)``, up to twice as steep, after it); the two transitions
+      Three positions: ``x1 >= s/2``, where ``P1/Q1 = 2`` (the loss is exponentially
+      small before it and ``s (x - x1)``, up to twice as steep, after it); the two transitions
       of the bounded part, of log P2 and of log Q2, which matter where they are below
       s/2 (between them the loss has slope s, outside it is flat).
     """

@@ -144,7 +144,9 @@ def test_edges():
     k = 0.15 - np.expm1([0.0, 0.1]) * 0.5
     np.testing.assert_allclose(np.exp(backward), k, rtol=1e-13)
     # Nothing overflows; rates near the smallest do not vanish.
-    far = draft.log_profile([1e3, 1e3, 1.0, 1e-300], 1.0, 1.0, 1e-9, [1e-3, 1e9, 1e3, 1])
+    far = draft.log_profile(
+        [1e3, 1e3, 1.0, 1e-300], 1.0, 1.0, 1e-9, [1e-3, 1e9, 1e3, 1]
+    )
     assert not np.any(np.isnan(far)) and not np.any(np.array(far) == np.inf)
     tiny = draft.log_profile(0.0, 1.0, 1e-300, 1e-300, 1e-300)
     assert np.all(np.isfinite(tiny))
@@ -504,7 +506,9 @@ def test_the_sampled_pair_is_far_too_small_without_replacement():
     u = np.array([0.3, 1.2])
     right_forward, right_backward = np.exp(draft.log_profile(u, 1.0, 1.0, 0.1, 1.0))
     wrong_forward, wrong_backward = mixtures.claimed_sampled(0.1, 1.0, np.exp(u))
-    true = mixtures.hockey_stick({-1.0: 0.9, 1.0: 0.1}, {-1.0: 0.9, 0.0: 0.1}, 1.0, np.exp(u))
+    true = mixtures.hockey_stick(
+        {-1.0: 0.9, 1.0: 0.1}, {-1.0: 0.9, 0.0: 0.1}, 1.0, np.exp(u)
+    )
     np.testing.assert_allclose(true, right_forward, rtol=1e-6)
     assert np.all(right_forward > [3.9, 65] * wrong_forward)
     assert np.all(wrong_backward == 0) and np.all(right_backward > 1e-7)
@@ -514,6 +518,7 @@ def test_the_sampled_pair_is_far_too_small_without_replacement():
 
 
 POOL = ("pool", (("a", (0, 1, 2)), ("b", (3, 4)), ("c", (5, 6)), ("d", (7, 8))))
+FIVE = ("pool", tuple((name, (i,)) for i, name in enumerate("abcde")))
 ONE = trees.Scheme("without_replacement", 1)
 
 
@@ -528,6 +533,11 @@ GROUPED = {
     "drawn episodes, an example": (grouped("without_replacement", 1, (1, 0)), 0.999),
     "drawn episodes, a class": (grouped("without_replacement", 1, (0,)), 0.999),
     "all episodes, a class": (grouped("without_replacement", 2, (0,)), 0.999),
+    "partition, one class sits out": (grouped("partition", 0.4, (1,), FIVE), 0.75),
+    "drawn episodes, one class sits out": (
+        grouped("without_replacement", 1, (1,), FIVE),
+        0.999,
+    ),
     "drawn classes, an example": (grouped("poisson", 0.4, (1, 0)), 0.1),
     "drawn classes, a class": (grouped("poisson", 0.4, (0,)), 0.1),
 }
@@ -618,7 +628,11 @@ def test_mistakes_for_independent_episodes_are_caught():
         check_independent(design, row_profiles(one, adversary.LOG_GS))
     sampled = [  # as if the episodes that do not hold it gave nothing
         sum(
-            mp.mpf(0) + mp.binomial(3, k) * eta**k * (1 - eta) ** (3 - k) / any_rate
+            mp.mpf(0)
+            + mp.binomial(3, k)
+            * eta**k
+            * (1 - eta) ** (3 - k)
+            / any_rate
             * mixtures.claimed_sampled(any_rate, k * design.s, G)[i]
             for k in (1, 2, 3)
         ).astype(float)
@@ -653,7 +667,8 @@ class Plane:
         one = self.density([*shared, (p * r, reached)])
         two = self.density([*shared, (p * r, (0.0, 0.0))])
         return tuple(
-            np.maximum(a - g * b, 0).sum() * self.area for a, b in ((one, two), (two, one))
+            np.maximum(a - g * b, 0).sum() * self.area
+            for a, b in ((one, two), (two, one))
         )
 
 
@@ -682,17 +697,23 @@ def climb_in_the_plane(rng, g, p, r, s, direction, *, poisson, rounds=250):
     return best, means
 
 
-PLANE = [(p, r, s, u) for p, r, s in ((0.4, 0.3, 1.0), (0.8, 0.6, 1.8)) for u in (0.1, 0.6)]
+PLANE = [
+    (p, r, s, u) for p, r, s in ((0.4, 0.3, 1.0), (0.8, 0.6, 1.8)) for u in (0.1, 0.6)
+]
 
 
 @pytest.mark.parametrize("direction", [0, 1])
 @pytest.mark.parametrize("poisson", [True, False])
 @pytest.mark.parametrize("p, r, s, u", PLANE)
-def test_the_worst_contributions_in_the_plane_lie_on_a_line(p, r, s, u, poisson, direction):
+def test_the_worst_contributions_in_the_plane_lie_on_a_line(
+    p, r, s, u, poisson, direction
+):
     rng = np.random.default_rng(10)
     row = (1.0, p, r, s) if poisson else (1.0, 1.0, p * r, s)
     claimed = np.exp(draft.log_profile(u, *row)[direction])
-    found, means = climb_in_the_plane(rng, np.exp(u), p, r, s, direction, poisson=poisson)
+    found, means = climb_in_the_plane(
+        rng, np.exp(u), p, r, s, direction, poisson=poisson
+    )
     if claimed < 1e-6:
         assert found < 2e-6
         return

@@ -148,7 +148,9 @@ def worst_tables(design: trees.Design) -> dict[str, Table]:
     clip, unit = design.clip_level, len(design.path)
     level = min(clip, unit)
     own = frozenset(names(adversary._at(design.root, design.path[:level])))
-    near = frozenset(names(adversary._at(design.root, design.path[: max(level - 1, 0)])))
+    near = frozenset(
+        names(adversary._at(design.root, design.path[: max(level - 1, 0)]))
+    )
     poisson = level > 0 and design.schemes[level - 1].kind == "poisson"
     tables: dict[str, Table] = {"forward": {}, "backward": {}}
     for content in all_contents(design):

@@ -113,7 +113,7 @@ def log_atom(p, r, s):
     """``log A``, ``A = p(1-r) (1 - Q(s/2) - Q(3s/2))``: the mass at loss 0.
 
     Q is the upper normal tail; ``1 - Q(a) - Q(b) = (1/2 - Q(a)) + (1/2 - Q(b))`` is a
-    sum of positive numbers. With a factor ``r_out`` the atom is ``r_out A + 1 - r_out``.
+    sum of positive numbers. With a factor ``r_out`` it is ``r_out A + 1 - r_out``.
     """
     from scipy.special import erf  # draft: the port has erf of its namespace
 
@@ -158,9 +158,9 @@ def turning_points(p, r, s):
 
     Returns:
       Three positions: ``x1 >= s/2``, where ``P1/Q1 = 2`` (the loss is exponentially
-      small before it and ``s (x - x1)``, up to twice as steep, after it); the two transitions
-      of the bounded part, of log P2 and of log Q2, which matter where they are below
-      s/2 (between them the loss has slope s, outside it is flat).
+      small before it and ``s (x - x1)``, up to twice as steep, after it); the two
+      transitions of the bounded part, of log P2 and of log Q2, which matter where they
+      are below s/2 (between them the loss has slope s, outside it is flat).
     """
     p, r, s = np.broadcast_arrays(*(np.asarray(a, np.float64) for a in (p, r, s)))
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):

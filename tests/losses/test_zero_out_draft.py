@@ -156,6 +156,18 @@ def test_edges():
     np.testing.assert_allclose(np.subtract(whole, half), np.log(2), rtol=1e-13)
 
 
+def test_no_corner_overflows():
+    rates = [0.0, 1e-300, 1e-61, 1e-20, 1e-6, 0.3, 0.5, 1 - 1e-9, 1 - 1e-16, 1.0]
+    exponents = [0.0, 1e-300, 1e-16, 1e-8, 0.1, 1, 1.0001, 50, 700, 710, 1e3, 1e6]
+    shifts = [0, 1e-300, 1e-70, 1e-9, 1e-3, 1, 10, 38, 1e3, 1e9, 1e100, 1e160, np.inf]
+    u, p, r, s = np.meshgrid(exponents, rates, rates, shifts, indexing="ij")
+    both = np.array(draft.log_profile(u, 1.0, p, r, s))
+    assert not np.any(np.isnan(both)) and np.all(both <= 1e-12)
+    both = np.maximum(both, -1e308)
+    assert np.all(np.diff(both, axis=1) <= 0)  # it falls in u
+    np.testing.assert_allclose(both[0, 0], both[1, 0], rtol=1e-14, atol=1e-15)
+
+
 def test_the_profile_grows_with_every_rate_and_with_the_shift():
     rng = np.random.default_rng(4)
     u, p, r, s = random_settings(4_000, 5)

@@ -191,7 +191,7 @@ def grouped(design: episodes.GroupedDesign, *, reveal: bool = False):
 
 
 def grouped_row(design: episodes.GroupedDesign) -> Row:
-    """Poisson over a fresh partition: an episode's coin; else everything is one rate."""
+    """Poisson over a fresh partition: an episode's coin; else all is one rate."""
     rate, r_in = design.rates()
     if design.draw == "partition":
         return Row(1.0, rate, r_in, design.s)

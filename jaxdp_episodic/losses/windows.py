@@ -90,7 +90,7 @@ def settle(slope, start: Array, low: Array, high: Array) -> Array:
     state = (start, low, high, 4 * (high - low))
     # The places of windows need not be known to the last digits.
     x, *_ = fori_loop(
-        xp, 0, 14, follow, state, lambda s: np.all(s[3] <= 1e-6 * (1 + np.abs(s[0])))
+        xp, 0, 14, follow, state, lambda s: np.all(s[3] <= 1e-10 * (1 + np.abs(s[0])))
     )
     return x
 
@@ -106,6 +106,6 @@ def only_root(slope, low: Array, high: Array) -> Array:
         return xp.where(above, middle, low), xp.where(above, high, middle)
 
     low, high = fori_loop(
-        xp, 0, 40, halve, (low, high), lambda s: np.all(s[1] - s[0] <= 1e-6)
+        xp, 0, 40, halve, (low, high), lambda s: np.all(s[1] - s[0] <= 1e-10)
     )
     return 0.5 * (low + high)

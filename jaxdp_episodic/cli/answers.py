@@ -15,11 +15,10 @@ from jaxdp_episodic.cli.answer_text import answer_document, answer_table, remark
 from jaxdp_episodic.cli.batch import run_batch, run_per_unit
 from jaxdp_episodic.cli.messages import (
     USER_ERROR,
-    USER_ERRORS,
     TomlFile,
     complain,
-    printable,
-    reason,
+    option,
+    reported,
     waiting,
     warnings_of,
 )
@@ -37,25 +36,23 @@ from jaxdp_episodic.requests.request_file import read_request
 class Epsilon:
     """What a run costs in privacy: epsilon at a delta, or delta at an epsilon."""
 
-    file: Annotated[
-        Path | None, tyro.conf.Positional, tyro.conf.arg(metavar="[FILE.toml]")
-    ] = None
+    file: Annotated[Path | None, tyro.conf.Positional, option("[FILE.toml]")] = None
     """The request: a step, the number of steps, and a delta or an epsilon."""
-    delta: Annotated[float | None, tyro.conf.arg(metavar="FLOAT")] = None
+    delta: Annotated[float | None, option("FLOAT")] = None
     """Takes the place of the file's delta."""
-    num_steps: Annotated[int | None, tyro.conf.arg(metavar="INT")] = None
+    num_steps: Annotated[int | None, option("INT")] = None
     """Takes the place of the file's number of steps."""
     json: bool = False
     """Print JSON in place of a table."""
-    batch: Annotated[Path | None, tyro.conf.arg(metavar="FILE")] = None
+    batch: Annotated[Path | None, option("FILE")] = None
     """Requests, one a row: .jsonl, .csv or .parquet; in place of FILE.toml."""
-    ledger: Annotated[Path | None, tyro.conf.arg(metavar="FILE")] = None
+    ledger: Annotated[Path | None, option("FILE")] = None
     """What a training run was charged, its ledger.jsonl; in place of FILE.toml."""
     per_unit: bool = False
     """Write each protected unit's own epsilon to --out."""
-    out: Annotated[Path | None, tyro.conf.arg(metavar="FILE")] = None
+    out: Annotated[Path | None, option("FILE")] = None
     """Where --batch and --per-unit write: .jsonl, .csv or .parquet."""
-    method: Annotated[str | None, tyro.conf.arg(metavar="NAME")] = None
+    method: Annotated[str | None, option("NAME")] = None
     """With --batch: how rows that name no method are answered; rdp by default. With
     --ledger: exact, rdp or pld; exact by default."""
 
@@ -165,19 +162,17 @@ def _print_answer(
     remarks: Sequence[str] = (),
 ) -> int:
     """Prints what a request asks for, with these remarks that reading may fill."""
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        try:
+
+    def answered() -> list[str]:
+        with warnings.catch_warnings(record=True, action="always") as caught:
             request = read()
             # A terminal is left as it was, however the work ends.
             with ended_by_sigterm(), waiting("computing (new kinds compile first)"):
                 answer = request.answer()
-        except USER_ERRORS as error:
-            complain(f"{file}: {reason(error, file)}")
-            return USER_ERROR
-    said = [*warnings_of(caught), *remarks, *remarks_on(request)]
-    if as_json:
-        print(json.dumps(answer_document(request, answer, said), allow_nan=False))
-    else:
-        print(printable(answer_table(request, answer, said), keep="\n"))
-    return 0
+        said = [*warnings_of(caught), *remarks, *remarks_on(request)]
+        if as_json:
+            document = answer_document(request, answer, said)
+            return [json.dumps(document, allow_nan=False)]
+        return [answer_table(request, answer, said)]
+
+    return reported(file, answered)

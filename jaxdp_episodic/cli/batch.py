@@ -2,23 +2,12 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable
 from pathlib import Path
 
-from rich.console import Console
-
-from jaxdp_episodic.cli.messages import (
-    INTERRUPTED,
-    USER_ERROR,
-    USER_ERRORS,
-    complain,
-    printable,
-    reason,
-    warnings_of,
-)
-from jaxdp_episodic.cli.rounding import upward
+from jaxdp_episodic.cli.messages import reported, waiting
 from jaxdp_episodic.describe.step import ComposedSteps
+from jaxdp_episodic.plots.labels import upward
 from jaxdp_episodic.requests.batch_files import answer_file
 from jaxdp_episodic.requests.batch_rows import check_suffix
 from jaxdp_episodic.requests.per_unit import unit_budgets, write_unit_budgets
@@ -31,16 +20,15 @@ def run_batch(source: Path, out: Path, *, method: str) -> int:
 
     Rows with errors do not fail the command: it says how many there are.
     """
-    console = Console(stderr=True)
 
     def answered() -> list[str]:
         _make_place(out)
-        with console.status("answering") as status:
+        with waiting("answering") as say:
             result = answer_file(
                 source,
                 out,
                 method=method,
-                on_rows=lambda rows: status.update(f"{rows:,} rows answered"),
+                on_rows=lambda rows: say(f"{rows:,} rows answered"),
             )
         lines = [f"{result.num_rows:,} rows, {result.num_errors:,} with an error"]
         if result.first_error is not None:
@@ -65,7 +53,7 @@ def run_per_unit(file: Path, out: Path) -> int:
             method=request.method,
         )
         write_unit_budgets(out, budgets)
-        largest = upward(float(budgets.epsilon.max(initial=0.0)))
+        largest = upward(float(budgets.epsilon.max(initial=0.0)), 5)
         lines = [f"{budgets.epsilon.size:,} units, largest epsilon {largest}"]
         if budgets.rate_rounding:
             share = upward(budgets.rate_rounding, 2)
@@ -91,16 +79,6 @@ def _is_add_remove(request: EpsilonRequest) -> bool:
 
 def _said(file: Path, act: Callable[[], list[str]]) -> int:
     """Does something, and says what came of it or went wrong."""
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        try:
-            lines = act()
-        except USER_ERRORS as error:
-            complain(f"{file}: {reason(error, file)}")
-            return USER_ERROR
-        except KeyboardInterrupt:
-            complain("interrupted; nothing was written")
-            return INTERRUPTED
-    lines += [f"warning: {text}" for text in warnings_of(caught)]
-    print(printable("\n".join(lines), keep="\n"))
-    return 0
+    return reported(
+        file, act, interrupted=lambda: "; nothing was written", says_warnings=True
+    )

@@ -2,22 +2,11 @@
 
 from __future__ import annotations
 
-import warnings
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
-import tyro
-
-from jaxdp_episodic.cli.messages import (
-    USER_ERROR,
-    USER_ERRORS,
-    TomlFile,
-    complain,
-    printable,
-    reason,
-    warnings_of,
-)
+from jaxdp_episodic.cli.messages import TomlFile, option, reported
 from jaxdp_episodic.files.atomic import write_atomically
 from jaxdp_episodic.files.toml_text import to_toml
 from jaxdp_episodic.plan.plan import Plan as Candidates
@@ -41,21 +30,12 @@ class Plan:
 
     file: TomlFile
     """The plan: data or sizes, the target, the episodes, how much to compute."""
-    out: Annotated[Path, tyro.conf.arg(metavar="DIR")]
+    out: Annotated[Path, option("DIR")]
     """Folder for the table, the picture and the config; made if missing."""
 
     def run(self) -> int:
         """Plans; returns the exit code."""
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always")
-            try:
-                lines = self._planned()
-            except USER_ERRORS as error:
-                complain(f"{self.file}: {reason(error, self.file)}")
-                return USER_ERROR
-        lines += [f"warning: {text}" for text in warnings_of(caught)]
-        print(printable("\n".join(lines), keep="\n"))
-        return 0
+        return reported(self.file, self._planned, says_warnings=True)
 
     def _planned(self) -> list[str]:
         """Searches, writes, and returns what to say."""

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxdp_episodic.sweep.labels import is_logarithmic, number, round_levels
+from jaxdp_episodic.plots.labels import is_logarithmic, number, round_levels
 
 _MAP = "viridis"
 # Six styles that no two share in dashes or marker.

@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 
 from jaxdp_episodic.plots.drawing import scale_axis
-from jaxdp_episodic.sweep.grid import QUANTITY
-from jaxdp_episodic.sweep.labels import (
+from jaxdp_episodic.plots.labels import (
     answer_label,
     axis_label,
     smaller_is_better,
 )
-from jaxdp_episodic.sweep.selection import SweepTable
+from jaxdp_episodic.plots.selection import SweepTable
+from jaxdp_episodic.sweep.grid import QUANTITY
 from jaxdp_episodic.sweep.table import read_columns
 
 # Settings that are drawn beside the front, evenly picked.

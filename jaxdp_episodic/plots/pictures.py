@@ -12,16 +12,16 @@ import numpy as np
 from jaxdp_episodic import _validation
 from jaxdp_episodic.files.atomic import atomic_path
 from jaxdp_episodic.plots import drawing
+from jaxdp_episodic.plots.labels import answer_label, axis_label, number, short_label
 from jaxdp_episodic.plots.pareto import draw_pareto
-from jaxdp_episodic.sweep.grid import QUANTITY, Grid
-from jaxdp_episodic.sweep.labels import answer_label, axis_label, number, short_label
-from jaxdp_episodic.sweep.selection import (
+from jaxdp_episodic.plots.selection import (
     SweepTable,
     number_of,
     place_of,
     spread_out,
     with_quantity,
 )
+from jaxdp_episodic.sweep.grid import QUANTITY, Grid
 
 KINDS = ("contours", "heatmap", "lines", "pareto")
 _SUFFIXES = (".png", ".svg")

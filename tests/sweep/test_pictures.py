@@ -6,12 +6,11 @@ import re
 import numpy as np
 import pytest
 
-from jaxdp_episodic.plots import pictures
-from jaxdp_episodic.sweep import labels
+from jaxdp_episodic.plots import labels, pictures
 from jaxdp_episodic.plots.pareto import front_of
+from jaxdp_episodic.plots.selection import SweepTable
 from jaxdp_episodic.sweep.folder import SweepFolder
 from jaxdp_episodic.sweep.run import collect
-from jaxdp_episodic.sweep.selection import SweepTable
 
 pytest.importorskip("matplotlib").use("Agg")
 

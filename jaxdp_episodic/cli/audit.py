@@ -18,14 +18,13 @@ from jaxdp_episodic.audit.report import (
     AuditRow,
     audit_document,
     audit_markdown,
-    downward,
     mechanism_rows,
-    plot_audit,
     release_rows,
-    upward,
 )
 from jaxdp_episodic.cli.messages import TomlFile, option, reported
 from jaxdp_episodic.cli.process import PROGRAM, use_all_cores
+from jaxdp_episodic.plots.audit import plot_audit
+from jaxdp_episodic.plots.labels import downward, upward
 from jaxdp_episodic.requests.request import EpsilonRequest
 from jaxdp_episodic.requests.request_file import read_request
 

@@ -12,7 +12,7 @@ import tyro
 from jaxdp_episodic.cli.answer_text import remarks_on, steps_of
 from jaxdp_episodic.cli.messages import TomlFile, option, reported, waiting
 from jaxdp_episodic.cli.process import ended_by_sigterm
-from jaxdp_episodic.plots.curve_plot import plot_curve, summary
+from jaxdp_episodic.plots.curve import plot_curve, summary
 from jaxdp_episodic.plots.pictures import draw
 from jaxdp_episodic.requests.request import EpsilonRequest
 from jaxdp_episodic.requests.request_file import read_request

@@ -19,7 +19,7 @@ from jaxdp_episodic.plan.plan_file import (
     training_config,
     write_table,
 )
-from jaxdp_episodic.plots.plan_plot import draw_plan
+from jaxdp_episodic.plots.plan import draw_plan
 
 PICTURE = "plan.png"
 

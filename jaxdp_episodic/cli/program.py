@@ -115,10 +115,11 @@ def parsed(arguments: Sequence[str]) -> Any:
       SystemExit: help was asked for; or a usage error, which was said in one line.
     """
     errors = io.StringIO()
+    chosen: Any = Union[_classes(arguments)]  # noqa: UP007
     try:
         with contextlib.redirect_stderr(errors):
             return tyro.cli(
-                Union[_classes(arguments)],  # noqa: UP007
+                chosen,
                 prog=PROGRAM,
                 description=(
                     "Privacy accounting for episodic training, and training itself. "

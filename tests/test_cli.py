@@ -18,7 +18,7 @@ import pytest
 import jaxdp_episodic as jde
 from jaxdp_episodic import cli
 from jaxdp_episodic.cli import messages, program
-from jaxdp_episodic.plan.plan_file import read_plan
+from jaxdp_episodic.plan.question import read_plan
 from jaxdp_episodic.requests.request import CalibrationRequest, EpsilonRequest
 from jaxdp_episodic.requests.request_file import read_request
 from jaxdp_episodic.sweep.description import read_sweep

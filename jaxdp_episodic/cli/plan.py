@@ -9,16 +9,15 @@ from typing import Annotated, Any
 from jaxdp_episodic.cli.messages import TomlFile, option, reported
 from jaxdp_episodic.files.atomic import write_atomically
 from jaxdp_episodic.files.toml_text import to_toml
-from jaxdp_episodic.plan.plan import Plan as Candidates
-from jaxdp_episodic.plan.plan import make_plan
-from jaxdp_episodic.plan.plan_file import (
+from jaxdp_episodic.plan.plan import (
     CONFIG,
     TABLE,
-    PlanDescription,
-    read_plan,
+    make_plan,
     training_config,
     write_table,
 )
+from jaxdp_episodic.plan.plan import Plan as Candidates
+from jaxdp_episodic.plan.question import PlanDescription, read_plan
 from jaxdp_episodic.plots.plan import draw_plan
 
 PICTURE = "plan.png"
@@ -40,11 +39,11 @@ class Plan:
     def _planned(self) -> list[str]:
         """Searches, writes, and returns what to say."""
         description = read_plan(self.file)
-        plan = make_plan(description.request)
+        plan = make_plan(description.request, description.population)
         self.out.mkdir(parents=True, exist_ok=True)
         write_table(self.out / TABLE, plan)
         written = [str(self.out / TABLE), *self._config(plan, description)]
-        target = description.file
+        target = description.request
         lines = _table(plan)
         try:
             title = f"epsilon {target.epsilon:g} at delta {target.delta:g}"
@@ -84,9 +83,9 @@ def _rests_on_private_sizes(description: PlanDescription) -> bool:
     request = description.request
     if request.neighboring_relation != "add_remove":
         return False
-    tasks = request.population.level_names[:1]
-    counts_tasks = request.ways is None and request.privacy_unit in tasks
-    return request.stated_size is None or counts_tasks
+    tasks = description.population.level_names[:1]
+    counts_tasks = request.episode.ways is None and request.privacy_unit in tasks
+    return request.episode.population is None or counts_tasks
 
 
 def _relocated(config: dict[str, Any], base: Path) -> dict[str, Any]:

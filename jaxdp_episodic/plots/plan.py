@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from jaxdp_episodic.describe.step import STEP
+from jaxdp_episodic.plan.designs import FIXED, INDEPENDENT, POISSON
 from jaxdp_episodic.plan.plan import Plan
-from jaxdp_episodic.plan.plan_designs import FIXED, INDEPENDENT, POISSON
 from jaxdp_episodic.plots.figures import new_figure, plain, save
 
 # Colours that differ in lightness too (Okabe and Ito), so that grey print keeps them.

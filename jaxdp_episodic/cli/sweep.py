@@ -12,9 +12,9 @@ from rich.console import Console
 from jaxdp_episodic.cli.messages import TomlFile, option, reason, reported
 from jaxdp_episodic.plots.pictures import draw
 from jaxdp_episodic.sweep.description import read_sweep
+from jaxdp_episodic.sweep.engines import Engine, RayEngine, on_devices
 from jaxdp_episodic.sweep.folder import saved_chunks
 from jaxdp_episodic.sweep.run import Outcome, collect, run_sweep
-from jaxdp_episodic.sweep.runners import Engine, RayEngine, on_devices
 
 
 @dataclass(frozen=True)

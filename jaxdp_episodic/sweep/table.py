@@ -24,9 +24,8 @@ from jaxdp_episodic.files.archive import (
     opened_archive,
 )
 from jaxdp_episodic.files.atomic import atomic_path
-from jaxdp_episodic.sweep.chunks import answer_columns, chunk_range
 from jaxdp_episodic.sweep.description import described_grid
-from jaxdp_episodic.sweep.folder import TABLES, SweepFolder
+from jaxdp_episodic.sweep.folder import TABLES, SweepFolder, answer_columns
 from jaxdp_episodic.sweep.grid import WORD_FIELDS, Grid
 
 PARQUET, NPZ = TABLES
@@ -99,7 +98,7 @@ def _blocks(folder: SweepFolder) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         for number, part in zip(numbers, parts, strict=True):
             if part is None:
                 raise ValueError(f"{folder.shard(number)} is missing or damaged")
-        start, _ = chunk_range(first, folder.size, folder.chunk_size)
+        start, _ = folder.range_of(first)
         answers = np.concatenate([part for part in parts if part is not None])
         yield np.arange(start, start + len(answers)), answers
 

@@ -11,8 +11,12 @@ from typing import Annotated
 
 import tyro
 
-from jaxdp_episodic.cli.answer_text import answer_document, answer_table, remarks_on
-from jaxdp_episodic.cli.batch import run_batch, run_per_unit
+from jaxdp_episodic.cli.answer_text import (
+    answer_document,
+    answer_table,
+    remarks_on,
+    steps_of,
+)
 from jaxdp_episodic.cli.messages import (
     USER_ERROR,
     TomlFile,
@@ -23,7 +27,11 @@ from jaxdp_episodic.cli.messages import (
     warnings_of,
 )
 from jaxdp_episodic.cli.process import ended_by_sigterm
+from jaxdp_episodic.plots.labels import upward
 from jaxdp_episodic.report.ledger_file import LedgerContent, read_ledger
+from jaxdp_episodic.requests.batch_files import answer_file
+from jaxdp_episodic.requests.batch_rows import check_suffix
+from jaxdp_episodic.requests.per_unit import unit_budgets, write_unit_budgets
 from jaxdp_episodic.requests.request import (
     CalibrationRequest,
     EpsilonRequest,
@@ -63,13 +71,13 @@ class Epsilon:
             complain(wrong)
             return USER_ERROR
         if self.batch is not None and self.out is not None:
-            return run_batch(self.batch, self.out, method=self.method or "rdp")
+            return _run_batch(self.batch, self.out, method=self.method or "rdp")
         if self.ledger is not None:
             return self._of_ledger(self.ledger)
         assert self.file is not None  # checked above
         file = self.file
         if self.out is not None:
-            return run_per_unit(file, self.out)
+            return _run_per_unit(file, self.out)
         return _print_answer(
             file,
             lambda: read_request(
@@ -136,6 +144,66 @@ class Calibrate:
             lambda: read_request(self.file, CalibrationRequest),
             as_json=self.json,
         )
+
+
+def _run_batch(source: Path, out: Path, *, method: str) -> int:
+    """Answers a file of requests into another; returns the exit code.
+
+    Rows with errors do not fail the command: it says how many there are.
+    """
+
+    def answered() -> list[str]:
+        _make_place(out)
+        with waiting("answering") as say:
+            result = answer_file(
+                source,
+                out,
+                method=method,
+                on_rows=lambda rows: say(f"{rows:,} rows answered"),
+            )
+        lines = [f"{result.num_rows:,} rows, {result.num_errors:,} with an error"]
+        if result.first_error is not None:
+            lines.append(f"the first: {result.first_error}")
+        return [*lines, f"written: {out}"]
+
+    return reported(source, answered, interrupted=_nothing, says_warnings=True)
+
+
+def _run_per_unit(file: Path, out: Path) -> int:
+    """Writes each protected unit's own epsilon; returns the exit code."""
+
+    def answered() -> list[str]:
+        request = read_request(file, EpsilonRequest)
+        if request.delta is None:
+            raise ValueError("--per-unit gives epsilons, so the request needs a delta")
+        _make_place(out)
+        budgets = unit_budgets(
+            request.step,
+            num_steps=request.num_steps,
+            delta=request.delta,
+            method=request.method,
+        )
+        write_unit_budgets(out, budgets)
+        largest = upward(float(budgets.epsilon.max(initial=0.0)), 5)
+        lines = [f"{budgets.epsilon.size:,} units, largest epsilon {largest}"]
+        if budgets.rate_rounding:
+            share = upward(budgets.rate_rounding, 2)
+            lines.append(f"with rates rounded up by at most a share of {share}")
+        if steps_of(request)[0].neighboring_relation == "add_remove":
+            lines.append("private: under add_remove the table discloses sizes")
+        return [*lines, f"written: {out}"]
+
+    return reported(file, answered, interrupted=_nothing, says_warnings=True)
+
+
+def _nothing() -> str:
+    return "; nothing was written"
+
+
+def _make_place(out: Path) -> None:
+    """Refuses a name, or makes its folder, before the work rather than after it."""
+    check_suffix(out)
+    out.parent.mkdir(parents=True, exist_ok=True)
 
 
 def _remarks_on_ledger(content: LedgerContent) -> list[str]:

@@ -19,7 +19,11 @@ from jaxdp_episodic.cli.answer_text import (
 )
 from jaxdp_episodic.cli.messages import (
     USER_ERROR,
+    File,
+    Name,
+    Number,
     TomlFile,
+    Whole,
     complain,
     option,
     reported,
@@ -44,23 +48,23 @@ from jaxdp_episodic.requests.request_file import read_request
 class Epsilon:
     """What a run costs in privacy: epsilon at a delta, or delta at an epsilon."""
 
-    file: Annotated[Path | None, tyro.conf.Positional, option("[FILE.toml]")] = None
+    file: Annotated[File, tyro.conf.Positional, option("[FILE.toml]")] = None
     """The request: a step, the number of steps, and a delta or an epsilon."""
-    delta: Annotated[float | None, option("FLOAT")] = None
+    delta: Number = None
     """Takes the place of the file's delta."""
-    num_steps: Annotated[int | None, option("INT")] = None
+    num_steps: Whole = None
     """Takes the place of the file's number of steps."""
     json: bool = False
     """Print JSON in place of a table."""
-    batch: Annotated[Path | None, option("FILE")] = None
+    batch: File = None
     """Requests, one a row: .jsonl, .csv or .parquet; in place of FILE.toml."""
-    ledger: Annotated[Path | None, option("FILE")] = None
+    ledger: File = None
     """What a training run was charged, its ledger.jsonl; in place of FILE.toml."""
     per_unit: bool = False
     """Write each protected unit's own epsilon to --out."""
-    out: Annotated[Path | None, option("FILE")] = None
+    out: File = None
     """Where --batch and --per-unit write: .jsonl, .csv or .parquet."""
-    method: Annotated[str | None, option("NAME")] = None
+    method: Name = None
     """With --batch: how rows that name no method are answered; rdp by default. With
     --ledger: exact, rdp or pld; exact by default."""
 

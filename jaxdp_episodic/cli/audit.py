@@ -21,7 +21,7 @@ from jaxdp_episodic.audit.report import (
     mechanism_rows,
     release_rows,
 )
-from jaxdp_episodic.cli.messages import TomlFile, option, reported
+from jaxdp_episodic.cli.messages import Name, Number, TomlFile, Whole, option, reported
 from jaxdp_episodic.cli.process import PROGRAM, use_all_cores
 from jaxdp_episodic.plots.audit import plot_audit
 from jaxdp_episodic.plots.labels import downward, upward
@@ -46,15 +46,15 @@ class Audit:
     kind: Kind = "mechanism"
     """mechanism: simulate the worst case. Canaries in the trainer: step (one step, many
     times), gradient (a run, white box), input (a run, black box)."""
-    draws: Annotated[int | None, option("INT")] = None
+    draws: Whole = None
     """Simulated runs (10^8), or of step: steps with the canary (2,000)."""
     canaries: Annotated[int, option("INT")] = 100
     """Canaries in a run (gradient, input)."""
-    num_steps: Annotated[int | None, option("INT")] = None
+    num_steps: Whole = None
     """Takes the place of the file's number of steps."""
-    delta: Annotated[float | None, option("FLOAT")] = None
+    delta: Number = None
     """Takes the place of the file's delta (mechanism)."""
-    privacy_unit: Annotated[str | None, option("LEVEL")] = None
+    privacy_unit: Annotated[Name, option("LEVEL")] = None
     """Audit the protection of another unit than the run's (step, gradient, input)."""
     confidence: Annotated[float, option("FLOAT")] = 0.95
     """Of every lower bound."""

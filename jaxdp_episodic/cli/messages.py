@@ -5,9 +5,9 @@ from __future__ import annotations
 import contextlib
 import sys
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Union
 
 import tyro
 
@@ -24,13 +24,20 @@ USER_ERRORS = (
     ImportError,  # an extra that is not installed
 )
 
-# The argument of every command that reads a file.
-TomlFile = Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="FILE.toml")]
-
 
 def option(metavar: str) -> Any:
     """Returns what stands for an option's value in the help."""
     return tyro.conf.arg(metavar=metavar)
+
+
+# The argument of every command that reads a file.
+TomlFile = Annotated[tyro.conf.Positional[Path], option("FILE.toml")]
+# Options that may be left out. Not `X | None`, which tyro checks with a module whose
+# import takes a tenth of a second.
+Number = Annotated[Union[float, None], option("FLOAT")]  # noqa: UP007
+Whole = Annotated[Union[int, None], option("INT")]  # noqa: UP007
+Name = Annotated[Union[str, None], option("NAME")]  # noqa: UP007
+File = Annotated[Union[Path, None], option("FILE")]  # noqa: UP007
 
 
 def reported(
@@ -109,6 +116,18 @@ def printable(text: str, keep: str = "") -> str:
         c if c.isprintable() or c in keep else c.encode("unicode_escape").decode()
         for c in text
     )
+
+
+def aligned(rows: Sequence[Sequence[str]], *, left: int = 0) -> list[str]:
+    """Returns rows of cells as lines of equal columns, ``left`` of them to the left."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return [
+        "  ".join(
+            cell.ljust(width) if i < left else cell.rjust(width)
+            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in rows
+    ]
 
 
 def reason(error: BaseException, file: Path) -> str:

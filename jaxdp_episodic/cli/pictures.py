@@ -10,14 +10,22 @@ from typing import Annotated, Literal
 import tyro
 
 from jaxdp_episodic.cli.answer_text import remarks_on, steps_of
-from jaxdp_episodic.cli.messages import TomlFile, option, reported, waiting
+from jaxdp_episodic.cli.messages import (
+    File,
+    Name,
+    TomlFile,
+    Whole,
+    option,
+    reported,
+    waiting,
+)
 from jaxdp_episodic.cli.process import ended_by_sigterm
 from jaxdp_episodic.plots.curve import plot_curve, summary
 from jaxdp_episodic.plots.pictures import draw
 from jaxdp_episodic.requests.request import EpsilonRequest
 from jaxdp_episodic.requests.request_file import read_request
 
-_Field = Annotated[str | None, option("FIELD")]
+_Field = Annotated[Name, option("FIELD")]
 
 
 @dataclass(frozen=True)
@@ -28,9 +36,9 @@ class Curve:
     """The request: as for `epsilon`; its delta or epsilon is not used."""
     out: Annotated[Path, option("FILE.png")]
     """The picture, .png or .svg; its numbers go beside it, into a .json."""
-    num_steps: Annotated[int | None, option("INT")] = None
+    num_steps: Whole = None
     """Takes the place of the file's number of steps."""
-    method: Annotated[str | None, option("NAME")] = None
+    method: Name = None
     """Takes the place of the file's method: exact, pld or rdp."""
 
     def run(self) -> int:
@@ -82,7 +90,7 @@ class Plot:
     """Of the iso-lines; default: round numbers."""
     mark: Annotated[tuple[str, ...], option("FIELD=VALUE")] = ()
     """A star on a map: its place along x and y, and its panel if there are several."""
-    out: Annotated[Path | None, option("FILE")] = None
+    out: File = None
     """The pictures, FILE.png and FILE.svg; default: DIR/KIND."""
 
     def run(self) -> int:

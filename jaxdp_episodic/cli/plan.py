@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
-from jaxdp_episodic.cli.messages import TomlFile, option, reported
+from jaxdp_episodic.cli.messages import TomlFile, aligned, option, reported
 from jaxdp_episodic.files.atomic import write_atomically
 from jaxdp_episodic.files.toml_text import to_toml
 from jaxdp_episodic.plan.plan import (
@@ -129,17 +129,9 @@ def _table(plan: Candidates) -> list[str]:
                 f"{plan.effective_steps[best]:.3g}",
             )
         )
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = [
-        "  ".join(
-            cell.ljust(width) if i < 2 else cell.rjust(width)
-            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ).rstrip()
-        for row in rows
-    ]
     front = int(plan.is_on_front.sum())
     return [
-        *lines,
+        *aligned(rows, left=2),
         "",
         f"* recommended; {plan.design.size:,} candidates, {front:,} on the front of "
         "signal to noise, steps and episodes",

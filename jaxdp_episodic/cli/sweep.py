@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 
 from rich.console import Console
 
-from jaxdp_episodic.cli.messages import TomlFile, option, reason, reported
+from jaxdp_episodic.cli.messages import Name, TomlFile, option, reason, reported
 from jaxdp_episodic.plots.pictures import draw
 from jaxdp_episodic.sweep.description import read_sweep
 from jaxdp_episodic.sweep.engines import Engine, RayEngine, on_devices
@@ -28,7 +28,7 @@ class Sweep:
     """The sweep: a request as for `epsilon`, and axes in the place of numbers."""
     out: Annotated[Path, option("DIR")]
     """Folder for the table and the picture; made if missing."""
-    shard: Annotated[str | None, option("I/N")] = None
+    shard: Annotated[Name, option("I/N")] = None
     """Only the I-th of N parts (from 1), for job arrays; they may share DIR."""
     collect: bool = False
     """Only make the table of what job arrays have evaluated."""

@@ -1,6 +1,8 @@
 """The command line: answers, errors in one line, the process around it."""
 
 import contextlib
+import importlib
+import inspect
 import io
 import json
 import os
@@ -12,12 +14,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from rich.console import Console
 
 import jaxdp_episodic as jde
 from jaxdp_episodic import cli
-from jaxdp_episodic.cli import messages
-from jaxdp_episodic.plan.plan_file import read_plan
+from jaxdp_episodic.cli import messages, program
+from jaxdp_episodic.plan.question import read_plan
 from jaxdp_episodic.requests.request import CalibrationRequest, EpsilonRequest
 from jaxdp_episodic.requests.request_file import read_request
 from jaxdp_episodic.sweep.description import read_sweep
@@ -413,7 +414,65 @@ def test_help(arguments, words, capsys):
     assert all(word in out for word in words)
 
 
+def test_the_list_of_commands_says_what_they_say_themselves(capsys):
+    """It is written apart from them, so that none of them is imported for it."""
+    assert cli.run(["--help"]) == 0
+    listed = capsys.readouterr().out
+    for name, (module, words) in program.COMMANDS.items():
+        home = importlib.import_module(f"jaxdp_episodic.cli.{module}")
+        assert inspect.getdoc(getattr(home, name.capitalize())) == words
+        assert f"• {name} " in listed
+        assert cli.run([name, "--help"]) == 0
+        shown = capsys.readouterr().out
+        assert shown.startswith(f"usage: jaxdp-episodic {name} ")
+        assert " ".join(words.split()) in " ".join(shown.split())
+
+
+def test_completions_of_a_shell_know_every_option(capsys):
+    assert cli.run(["--tyro-print-completion", "bash"]) == 0
+    assert "--ray-gpus" in capsys.readouterr().out
+
+
 # --- The process ---
+
+
+ADDED = """
+import sys
+from pathlib import Path
+import jaxdp_episodic
+before = set(sys.modules)
+import jaxdp_episodic.cli
+from jaxdp_episodic.cli import process, program
+process.keep_compiled_kernels()
+arguments = sys.argv[1:]
+if arguments == ["--help"]:
+    assert program.run(arguments) == 0
+else:
+    program.parsed(arguments)
+print(*{name.split(".")[0] for name in set(sys.modules) - before})
+"""
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["--help"], ["epsilon", "x.toml"], ["calibrate", "x.toml"]],
+    ids=lambda arguments: arguments[0].strip("-"),
+)
+def test_a_question_imports_only_what_it_needs(arguments, tmp_path):
+    """Nothing beyond what `import jaxdp_episodic` brings, but for the parser."""
+    done = subprocess.run(
+        [sys.executable, "-c", ADDED, *arguments],
+        cwd=ROOT,
+        env=_environment(XDG_CACHE_HOME=str(tmp_path)),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    added = set(done.stdout.splitlines()[-1].split())
+    assert "tyro" in added
+    heavy = "flax jax matplotlib optax orbax pyarrow ray rich scipy typeguard"
+    assert added & set(heavy.split()) == set()
 
 
 def _environment(**changes):
@@ -520,8 +579,11 @@ def test_control_characters_never_reach_the_terminal(tmp_path, capsys):
 @pytest.mark.parametrize("is_terminal", [True, False])
 def test_waiting_is_seen_on_a_terminal_only(monkeypatch, is_terminal):
     shown = io.StringIO()
-    console = Console(file=shown, force_terminal=is_terminal, width=60)
-    monkeypatch.setattr(messages, "Console", lambda **_: console)
+    shown.isatty = lambda: is_terminal
+    monkeypatch.setattr("sys.stderr", shown)
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("FORCE_COLOR", "" if is_terminal else "1")
+    monkeypatch.setenv("TTY_COMPATIBLE", "1" if is_terminal else "")
     with pytest.raises(ValueError, match="what went wrong"):
         with messages.waiting("computing") as say:
             say("2 of 7: [delta]")
@@ -532,21 +594,30 @@ def test_waiting_is_seen_on_a_terminal_only(monkeypatch, is_terminal):
     assert is_terminal or shown.getvalue() == ""
 
 
+# Whoever starts tests in the background (nohup, a shell's &, some runners) ignores
+# Ctrl-C, and children inherit that; a person at a terminal does not.
+LAUNCHER = """
+import signal
+signal.signal(signal.SIGINT, signal.default_int_handler)
+from jaxdp_episodic.cli import main
+main()
+"""
+
+
 @pytest.mark.skipif(not hasattr(os, "openpty"), reason="needs a pseudo-terminal")
 @pytest.mark.parametrize("sent, code", [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_ended_while_it_compiles(tmp_path, sent, code):
     """The exit code says so, nothing crashes, and the cursor is shown again."""
     leader, follower = os.openpty()
     process = subprocess.Popen(
-        [
-            sys.executable,
-            "-m",
-            "jaxdp_episodic.cli",
-            "epsilon",
-            "configs/omniglot.toml",
-        ],
+        [sys.executable, "-c", LAUNCHER, "epsilon", "configs/omniglot.toml"],
         cwd=ROOT,
-        env={**os.environ, "JAX_COMPILATION_CACHE_DIR": str(tmp_path), "TERM": "xterm"},
+        env={
+            **os.environ,
+            "JAX_COMPILATION_CACHE_DIR": str(tmp_path),
+            "JAXDP_EPISODIC_ENGINE": "jax",  # the one that compiles
+            "TERM": "xterm",
+        },
         stdout=follower,
         stderr=follower,
     )

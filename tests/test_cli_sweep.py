@@ -137,7 +137,7 @@ def test_plot_errors_are_one_line(tmp_path, capsys):
 
 def test_a_broken_picture_does_not_hide_the_table(call, monkeypatch):
     run, _ = call
-    monkeypatch.setattr("jaxdp_episodic.plots.pictures._figure_class", _missing)
+    monkeypatch.setattr("jaxdp_episodic.plots.pictures.matplotlib", _missing)
     code, text, _ = run(SWEEP)
     assert code == 0
     assert "picture    none: pictures need matplotlib" in text

@@ -16,7 +16,7 @@ import pytest
 
 import jaxdp_episodic
 import pages
-from jaxdp_episodic.cli.program import _parse as parse_command
+from jaxdp_episodic.cli.program import parsed as parse_command
 
 DOCS = sorted(
     path.relative_to(pages.ROOT).as_posix()

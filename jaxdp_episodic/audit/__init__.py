@@ -22,9 +22,9 @@ from jaxdp_episodic.audit.report import (
     audit_document,
     audit_markdown,
     mechanism_rows,
-    plot_audit,
     release_rows,
 )
+from jaxdp_episodic.plots.audit import plot_audit
 
 __all__ = [
     "AuditRow",

@@ -2,24 +2,15 @@
 
 from __future__ import annotations
 
-import importlib
 import math
 from collections.abc import Sequence
-from decimal import ROUND_CEILING, ROUND_FLOOR, Context
-from pathlib import Path
 from typing import Any, NamedTuple
-
-import numpy as np
 
 from jaxdp_episodic.audit.confidence import EpsilonBound
 from jaxdp_episodic.audit.mechanism import MechanismAudit
 from jaxdp_episodic.audit.one_run import Guesses
 from jaxdp_episodic.audit.release import ReleaseAudit
-
-_SUFFIXES = (".png", ".svg")
-# matplotlib's triangle whose tip, not its middle, is at the value.
-_TIP_RIGHT = 5
-_EXACT, _RDP, _AUDITED, _GREY = "#000000", "#d55e00", "#0072b2", "#bbbbbb"
+from jaxdp_episodic.plots.labels import downward, upward
 
 
 class AuditRow(NamedTuple):
@@ -140,94 +131,6 @@ def audit_markdown(rows: Sequence[AuditRow]) -> str:
             f"{upward(row.gap)} | {row.share:.1%} |"
         )
     return "\n".join(lines) + "\n"
-
-
-def plot_audit(rows: Sequence[AuditRow], path: str | Path, *, title: str = "") -> None:
-    """Draws claimed and audited epsilons, a line a row.
-
-    Args:
-      rows: at least one.
-      path: of the picture, .png or .svg.
-      title: above it.
-
-    Raises:
-      ImportError: matplotlib, of the extra [plot], is not installed.
-      ValueError: no row, or another suffix.
-    """
-    path = Path(path)
-    if path.suffix not in _SUFFIXES:
-        raise ValueError(f"path must end in one of {_SUFFIXES}, got {path.name!r}")
-    if not rows:
-        raise ValueError("rows must not be empty")
-    try:
-        figure_class = importlib.import_module("matplotlib.figure").Figure
-    except ImportError as error:
-        raise ImportError(
-            "a picture of an audit needs matplotlib, which is not installed or does "
-            "not work; pip install 'jaxdp-episodic[plot]' brings it"
-        ) from error
-    figure: Any = figure_class(figsize=(9.0, 1.7 + 0.42 * len(rows)))
-    axes = figure.add_subplot()
-    places = np.arange(len(rows))[::-1]
-    _draw(axes, rows, places)
-    axes.set_yticks(places, [_label(row) for row in rows], fontsize=8)
-    axes.set_xlabel("epsilon (nats)")
-    # A little room for the marks of audits that showed nothing.
-    axes.set_xlim(left=-0.02 * axes.get_xlim()[1])
-    axes.set_ylim(-0.7, len(rows) - 0.3)
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.grid(axis="x", alpha=0.25)
-    if title:
-        axes.set_title(title, fontsize=11, loc="left", pad=26)  # above the legend
-    axes.legend(
-        frameon=False,
-        fontsize=8,
-        loc="lower right",
-        bbox_to_anchor=(1.0, 1.0),
-        ncols=3,
-    )
-    figure.tight_layout()
-    figure.savefig(path, dpi=150)
-
-
-def _draw(axes: Any, rows: Sequence[AuditRow], places: np.ndarray) -> None:
-    """Marks of each row; told apart without colour by their shapes."""
-    exact = np.asarray([row.claimed_exact for row in rows])
-    rdp = [math.nan if row.claimed_rdp is None else row.claimed_rdp for row in rows]
-    audited = np.asarray([row.audited for row in rows])
-    axes.hlines(places, audited, exact, color=_GREY, lw=2, zorder=1)
-    axes.plot(
-        audited,
-        places,
-        marker=_TIP_RIGHT,
-        ls="",
-        color=_AUDITED,
-        ms=7,
-        label="audited (lower bound)",
-    )
-    axes.plot(exact, places, "|", color=_EXACT, ms=13, mew=2, label="claimed, exact")
-    if not np.isnan(rdp).all():
-        axes.plot(rdp, places, "x", color=_RDP, ms=6, mew=1.6, label="claimed, RDP")
-
-
-def _label(row: AuditRow) -> str:
-    return f"{row.name}\n{row.attacker}, delta {row.delta:g}"
-
-
-def upward(value: float) -> str:
-    """Returns a claim with four digits, rounded up."""
-    return _rounded(value, ROUND_CEILING)
-
-
-def downward(value: float) -> str:
-    """Returns an audit with four digits, rounded down."""
-    return _rounded(value, ROUND_FLOOR)
-
-
-def _rounded(value: float, how: str) -> str:
-    if value == 0 or not math.isfinite(value):
-        return f"{value:g}"
-    return f"{float(Context(prec=4, rounding=how).create_decimal(value)):.4g}"
 
 
 def _plain(value: Any) -> Any:

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from jaxdp_episodic.cli.messages import aligned
 from jaxdp_episodic.describe.population import Population
 from jaxdp_episodic.describe.serialization import spec_fields
 from jaxdp_episodic.describe.spec import Spec
@@ -115,13 +116,8 @@ def _grid(request: Request, answer: np.ndarray, varying: dict[str, Any]) -> list
         for name, values in varying.items()
     }
     columns[_label(request)] = [_rounded(request, v) for v in answer.ravel().tolist()]
-    widths = [max(map(len, [name, *cells])) for name, cells in columns.items()]
-    rows = [tuple(columns), tuple("-" * w for w in widths)]
-    rows += zip(*columns.values(), strict=True)
-    return [
-        "  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True))
-        for row in rows
-    ]
+    rules = ["-" * max(map(len, [name, *cells])) for name, cells in columns.items()]
+    return aligned([tuple(columns), rules, *zip(*columns.values(), strict=True)])
 
 
 def _numbers(value: Any, name: str = "", place: str = "") -> list[tuple[str, Any]]:

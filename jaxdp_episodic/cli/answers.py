@@ -11,20 +11,31 @@ from typing import Annotated
 
 import tyro
 
-from jaxdp_episodic.cli.answer_text import answer_document, answer_table, remarks_on
-from jaxdp_episodic.cli.batch import run_batch, run_per_unit
+from jaxdp_episodic.cli.answer_text import (
+    answer_document,
+    answer_table,
+    remarks_on,
+    steps_of,
+)
 from jaxdp_episodic.cli.messages import (
     USER_ERROR,
-    USER_ERRORS,
+    File,
+    Name,
+    Number,
     TomlFile,
+    Whole,
     complain,
-    printable,
-    reason,
+    option,
+    reported,
     waiting,
     warnings_of,
 )
 from jaxdp_episodic.cli.process import ended_by_sigterm
+from jaxdp_episodic.files.table_file import check_suffix
+from jaxdp_episodic.plots.labels import upward
 from jaxdp_episodic.report.ledger_file import LedgerContent, read_ledger
+from jaxdp_episodic.report.per_unit import unit_budgets, write_unit_budgets
+from jaxdp_episodic.requests.batch_files import answer_file
 from jaxdp_episodic.requests.request import (
     CalibrationRequest,
     EpsilonRequest,
@@ -37,25 +48,23 @@ from jaxdp_episodic.requests.request_file import read_request
 class Epsilon:
     """What a run costs in privacy: epsilon at a delta, or delta at an epsilon."""
 
-    file: Annotated[
-        Path | None, tyro.conf.Positional, tyro.conf.arg(metavar="[FILE.toml]")
-    ] = None
+    file: Annotated[File, tyro.conf.Positional, option("[FILE.toml]")] = None
     """The request: a step, the number of steps, and a delta or an epsilon."""
-    delta: Annotated[float | None, tyro.conf.arg(metavar="FLOAT")] = None
+    delta: Number = None
     """Takes the place of the file's delta."""
-    num_steps: Annotated[int | None, tyro.conf.arg(metavar="INT")] = None
+    num_steps: Whole = None
     """Takes the place of the file's number of steps."""
     json: bool = False
     """Print JSON in place of a table."""
-    batch: Annotated[Path | None, tyro.conf.arg(metavar="FILE")] = None
+    batch: File = None
     """Requests, one a row: .jsonl, .csv or .parquet; in place of FILE.toml."""
-    ledger: Annotated[Path | None, tyro.conf.arg(metavar="FILE")] = None
+    ledger: File = None
     """What a training run was charged, its ledger.jsonl; in place of FILE.toml."""
     per_unit: bool = False
     """Write each protected unit's own epsilon to --out."""
-    out: Annotated[Path | None, tyro.conf.arg(metavar="FILE")] = None
+    out: File = None
     """Where --batch and --per-unit write: .jsonl, .csv or .parquet."""
-    method: Annotated[str | None, tyro.conf.arg(metavar="NAME")] = None
+    method: Name = None
     """With --batch: how rows that name no method are answered; rdp by default. With
     --ledger: exact, rdp or pld; exact by default."""
 
@@ -66,13 +75,13 @@ class Epsilon:
             complain(wrong)
             return USER_ERROR
         if self.batch is not None and self.out is not None:
-            return run_batch(self.batch, self.out, method=self.method or "rdp")
+            return _run_batch(self.batch, self.out, method=self.method or "rdp")
         if self.ledger is not None:
             return self._of_ledger(self.ledger)
         assert self.file is not None  # checked above
         file = self.file
         if self.out is not None:
-            return run_per_unit(file, self.out)
+            return _run_per_unit(file, self.out)
         return _print_answer(
             file,
             lambda: read_request(
@@ -141,6 +150,66 @@ class Calibrate:
         )
 
 
+def _run_batch(source: Path, out: Path, *, method: str) -> int:
+    """Answers a file of requests into another; returns the exit code.
+
+    Rows with errors do not fail the command: it says how many there are.
+    """
+
+    def answered() -> list[str]:
+        _make_place(out)
+        with waiting("answering") as say:
+            result = answer_file(
+                source,
+                out,
+                method=method,
+                on_rows=lambda rows: say(f"{rows:,} rows answered"),
+            )
+        lines = [f"{result.num_rows:,} rows, {result.num_errors:,} with an error"]
+        if result.first_error is not None:
+            lines.append(f"the first: {result.first_error}")
+        return [*lines, f"written: {out}"]
+
+    return reported(source, answered, interrupted=_nothing, says_warnings=True)
+
+
+def _run_per_unit(file: Path, out: Path) -> int:
+    """Writes each protected unit's own epsilon; returns the exit code."""
+
+    def answered() -> list[str]:
+        request = read_request(file, EpsilonRequest)
+        if request.delta is None:
+            raise ValueError("--per-unit gives epsilons, so the request needs a delta")
+        _make_place(out)
+        budgets = unit_budgets(
+            request.step,
+            num_steps=request.num_steps,
+            delta=request.delta,
+            method=request.method,
+        )
+        write_unit_budgets(out, budgets)
+        largest = upward(float(budgets.epsilon.max(initial=0.0)), 5)
+        lines = [f"{budgets.epsilon.size:,} units, largest epsilon {largest}"]
+        if budgets.rate_rounding:
+            share = upward(budgets.rate_rounding, 2)
+            lines.append(f"with rates rounded up by at most a share of {share}")
+        if steps_of(request)[0].neighboring_relation == "add_remove":
+            lines.append("private: under add_remove the table discloses sizes")
+        return [*lines, f"written: {out}"]
+
+    return reported(file, answered, interrupted=_nothing, says_warnings=True)
+
+
+def _nothing() -> str:
+    return "; nothing was written"
+
+
+def _make_place(out: Path) -> None:
+    """Refuses a name, or makes its folder, before the work rather than after it."""
+    check_suffix(out)
+    out.parent.mkdir(parents=True, exist_ok=True)
+
+
 def _remarks_on_ledger(content: LedgerContent) -> list[str]:
     """What an epsilon computed from a ledger does not show by itself."""
     remarks = []
@@ -165,19 +234,17 @@ def _print_answer(
     remarks: Sequence[str] = (),
 ) -> int:
     """Prints what a request asks for, with these remarks that reading may fill."""
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        try:
+
+    def answered() -> list[str]:
+        with warnings.catch_warnings(record=True, action="always") as caught:
             request = read()
             # A terminal is left as it was, however the work ends.
             with ended_by_sigterm(), waiting("computing (new kinds compile first)"):
                 answer = request.answer()
-        except USER_ERRORS as error:
-            complain(f"{file}: {reason(error, file)}")
-            return USER_ERROR
-    said = [*warnings_of(caught), *remarks, *remarks_on(request)]
-    if as_json:
-        print(json.dumps(answer_document(request, answer, said), allow_nan=False))
-    else:
-        print(printable(answer_table(request, answer, said), keep="\n"))
-    return 0
+        said = [*warnings_of(caught), *remarks, *remarks_on(request)]
+        if as_json:
+            document = answer_document(request, answer, said)
+            return [json.dumps(document, allow_nan=False)]
+        return [answer_table(request, answer, said)]
+
+    return reported(file, answered)

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import numpy as np
-import tyro
 from rich.console import Console
 
 from jaxdp_episodic.audit.mechanism import audit_mechanism, total_draws
@@ -19,23 +18,13 @@ from jaxdp_episodic.audit.report import (
     AuditRow,
     audit_document,
     audit_markdown,
-    downward,
     mechanism_rows,
-    plot_audit,
     release_rows,
-    upward,
 )
-from jaxdp_episodic.cli.messages import (
-    INTERRUPTED,
-    PROGRAM,
-    USER_ERROR,
-    USER_ERRORS,
-    TomlFile,
-    complain,
-    printable,
-    reason,
-)
-from jaxdp_episodic.cli.process import use_all_cores
+from jaxdp_episodic.cli.messages import Name, Number, TomlFile, Whole, option, reported
+from jaxdp_episodic.cli.process import PROGRAM, use_all_cores
+from jaxdp_episodic.plots.audit import plot_audit
+from jaxdp_episodic.plots.labels import downward, upward
 from jaxdp_episodic.requests.request import EpsilonRequest
 from jaxdp_episodic.requests.request_file import read_request
 
@@ -52,44 +41,40 @@ class Audit:
 
     file: TomlFile
     """A request, as for `epsilon`; with another --kind a run, as for `train`."""
-    out: Annotated[Path, tyro.conf.arg(metavar="DIR")]
+    out: Annotated[Path, option("DIR")]
     """Folder for audit.json, audit.md and audit.png; made if missing."""
     kind: Kind = "mechanism"
     """mechanism: simulate the worst case. Canaries in the trainer: step (one step, many
     times), gradient (a run, white box), input (a run, black box)."""
-    draws: Annotated[int | None, tyro.conf.arg(metavar="INT")] = None
+    draws: Whole = None
     """Simulated runs (10^8), or of step: steps with the canary (2,000)."""
-    canaries: Annotated[int, tyro.conf.arg(metavar="INT")] = 100
+    canaries: Annotated[int, option("INT")] = 100
     """Canaries in a run (gradient, input)."""
-    num_steps: Annotated[int | None, tyro.conf.arg(metavar="INT")] = None
+    num_steps: Whole = None
     """Takes the place of the file's number of steps."""
-    delta: Annotated[float | None, tyro.conf.arg(metavar="FLOAT")] = None
+    delta: Number = None
     """Takes the place of the file's delta (mechanism)."""
-    privacy_unit: Annotated[str | None, tyro.conf.arg(metavar="LEVEL")] = None
+    privacy_unit: Annotated[Name, option("LEVEL")] = None
     """Audit the protection of another unit than the run's (step, gradient, input)."""
-    confidence: Annotated[float, tyro.conf.arg(metavar="FLOAT")] = 0.95
+    confidence: Annotated[float, option("FLOAT")] = 0.95
     """Of every lower bound."""
-    seed: Annotated[int, tyro.conf.arg(metavar="INT")] = 0
+    seed: Annotated[int, option("INT")] = 0
     """Of the simulation, or of canaries and coins; training itself is not seeded."""
 
     def run(self) -> int:
         """Audits; returns 0, or 3 if the claim is disproved."""
-        console = Console(stderr=True)
-        try:
+        rows: list[AuditRow] = []
+
+        def audited() -> list[str]:
             self.out.mkdir(parents=True, exist_ok=True)
-            if self.kind == "mechanism":
-                rows = self._mechanism(console)
-            else:
-                rows = self._canaries(console)
+            attempt = self._mechanism if self.kind == "mechanism" else self._canaries
+            rows.extend(attempt(Console(stderr=True)))
             self._write(rows)
-        except USER_ERRORS as error:
-            complain(f"{self.file}: {reason(error, self.file)}")
-            return USER_ERROR
-        except KeyboardInterrupt:
-            complain("interrupted; nothing is kept of an audit that did not end")
-            return INTERRUPTED
-        print(printable("\n".join(self._lines(rows)), keep="\n"))
-        return VIOLATED if any(row.is_violated for row in rows) else 0
+            return self._lines(rows)
+
+        left = "; nothing is kept of an audit that did not end"
+        code = reported(self.file, audited, interrupted=lambda: left)
+        return code or (VIOLATED if any(row.is_violated for row in rows) else 0)
 
     def _mechanism(self, console: Console) -> list[AuditRow]:
         """Simulates what the request describes."""
@@ -129,8 +114,7 @@ class Audit:
         if self.delta is not None:
             raise ValueError("--delta goes with --kind mechanism; a run names its own")
         use_all_cores()
-        # Imported here: Flax costs a second, which no question to the accountant
-        # should pay.
+        # Imported here: Flax costs a second, which a simulation should not pay.
         from jaxdp_episodic.audit.training import (
             audit_run,
             audit_steps,

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, Union
 
-import jax
 import tyro
-from rich.console import Console
-from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-PROGRAM = "jaxdp-episodic"
+from jaxdp_episodic.cli.process import PROGRAM, Terminated
+
 USER_ERROR, INTERRUPTED, TERMINATED = 2, 130, 143
 _LONGEST = 2000
 USER_ERRORS = (
@@ -26,8 +24,56 @@ USER_ERRORS = (
     ImportError,  # an extra that is not installed
 )
 
+
+def option(metavar: str) -> Any:
+    """Returns what stands for an option's value in the help."""
+    return tyro.conf.arg(metavar=metavar)
+
+
 # The argument of every command that reads a file.
-TomlFile = Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="FILE.toml")]
+TomlFile = Annotated[tyro.conf.Positional[Path], option("FILE.toml")]
+# Options that may be left out. Not `X | None`, which tyro checks with a module whose
+# import takes a tenth of a second.
+Number = Annotated[Union[float, None], option("FLOAT")]  # noqa: UP007
+Whole = Annotated[Union[int, None], option("INT")]  # noqa: UP007
+Name = Annotated[Union[str, None], option("NAME")]  # noqa: UP007
+File = Annotated[Union[Path, None], option("FILE")]  # noqa: UP007
+
+
+def reported(
+    file: Path,
+    act: Callable[[], list[str]],
+    *,
+    interrupted: Callable[[], str] | None = None,
+    says_warnings: bool = False,
+) -> int:
+    """Runs a command's work, and says what came of it or went wrong.
+
+    Args:
+      file: that the command was given, for errors.
+      act: does the work, and returns the lines to print.
+      interrupted: says what an interruption has left; None: `main` ends the process.
+      says_warnings: print what the library warns of below the lines.
+
+    Returns:
+      The exit code.
+    """
+    catcher = warnings.catch_warnings(record=True, action="always")
+    try:
+        with catcher if says_warnings else contextlib.nullcontext() as caught:
+            lines = act()
+    except USER_ERRORS as error:
+        complain(f"{file}: {reason(error, file)}")
+        return USER_ERROR
+    except KeyboardInterrupt as end:
+        if interrupted is None:
+            raise
+        terminated = isinstance(end, Terminated)
+        complain(f"{'terminated' if terminated else 'interrupted'}{interrupted()}")
+        return TERMINATED if terminated else INTERRUPTED
+    lines += [f"warning: {text}" for text in warnings_of(caught or [])]
+    print(printable("\n".join(lines), keep="\n"))
+    return 0
 
 
 def complain(message: str) -> None:
@@ -37,19 +83,26 @@ def complain(message: str) -> None:
     print(f"{PROGRAM}: error: {printable(message)}", file=sys.stderr)
 
 
-@contextmanager
+@contextlib.contextmanager
 def waiting(what: str) -> Iterator[Callable[[str], None]]:
     """Shows on a terminal what is under way, and for how long already.
 
     Yields a function that changes the text. The line is on standard error and goes when
     the work is done; where there is no terminal nothing is shown.
     """
-    console = Console(stderr=True)
+    if not sys.stderr.isatty():
+        yield lambda text: None
+        return
+    # Imported only where it is seen.
+    from rich.console import Console
+    from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
     columns = (
         SpinnerColumn(),
         TextColumn("{task.description}", markup=False),
         TimeElapsedColumn(),
     )
+    console = Console(stderr=True)
     with Progress(
         *columns, console=console, transient=True, disable=not console.is_terminal
     ) as bar:
@@ -63,6 +116,18 @@ def printable(text: str, keep: str = "") -> str:
         c if c.isprintable() or c in keep else c.encode("unicode_escape").decode()
         for c in text
     )
+
+
+def aligned(rows: Sequence[Sequence[str]], *, left: int = 0) -> list[str]:
+    """Returns rows of cells as lines of equal columns, ``left`` of them to the left."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return [
+        "  ".join(
+            cell.ljust(width) if i < left else cell.rjust(width)
+            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in rows
+    ]
 
 
 def reason(error: BaseException, file: Path) -> str:
@@ -80,6 +145,7 @@ def warnings_of(caught: list[warnings.WarningMessage]) -> list[str]:
 
     JAX's own warnings (of a damaged cache entry) concern nobody.
     """
-    home = Path(jax.__file__).parent
-    ours = [w for w in caught if not Path(w.filename).is_relative_to(home)]
+    jax = sys.modules.get("jax")  # without it none of them are JAX's
+    home = None if jax is None else Path(str(jax.__file__)).parent
+    ours = [w for w in caught if not home or not Path(w.filename).is_relative_to(home)]
     return list(dict.fromkeys(str(w.message) for w in ours))

@@ -2,35 +2,23 @@
 
 from __future__ import annotations
 
-import warnings
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
-import tyro
-
-from jaxdp_episodic.cli.messages import (
-    USER_ERROR,
-    USER_ERRORS,
-    TomlFile,
-    complain,
-    printable,
-    reason,
-    warnings_of,
-)
+from jaxdp_episodic.cli.messages import TomlFile, aligned, option, reported
 from jaxdp_episodic.files.atomic import write_atomically
 from jaxdp_episodic.files.toml_file import to_toml
-from jaxdp_episodic.plan.plan import Plan as Candidates
-from jaxdp_episodic.plan.plan import make_plan
-from jaxdp_episodic.plan.plan_file import (
+from jaxdp_episodic.plan.plan import (
     CONFIG,
     TABLE,
-    PlanDescription,
-    read_plan,
+    make_plan,
     training_config,
     write_table,
 )
-from jaxdp_episodic.plots.plan_plot import draw_plan
+from jaxdp_episodic.plan.plan import Plan as Candidates
+from jaxdp_episodic.plan.question import PlanDescription, read_plan
+from jaxdp_episodic.plots.plan import draw_plan
 
 PICTURE = "plan.png"
 
@@ -41,30 +29,21 @@ class Plan:
 
     file: TomlFile
     """The plan: data or sizes, the target, the episodes, how much to compute."""
-    out: Annotated[Path, tyro.conf.arg(metavar="DIR")]
+    out: Annotated[Path, option("DIR")]
     """Folder for the table, the picture and the config; made if missing."""
 
     def run(self) -> int:
         """Plans; returns the exit code."""
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always")
-            try:
-                lines = self._planned()
-            except USER_ERRORS as error:
-                complain(f"{self.file}: {reason(error, self.file)}")
-                return USER_ERROR
-        lines += [f"warning: {text}" for text in warnings_of(caught)]
-        print(printable("\n".join(lines), keep="\n"))
-        return 0
+        return reported(self.file, self._planned, says_warnings=True)
 
     def _planned(self) -> list[str]:
         """Searches, writes, and returns what to say."""
         description = read_plan(self.file)
-        plan = make_plan(description.request)
+        plan = make_plan(description.request, description.population)
         self.out.mkdir(parents=True, exist_ok=True)
         write_table(self.out / TABLE, plan)
         written = [str(self.out / TABLE), *self._config(plan, description)]
-        target = description.file
+        target = description.request
         lines = _table(plan)
         try:
             title = f"epsilon {target.epsilon:g} at delta {target.delta:g}"
@@ -104,9 +83,9 @@ def _rests_on_private_sizes(description: PlanDescription) -> bool:
     request = description.request
     if request.neighboring_relation != "add_remove":
         return False
-    tasks = request.population.level_names[:1]
-    counts_tasks = request.ways is None and request.privacy_unit in tasks
-    return request.stated_size is None or counts_tasks
+    tasks = description.population.level_names[:1]
+    counts_tasks = request.episode.ways is None and request.privacy_unit in tasks
+    return request.episode.population is None or counts_tasks
 
 
 def _relocated(config: dict[str, Any], base: Path) -> dict[str, Any]:
@@ -150,17 +129,9 @@ def _table(plan: Candidates) -> list[str]:
                 f"{plan.effective_steps[best]:.3g}",
             )
         )
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = [
-        "  ".join(
-            cell.ljust(width) if i < 2 else cell.rjust(width)
-            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ).rstrip()
-        for row in rows
-    ]
     front = int(plan.is_on_front.sum())
     return [
-        *lines,
+        *aligned(rows, left=2),
         "",
         f"* recommended; {plan.design.size:,} candidates, {front:,} on the front of "
         "signal to noise, steps and episodes",

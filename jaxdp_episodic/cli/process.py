@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import os
 import signal
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import jax
-from jax.experimental.compilation_cache import compilation_cache
+PROGRAM = "jaxdp-episodic"
 
-from jaxdp_episodic.accounting.engine import num_cores
-from jaxdp_episodic.cli.messages import PROGRAM
+_CACHE = "JAX_COMPILATION_CACHE_DIR"
 
 
 class Terminated(KeyboardInterrupt):
@@ -52,7 +52,9 @@ def use_all_cores() -> None:
     flag = "--xla_force_host_platform_device_count"
     flags = os.environ.get("XLA_FLAGS", "")
     if flag not in flags:
-        os.environ["XLA_FLAGS"] = f"{flags} {flag}={num_cores()}".strip()
+        has_affinity = hasattr(os, "sched_getaffinity")
+        cores = len(os.sched_getaffinity(0)) if has_affinity else os.cpu_count() or 1
+        os.environ["XLA_FLAGS"] = f"{flags} {flag}={cores}".strip()
 
 
 def keep_compiled_kernels() -> None:
@@ -60,14 +62,18 @@ def keep_compiled_kernels() -> None:
 
     For a process of our own, never for a caller's. Whoever has set JAX's cache, by
     ``JAX_COMPILATION_CACHE_DIR`` or by switching it off, keeps that setting; a folder
-    that cannot be written is left alone.
+    that cannot be written is left alone. JAX is not imported for it.
     """
-    if os.environ.get("JAX_COMPILATION_CACHE_DIR") is not None:
+    if os.environ.get(_CACHE) is not None:
         return
     home = os.environ.get("XDG_CACHE_HOME") or os.environ.get("LOCALAPPDATA")
     with contextlib.suppress(OSError, RuntimeError):  # RuntimeError: nobody's home
         base = Path(home) if home else Path("~/.cache").expanduser()
-        folder = base / PROGRAM / f"jax-{jax.__version__}"
+        folder = base / PROGRAM / "kernels"  # JAX's keys hold its version
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        if os.access(folder, os.W_OK):
-            compilation_cache.set_cache_dir(str(folder))
+        if not os.access(folder, os.W_OK):
+            return
+        os.environ[_CACHE] = str(folder)  # read when JAX is imported
+        if "jax" in sys.modules:
+            name = "jax.experimental.compilation_cache.compilation_cache"
+            importlib.import_module(name).set_cache_dir(str(folder))

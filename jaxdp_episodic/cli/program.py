@@ -1,20 +1,23 @@
-"""Which commands there are, and what one call of the program does."""
+"""Which commands there are, and what one call of the program does.
+
+Only the module of the command that is called is imported, so that a question pays for
+nothing that it does not need.
+"""
 
 from __future__ import annotations
 
 import contextlib
-import importlib.metadata
+import dataclasses
+import importlib
 import io
 import os
 import re
 import sys
 from collections.abc import Sequence
+from typing import Any, Union
 
 import tyro
 
-from jaxdp_episodic.cli.answers import Calibrate, Epsilon
-from jaxdp_episodic.cli.audit import Audit
-from jaxdp_episodic.cli.curve import Curve
 from jaxdp_episodic.cli.messages import (
     INTERRUPTED,
     PROGRAM,
@@ -22,14 +25,48 @@ from jaxdp_episodic.cli.messages import (
     USER_ERROR,
     complain,
 )
-from jaxdp_episodic.cli.plan import Plan
-from jaxdp_episodic.cli.plot import Plot
 from jaxdp_episodic.cli.process import Terminated, keep_compiled_kernels
-from jaxdp_episodic.cli.sweep import Sweep
-from jaxdp_episodic.cli.train import Train
-from jaxdp_episodic.cli.tune import Tune
 
-Command = Epsilon | Calibrate | Curve | Sweep | Plot | Plan | Train | Tune | Audit
+# Command -> its module, and the first words of its class, for the list of commands.
+COMMANDS = {
+    "epsilon": (
+        "answers",
+        "What a run costs in privacy: epsilon at a delta, or delta at an epsilon.",
+    ),
+    "calibrate": (
+        "answers",
+        "Which noise, number of steps or rate keeps a run within a target epsilon.",
+    ),
+    "curve": (
+        "pictures",
+        "Draw a run's whole privacy curve, and what an attacker could do with it.",
+    ),
+    "sweep": (
+        "sweep",
+        "Evaluate a grid of settings into a table and a picture.\n\n"
+        "May be killed at any time: the same command goes on where it was.",
+    ),
+    "plot": (
+        "pictures",
+        "Draw a finished sweep: iso-lines, a heat map, lines, or a Pareto front.",
+    ),
+    "plan": (
+        "plan",
+        "Search designs within a privacy and a compute budget; write one to train.",
+    ),
+    "train": (
+        "train",
+        "Train privately on episodes, and stop before the target epsilon is exceeded.",
+    ),
+    "tune": (
+        "train",
+        "Train a random number of times, release the best run, and charge the choice.",
+    ),
+    "audit": (
+        "audit",
+        "Try to disprove a claimed epsilon by simulation, or by canaries in training.",
+    ),
+}
 
 
 def main() -> None:
@@ -65,19 +102,24 @@ def run(arguments: Sequence[str]) -> int:
         print(f"{PROGRAM} {_version()}")
         return 0
     try:
-        command: Command = _parse(arguments)
+        command = parsed(arguments)
     except SystemExit as end:
         return int(end.code or 0)
     return command.run()
 
 
-def _parse(arguments: Sequence[str]) -> Command:
-    """The command that the arguments name; a usage error is made one line."""
+def parsed(arguments: Sequence[str]) -> Any:
+    """Returns the command that the arguments name, an instance of its class.
+
+    Raises:
+      SystemExit: help was asked for; or a usage error, which was said in one line.
+    """
     errors = io.StringIO()
+    chosen: Any = Union[_classes(arguments)]  # noqa: UP007
     try:
         with contextlib.redirect_stderr(errors):
             return tyro.cli(
-                Command,  # pyright: ignore[reportArgumentType]: a union is fine
+                chosen,
                 prog=PROGRAM,
                 description=(
                     "Privacy accounting for episodic training, and training itself. "
@@ -98,8 +140,26 @@ def _parse(arguments: Sequence[str]) -> Command:
         raise
 
 
+def _classes(arguments: Sequence[str]) -> tuple[type, ...]:
+    """The class of the command that is called; for the others, one to list it."""
+    called = arguments[0] if arguments else ""
+    needs_all = called.startswith("--tyro-")  # completions of a shell
+    classes = []
+    for name, (module, words) in COMMANDS.items():
+        if needs_all or name == called:
+            home = importlib.import_module(f"jaxdp_episodic.cli.{module}")
+            classes.append(getattr(home, name.capitalize()))
+        else:
+            content = {"__doc__": words}
+            classes.append(
+                dataclasses.make_dataclass(name.capitalize(), (), namespace=content)
+            )
+    return tuple(classes)
+
+
 def _version() -> str:
+    metadata = importlib.import_module("importlib.metadata")  # slow, and rarely needed
     try:
-        return importlib.metadata.version(PROGRAM)
-    except importlib.metadata.PackageNotFoundError:
+        return metadata.version(PROGRAM)
+    except metadata.PackageNotFoundError:
         return "(run from its sources, not installed)"

@@ -7,23 +7,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
-import tyro
 from rich.console import Console
 
-from jaxdp_episodic.cli.messages import (
-    INTERRUPTED,
-    USER_ERROR,
-    USER_ERRORS,
-    TomlFile,
-    complain,
-    printable,
-    reason,
-)
+from jaxdp_episodic.cli.messages import Name, TomlFile, option, reason, reported
 from jaxdp_episodic.plots.pictures import draw
 from jaxdp_episodic.sweep.description import read_sweep
+from jaxdp_episodic.sweep.engines import Engine, RayEngine, on_devices
 from jaxdp_episodic.sweep.folder import saved_chunks
 from jaxdp_episodic.sweep.run import Outcome, collect, run_sweep
-from jaxdp_episodic.sweep.runners import Engine, RayEngine, on_devices
 
 
 @dataclass(frozen=True)
@@ -35,38 +26,37 @@ class Sweep:
 
     file: TomlFile
     """The sweep: a request as for `epsilon`, and axes in the place of numbers."""
-    out: Annotated[Path, tyro.conf.arg(metavar="DIR")]
+    out: Annotated[Path, option("DIR")]
     """Folder for the table and the picture; made if missing."""
-    shard: Annotated[str | None, tyro.conf.arg(metavar="I/N")] = None
+    shard: Annotated[Name, option("I/N")] = None
     """Only the I-th of N parts (from 1), for job arrays; they may share DIR."""
     collect: bool = False
     """Only make the table of what job arrays have evaluated."""
     engine: Literal["local", "ray"] = "local"
     """Who evaluates: the devices of this machine, or workers of Ray."""
-    ray_address: Annotated[str, tyro.conf.arg(metavar="ADDRESS")] = "local"
+    ray_address: Annotated[str, option("ADDRESS")] = "local"
     """Of a cluster; "auto": the one this machine is in; "local": start one here."""
-    ray_cpus: Annotated[float, tyro.conf.arg(metavar="FLOAT")] = 1.0
+    ray_cpus: Annotated[float, option("FLOAT")] = 1.0
     """CPUs for each task on Ray."""
-    ray_gpus: Annotated[float, tyro.conf.arg(metavar="FLOAT")] = 0.0
+    ray_gpus: Annotated[float, option("FLOAT")] = 0.0
     """GPUs for each task on Ray."""
-    ray_retries: Annotated[int, tyro.conf.arg(metavar="INT")] = 5
+    ray_retries: Annotated[int, option("INT")] = 5
     """How often a task is started again whose worker was lost."""
 
     def run(self) -> int:
         """Evaluates what is missing; returns the exit code."""
+        return reported(self.file, self._evaluated, interrupted=self._saved)
+
+    def _evaluated(self) -> list[str]:
+        """Evaluates and draws, and returns what to say."""
         try:
             outcome = self._outcome()
             lines = _lines(outcome)
             if outcome.table is not None:
                 lines.append(_drawn(self.out))
-        except USER_ERRORS as error:
-            complain(f"{self.file}: {reason(error, self.file)}{self._saved(error)}")
-            return USER_ERROR
-        except KeyboardInterrupt:
-            complain(f"interrupted{self._saved(None)}")
-            return INTERRUPTED
-        print(printable("\n".join(lines), keep="\n"))
-        return 0
+        except OSError as error:  # a failing disk leaves intact what is saved
+            raise OSError(reason(error, self.file) + self._saved()) from error
+        return lines
 
     def _outcome(self) -> Outcome:
         part = _part(self.shard)
@@ -90,10 +80,8 @@ class Sweep:
             max_retries=self.ray_retries,
         )
 
-    def _saved(self, error: BaseException | None) -> str:
+    def _saved(self) -> str:
         """What an interruption, or a failing disk, has left intact."""
-        if error is not None and not isinstance(error, OSError):
-            return ""
         saved = saved_chunks(self.out)
         if saved is None:
             return ""

@@ -1,4 +1,4 @@
-"""``jaxdp-episodic train``: a private training run."""
+"""``jaxdp-episodic train`` and ``tune``: a private run; a search that is charged."""
 
 from __future__ import annotations
 
@@ -6,18 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-import tyro
-
-from jaxdp_episodic.cli.messages import (
-    INTERRUPTED,
-    TERMINATED,
-    USER_ERROR,
-    USER_ERRORS,
-    TomlFile,
-    complain,
-    reason,
-)
-from jaxdp_episodic.cli.process import Terminated, ended_by_sigterm, use_all_cores
+from jaxdp_episodic.cli.messages import TomlFile, option, reported
+from jaxdp_episodic.cli.process import ended_by_sigterm, use_all_cores
+from jaxdp_episodic.plots.labels import upward
 
 
 @dataclass(frozen=True)
@@ -26,7 +17,7 @@ class Train:
 
     file: TomlFile
     """The run: data, step, target, learner, model, optimizer."""
-    out: Annotated[Path, tyro.conf.arg(metavar="DIR")]
+    out: Annotated[Path, option("DIR")]
     """Folder for checkpoints, log, report and release; made if missing."""
     resume: bool = False
     """Go on with the run in DIR."""
@@ -37,13 +28,12 @@ class Train:
         Ctrl-C and SIGTERM leave a checkpoint of the last step that was finished.
         """
         use_all_cores()
-        # Imported here: Flax costs a second, which no question to the accountant
-        # should pay.
+        # Imported here: Flax costs a second, which no help should pay.
         from jaxdp_episodic.training.config import read_config
         from jaxdp_episodic.training.run import run_training
         from jaxdp_episodic.training.run_folder import files_of_a_run
 
-        try:
+        def trained() -> list[str]:
             with ended_by_sigterm():
                 result = run_training(
                     read_config(self.file),
@@ -52,15 +42,62 @@ class Train:
                     title=self.file.stem,
                     base=self.file.parent,
                 )
-        except USER_ERRORS as error:
-            complain(f"{self.file}: {reason(error, self.file)}")
-            return USER_ERROR
-        except KeyboardInterrupt as end:
-            how = f"go on with --resume --out {self.out}"
+            return [str(result)]
+
+        def interrupted() -> str:
             if not files_of_a_run(self.out):
-                how = "nothing was trained yet, start again"
-            terminated = isinstance(end, Terminated)
-            complain(f"{'terminated' if terminated else 'interrupted'}; {how}")
-            return TERMINATED if terminated else INTERRUPTED
-        print(result)
-        return 0
+                return "; nothing was trained yet, start again"
+            return f"; go on with --resume --out {self.out}"
+
+        return reported(self.file, trained, interrupted=interrupted)
+
+
+@dataclass(frozen=True)
+class Tune:
+    """Train a random number of times, release the best run, and charge the choice."""
+
+    file: TomlFile
+    """The search: the target, the law of the number of runs, a run, hyperparameters."""
+    out: Annotated[Path, option("DIR")]
+    """Folder for the runs and the release; made if missing."""
+    resume: bool = False
+    """Go on with the search in DIR, with the number of runs that was drawn."""
+    cost_only: bool = False
+    """Only say what each run and the search would cost; nothing is drawn."""
+
+    def run(self) -> int:
+        """Searches; returns the exit code."""
+        use_all_cores()
+        # Imported here: Flax costs a second, which no help should pay.
+        from jaxdp_episodic.training.search import RELEASE, run_search
+        from jaxdp_episodic.training.search_budget import search_budget
+        from jaxdp_episodic.training.search_space import read_search
+
+        base, out = self.file.parent, self.out
+
+        def searched() -> list[str]:
+            search = read_search(self.file)
+            if self.cost_only:
+                budget = search_budget(search, base)
+                return [
+                    f"each run    epsilon {upward(budget.run_epsilon, 5)}",
+                    f"the search  epsilon {upward(budget.epsilon, 5)} (upper bound)",
+                ]
+            with ended_by_sigterm():
+                result = run_search(search, out, resume=self.resume, base=base)
+            delta = f"delta {search.settings.delta:g}"
+            epsilon = f"{upward(result.epsilon, 5)} (upper bound, {delta})"
+            if result.chosen is None:
+                lines = ["no run was drawn: there is nothing to release"]
+            else:
+                named = result.hyperparameters.items()
+                lines = [
+                    f"chosen      {', '.join(f'{k} = {v}' for k, v in named)}",
+                    f"score       {abs(result.score):.4f} ({search.settings.split})",
+                    f"to release  {out / RELEASE}",
+                ]
+            secret = f"everything else in {out}, the number of runs too"
+            return [f"epsilon     {epsilon}", *lines, f"secret      {secret}"]
+
+        how = f"; go on with --resume --out {out}"
+        return reported(self.file, searched, interrupted=lambda: how)

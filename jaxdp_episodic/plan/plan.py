@@ -17,136 +17,33 @@ bears; `effective_steps` is an estimate of it.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import csv
+import io
+import math
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from jaxdp_episodic import _validation
 from jaxdp_episodic.accounting.calibration import calibrate_noise_multiplier
 from jaxdp_episodic.describe.population import Population
-from jaxdp_episodic.describe.rates import NEIGHBORING_RELATIONS
+from jaxdp_episodic.describe.serialization import spec_to_dict
 from jaxdp_episodic.describe.step import STEP, GaussianStep
-from jaxdp_episodic.plan.plan_designs import (
-    INDEPENDENT,
-    SCHEMES,
-    Design,
-    class_designs,
-    task_designs,
+from jaxdp_episodic.files.atomic import write_atomically
+from jaxdp_episodic.plan.designs import INDEPENDENT, Design, class_designs, task_designs
+from jaxdp_episodic.plan.question import (
+    Compute,
+    EpisodeShape,
+    PlanDescription,
+    PlanRequest,
+    learning_rate,
 )
 
+TABLE, CONFIG = "plan.csv", "recommended.toml"
 # Points of the grids; independent episodes cost a sum over their number.
 _GRID, _COARSE_GRID = (18, 18), (6, 5)
 # Of candidates within this share of the best, the one that computes least is chosen.
 _NEARLY_BEST = 0.98
-
-
-@dataclass(frozen=True, kw_only=True)
-class PlanRequest:
-    """What is to be planned.
-
-    Attributes:
-      population: the tree of classes or tasks and their examples, two levels.
-      epsilon: the target, > 0 and finite.
-      delta: the target, in (0, 1).
-      ways: classes of an episode; None if the tasks are units of the tree.
-      examples: numbers of examples of each class or task in an episode, support and
-        query, one or more to try. All examples are tried as well.
-      privacy_unit: level of the protected unit; None: the last.
-      neighboring_relation: "add_remove" or "replace_one".
-      stated_size: a public lower bound of the number of examples of a class or task:
-        the plan then rests on it alone. None: on the sizes of the population, which
-        under ``add_remove`` are private, and so is the plan.
-      episodes_per_step: the most that a step may have, on average.
-      total_episodes: the most that the run may have.
-      fewest_steps: of the run.
-      most_steps: of the run.
-      effective_dimension: number of directions in which noise hurts, those in which the
-        loss is curved: far fewer than parameters. A guess, for `effective_steps`.
-      alignment: in (0, 1], norm of the mean contribution in clip norms; a guess, for
-        `effective_steps`.
-      schemes: which ways to draw are compared: "poisson", "without replacement" and
-        "independent", whose calibration takes longest by far.
-      method: of the calibration.
-
-    Raises:
-      TypeError: a field of the wrong type.
-      ValueError: a value out of range.
-    """
-
-    population: Population
-    epsilon: float
-    delta: float
-    examples: tuple[int, ...]
-    episodes_per_step: int
-    total_episodes: int
-    ways: int | None = None
-    privacy_unit: str | None = None
-    neighboring_relation: str = "add_remove"
-    stated_size: int | None = None
-    fewest_steps: int = 20
-    most_steps: int = 10_000
-    effective_dimension: int = 1_000
-    alignment: float = 0.3
-    schemes: tuple[str, ...] = SCHEMES
-    method: str = "rdp"
-
-    def __post_init__(self) -> None:
-        if not isinstance(self.population, Population):
-            raise TypeError(f"population must be a Population, got {self.population!r}")
-        if self.population.num_levels != 2:
-            raise NotImplementedError(
-                "population must have two levels (classes or tasks, and examples), "
-                f"got {self.population.num_levels}"
-            )
-        whole = (
-            "episodes_per_step",
-            "total_episodes",
-            "fewest_steps",
-            "most_steps",
-            "effective_dimension",
-        )
-        for name in (*whole, "ways", "stated_size"):
-            value = getattr(self, name)
-            if value is not None or name in whole:
-                object.__setattr__(self, name, _whole(name, value))
-        sizes = _validation.integer_array("examples", list(self.examples), minimum=1)
-        if sizes.ndim != 1 or not sizes.size:
-            raise ValueError(f"examples must be some numbers, got {self.examples!r}")
-        object.__setattr__(self, "examples", tuple(sizes.tolist()))
-        for name, check in (
-            ("epsilon", _validation.positive_array),
-            ("delta", _validation.open_unit_array),
-            ("alignment", _validation.positive_array),
-        ):
-            array = check(name, getattr(self, name))
-            if array.ndim:
-                raise ValueError(f"{name} must be one number, got {self!r}")
-            object.__setattr__(self, name, float(array))
-        if self.alignment > 1:
-            raise ValueError(f"alignment must lie in (0, 1], got {self.alignment!r}")
-        if self.ways is not None and self.ways > self.population.num_units(1):
-            raise ValueError(
-                f"ways must be at most the {self.population.num_units(1)} classes, "
-                f"got {self.ways}"
-            )
-        if not isinstance(self.schemes, list | tuple) or not self.schemes:
-            raise ValueError(f"schemes must be some of {SCHEMES}, got {self.schemes!r}")
-        for scheme in self.schemes:
-            _validation.choice("schemes", scheme, SCHEMES)
-        if self.fewest_steps > self.most_steps:
-            raise ValueError(
-                "fewest_steps must be at most most_steps, got "
-                f"{self.fewest_steps} and {self.most_steps}"
-            )
-        if self.total_episodes < self.fewest_steps:
-            raise ValueError(
-                "total_episodes must be at least fewest_steps, got "
-                f"{self.total_episodes} and {self.fewest_steps}"
-            )
-        _validation.choice(
-            "neighboring_relation", self.neighboring_relation, NEIGHBORING_RELATIONS
-        )
 
 
 class Plan(NamedTuple):
@@ -187,39 +84,37 @@ class Plan(NamedTuple):
         )
 
 
-def make_plan(request: PlanRequest) -> Plan:
+def make_plan(request: PlanRequest, population: Population) -> Plan:
     """Returns the candidates within privacy and compute, compared.
 
+    Args:
+      request: the question.
+      population: the tree of classes or tasks and their examples, two levels.
+
     Raises:
-      ValueError: no design is possible; the message has the reasons.
+      TypeError: a population of the wrong type.
+      NotImplementedError: a tree of more than two levels.
+      ValueError: more ways than classes, or no design is possible; the message has the
+        reasons.
     """
-    names = request.population.level_names
-    if request.ways is None:
-        designs = task_designs(
-            request.population,
-            sizes=request.examples,
-            stated_size=request.stated_size,
-        )
-    else:
-        designs = class_designs(
-            request.population,
-            ways=request.ways,
-            sizes=request.examples,
-            stated_size=request.stated_size,
-        )
-    designs = [design for design in designs if design.scheme in request.schemes]
+    compute, learning = request.compute, request.learning
+    designs = [
+        design
+        for design in _designs(request.episode, population)
+        if design.scheme in request.schemes
+    ]
     unit = min(design.examples for design in designs)
     parts, kept, left_out = [], [], {}
     for design in designs:
         weight = design.examples / unit
-        episodes, steps = _settings(request, design, weight)
+        episodes, steps = _settings(compute, design, weight)
         if not episodes.size:
             left_out[design.name] = (
-                f"{request.fewest_steps} steps of one episode exceed total_episodes"
+                f"{compute.fewest_steps} steps of one episode exceed total_episodes"
             )
             continue
         try:
-            noise = _noise(request, design, episodes, steps)
+            noise = _noise(request, population, design, episodes, steps)
         except (ValueError, NotImplementedError) as error:
             left_out[design.name] = str(error)
             continue
@@ -231,8 +126,9 @@ def make_plan(request: PlanRequest) -> Plan:
     if not parts or not sum(part[0].size for part in parts):
         reasons = "; ".join(f"{k}: {v}" for k, v in left_out.items())
         raise ValueError(
-            f"no design of levels {names} is within epsilon={request.epsilon:g} and "
-            f"the budget of episodes ({reasons or 'no finite noise'})"
+            f"no design of levels {population.level_names} is within epsilon="
+            f"{request.epsilon:g} and the budget of episodes "
+            f"({reasons or 'no finite noise'})"
         )
     columns = [np.concatenate(column) for column in zip(*parts, strict=True)]
     place, episodes, steps, noise, total = columns
@@ -245,8 +141,8 @@ def make_plan(request: PlanRequest) -> Plan:
         noise_multiplier=noise,
         episodes_per_step=episodes,
         is_one_contribution=whole,
-        effective_dimension=request.effective_dimension,
-        alignment=request.alignment,
+        effective_dimension=learning.effective_dimension,
+        alignment=learning.alignment,
     )
     signal = contributions / noise
     return Plan(
@@ -308,29 +204,123 @@ def effective_steps(
     return np.asarray(num_steps * ratio / (1 + ratio))
 
 
+def training_config(
+    plan: Plan, description: PlanDescription, candidate: int | None = None
+) -> dict[str, Any] | None:
+    """Returns a candidate as a training config, the recommended one by default.
+
+    None if the plan's file has no data or no table ``train``.
+    """
+    train, data = description.train, description.data
+    if train is None or data is None:
+        return None
+    request = description.request
+    place = plan.recommended if candidate is None else candidate
+    design = plan.designs[int(plan.design[place])]
+    episodes = int(plan.episodes_per_step[place])
+    sampling = spec_to_dict(design.sampling(episodes))
+    sampling.pop("version")
+    learner = train.get("learner", {})
+    config = {
+        "version": 1,
+        "epsilon": request.epsilon,
+        "delta": request.delta,
+        "num_steps": int(plan.num_steps[place]),
+        **{k: v for k, v in train.items() if k != "learner"},
+        "data": data,
+        "step": {
+            "clip_unit": design.clip_unit,
+            "privacy_unit": request.privacy_unit,
+            "neighboring_relation": request.neighboring_relation,
+            "sampling": sampling,
+        },
+        "learner": {"shots": request.episode.shots, **learner},
+    }
+    meant_for, rate = request.learning.learning_rate_steps, learning_rate(train)
+    if meant_for is not None and rate is not None:
+        scaled = rate * math.sqrt(meant_for / int(plan.num_steps[place]))
+        rounded = float(f"{scaled:.4g}")
+        config["optimizer"] = {**train["optimizer"], "learning_rate": rounded}
+    if design.clip_unit == request.privacy_unit and "normalizer" not in config:
+        # The number of protected units is private; the mean that was planned with is
+        # the guess that the trainer asks for.
+        config["normalizer"] = float(episodes)
+    return config
+
+
+def write_table(path: Path, plan: Plan) -> None:
+    """Writes all candidates as CSV; whole or not at all.
+
+    Raises:
+      OSError: a file that cannot be written.
+    """
+    text = io.StringIO()
+    rows = csv.writer(text, lineterminator="\n")
+    numbers = (
+        "episodes_per_step",
+        "num_steps",
+        "noise_multiplier",
+        "signal_to_noise",
+        "total_episodes",
+        "effective_steps",
+        "is_on_front",
+    )
+    rows.writerow(["design", "clip_unit", "examples", *numbers, "is_recommended"])
+    columns = [np.asarray(getattr(plan, name)).tolist() for name in numbers]
+    for place, cells in enumerate(zip(*columns, strict=True)):
+        design = plan.designs[int(plan.design[place])]
+        what = (design.name, design.clip_unit, design.examples)
+        rows.writerow([*what, *cells, place == plan.recommended])
+    write_atomically(path, lambda file: file.write(text.getvalue().encode()))
+
+
+def _designs(episode: EpisodeShape, population: Population) -> list[Design]:
+    """What may be compared of such a tree."""
+    if not isinstance(population, Population):
+        raise TypeError(f"population must be a Population, got {population!r}")
+    if population.num_levels != 2:
+        raise NotImplementedError(
+            "population must have two levels (classes or tasks, and examples), "
+            f"got {population.num_levels}"
+        )
+    sizes, stated = episode.examples, episode.population
+    if episode.ways is None:
+        return task_designs(population, sizes=sizes, stated_size=stated)
+    if episode.ways > population.num_units(1):
+        raise ValueError(
+            f"ways must be at most the {population.num_units(1)} classes, "
+            f"got {episode.ways}"
+        )
+    return class_designs(population, ways=episode.ways, sizes=sizes, stated_size=stated)
+
+
 def _settings(
-    request: PlanRequest, design: Design, weight: float
+    compute: Compute, design: Design, weight: float
 ) -> tuple[np.ndarray, np.ndarray]:
     """Pairs of episodes a step and steps within the budget, the edges included."""
-    budget = request.total_episodes / weight
-    most = min(request.episodes_per_step, design.most_episodes)
-    largest = int(min(most, budget / request.fewest_steps))
+    budget = compute.total_episodes / weight
+    most = min(compute.episodes_per_step, design.most_episodes)
+    largest = int(min(most, budget / compute.fewest_steps))
     if largest < 1:
         return np.zeros(0), np.zeros(0)
     sizes = _COARSE_GRID if design.scheme == INDEPENDENT else _GRID
     episodes = np.unique(np.rint(np.geomspace(1, largest, sizes[0])))
-    grid = np.geomspace(request.fewest_steps, request.most_steps, sizes[1])
+    grid = np.geomspace(compute.fewest_steps, compute.most_steps, sizes[1])
     pairs = set()
     for m in episodes.tolist():
-        last = min(request.most_steps, int(budget // m))
+        last = min(compute.most_steps, int(budget // m))
         steps = {int(t) for t in np.rint(grid) if t <= last} | {last}
-        pairs |= {(int(m), t) for t in steps if t >= request.fewest_steps}
+        pairs |= {(int(m), t) for t in steps if t >= compute.fewest_steps}
     array = np.array(sorted(pairs), np.int64).reshape(-1, 2)
     return array[:, 0], array[:, 1]
 
 
 def _noise(
-    request: PlanRequest, design: Design, episodes: np.ndarray, steps: np.ndarray
+    request: PlanRequest,
+    population: Population,
+    design: Design,
+    episodes: np.ndarray,
+    steps: np.ndarray,
 ) -> np.ndarray:
     """The smallest noise of each setting, by one call for all."""
     if design.scheme == INDEPENDENT and np.unique(episodes).size > 1:
@@ -338,7 +328,8 @@ def _noise(
         noise = np.empty(episodes.size)
         for number in np.unique(episodes):
             same = episodes == number
-            noise[same] = _noise(request, design, episodes[same], steps[same])
+            some = episodes[same], steps[same]
+            noise[same] = _noise(request, population, design, *some)
         return noise
     sampling = design.sampling(episodes)
     step = GaussianStep(
@@ -348,7 +339,7 @@ def _noise(
         privacy_unit=request.privacy_unit,
         neighboring_relation=request.neighboring_relation,
         small_units="keep",
-        population=None if request.stated_size is not None else request.population,
+        population=population if request.episode.population is None else None,
     )
     return np.asarray(
         calibrate_noise_multiplier(
@@ -378,10 +369,3 @@ def _front(costs: np.ndarray) -> np.ndarray:
             is_on_front[place] = True
             front = np.concatenate([front, point], axis=1)
     return is_on_front
-
-
-def _whole(name: str, value: Any) -> int:
-    array = _validation.integer_array(name, value, minimum=1)
-    if array.ndim:
-        raise ValueError(f"{name} must be one number, got {value!r}")
-    return int(array)

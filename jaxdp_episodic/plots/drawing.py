@@ -6,7 +6,6 @@ perceptually even and falls in lightness, and carry labelled iso-lines.
 
 from __future__ import annotations
 
-import importlib
 import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,7 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from jaxdp_episodic.sweep.labels import is_logarithmic, number, round_levels
+from jaxdp_episodic.plots.figures import matplotlib, new_figure, note, plain
+from jaxdp_episodic.plots.labels import is_logarithmic, number, round_levels
 
 _MAP = "viridis"
 # Six styles that no two share in dashes or marker.
@@ -59,16 +59,15 @@ class Labels:
     title: str
 
 
-def lines(figure_class: Any, x: np.ndarray, answers: np.ndarray, labels: Labels) -> Any:
+def lines(x: np.ndarray, answers: np.ndarray, labels: Labels) -> Any:
     """Returns a figure of lines.
 
     Args:
-      figure_class: matplotlib's.
       x: (n,) ascending.
       answers: (lines, n).
       labels: the words.
     """
-    figure = figure_class(figsize=(7.6, 4.6), layout="constrained")
+    figure = new_figure(7.6, 4.6)
     axes = figure.subplots()
     shades = _colours(len(answers))
     every = max(1, x.size // _MARKERS_A_LINE)
@@ -97,10 +96,9 @@ def lines(figure_class: Any, x: np.ndarray, answers: np.ndarray, labels: Labels)
         _plain_ticks(axes.yaxis, finite.min(), finite.max())
     elif finite.size and finite.min() >= 0:
         axes.set_ylim(bottom=0)
-    axes.grid(alpha=0.25)
-    axes.spines[["top", "right"]].set_visible(False)
+    plain(axes)
     if not np.isfinite(answers).all():
-        _note(axes, "where a line ends, the answer is infinite")
+        note(axes, "where a line ends, the answer is infinite")
     _title(axes, labels.title)
     return figure
 
@@ -124,7 +122,6 @@ def _legend(figure: Any, axes: Any, answers: np.ndarray, title: str) -> None:
 
 
 def maps(
-    figure_class: Any,
     x: np.ndarray,
     y: np.ndarray,
     answers: np.ndarray,
@@ -137,7 +134,6 @@ def maps(
     """Returns a figure of one or more maps with a common scale.
 
     Args:
-      figure_class: matplotlib's.
       x: (n,) ascending.
       y: (m,) ascending.
       answers: (panels, m, n).
@@ -155,10 +151,9 @@ def maps(
         raise ValueError("there is nothing to draw: no answer is finite and positive")
     low, high = float(finite.min()), float(finite.max())
     panels = len(answers)
-    width = {1: 6.8, 2: 9.4, 3: 12.6}[panels]
-    figure = figure_class(figsize=(width, 4.6), layout="constrained")
+    figure = new_figure({1: 6.8, 2: 9.4, 3: 12.6}[panels], 4.6)
     all_axes = figure.subplots(1, panels, sharey=True, squeeze=False)[0]
-    colors = importlib.import_module("matplotlib.colors")
+    colors = matplotlib("matplotlib.colors")
     logarithmic = high > 5 * low
     norm = (colors.LogNorm if logarithmic else colors.Normalize)(low, high * 1.0000001)
     levels = round_levels(low, high) if levels is None else levels
@@ -179,7 +174,7 @@ def maps(
         if levels and iso_lines:
             _iso_lines(axes, x, y, known, levels)
         if not np.isfinite(panel).all():
-            _note(axes, "grey: infinite")
+            note(axes, "grey: infinite")
         axes.set_xlabel(labels.x)
         if panels > 1:
             axes.set_title(name, fontsize=10)
@@ -201,7 +196,7 @@ def _iso_lines(
     axes: Any, x: np.ndarray, y: np.ndarray, known: Any, levels: list[float]
 ) -> None:
     """Labelled lines of equal answers, dark on every shade of the map."""
-    effects = importlib.import_module("matplotlib.patheffects")
+    effects = matplotlib("matplotlib.patheffects")
     dashes = [_STYLES[i % 4][0] for i in range(len(levels))]
     found = axes.contour(
         x, y, known, levels, colors="black", linewidths=1.1, linestyles=dashes
@@ -215,7 +210,7 @@ def _iso_lines(
 
 def _colours(number_of: int) -> list[Any]:
     """Shades of the map from dark to light, without the lightest, on white."""
-    colour_map = importlib.import_module("matplotlib").colormaps[_MAP]
+    colour_map = matplotlib("matplotlib").colormaps[_MAP]
     return [colour_map(v) for v in np.linspace(0.0, 0.82, max(number_of, 1))]
 
 
@@ -236,7 +231,7 @@ def scale_axis(axes: Any, which: str, points: np.ndarray, *, crowd: int = 1) -> 
 
 def _plain_ticks(axis: Any, low: float, high: float, crowd: int = 1) -> None:
     """Plain numbers on a logarithmic axis, at 1, 2, 5 unless it is long."""
-    ticker = importlib.import_module("matplotlib.ticker")
+    ticker = matplotlib("matplotlib.ticker")
     # Panels are narrower than a picture of one, but not as much as they are many.
     decades = np.log10(high / low) * (1 + 0.5 * (crowd - 1))
     choices = {0.9: (1, 1.5, 2, 3, 4, 5, 7), 2.5: (1, 2, 5), 4.0: (1, 3)}
@@ -248,10 +243,3 @@ def _plain_ticks(axis: Any, low: float, high: float, crowd: int = 1) -> None:
 
 def _title(axes: Any, text: str) -> None:
     axes.set_title(text, fontsize=10, loc="left")
-
-
-def _note(axes: Any, text: str) -> None:
-    """A few words in the upper left corner."""
-    axes.text(
-        0.02, 0.98, text, transform=axes.transAxes, ha="left", va="top", fontsize=9
-    )

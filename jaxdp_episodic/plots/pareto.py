@@ -8,13 +8,14 @@ from typing import Any
 import numpy as np
 
 from jaxdp_episodic.plots.drawing import scale_axis
-from jaxdp_episodic.sweep.grid import QUANTITY
-from jaxdp_episodic.sweep.labels import (
+from jaxdp_episodic.plots.figures import new_figure, plain
+from jaxdp_episodic.plots.labels import (
     answer_label,
     axis_label,
     smaller_is_better,
 )
-from jaxdp_episodic.sweep.selection import SweepTable
+from jaxdp_episodic.plots.selection import SweepTable
+from jaxdp_episodic.sweep.grid import QUANTITY
 from jaxdp_episodic.sweep.table import read_columns
 
 # Settings that are drawn beside the front, evenly picked.
@@ -38,7 +39,6 @@ def front_of(x: np.ndarray, y: np.ndarray) -> np.ndarray:
 
 
 def draw_pareto(
-    figure_class: Any,
     table: SweepTable,
     x: str | None,
     y: str | None,
@@ -47,7 +47,6 @@ def draw_pareto(
     """Returns a figure of the front, and of the settings behind it.
 
     Args:
-      figure_class: matplotlib's.
       table: the sweep.
       x: a numeric column; None: the noise multiplier if it is an axis, else the first.
       y: a numeric column; None: what was asked for.
@@ -74,9 +73,7 @@ def draw_pareto(
         raise ValueError("no setting is finite in both columns")
     held = {field: values[0] for field, values in kept.items()}
     front = front[np.argsort(front[:, 0])]
-    return _figure(
-        figure_class, table, (x, y), front, np.concatenate(dots), signs, held
-    )
+    return _figure(table, (x, y), front, np.concatenate(dots), signs, held)
 
 
 def _columns(table: SweepTable, x: str | None, y: str | None) -> tuple[str, str]:
@@ -113,7 +110,6 @@ def _sign(table: SweepTable, field: str) -> float:
 
 
 def _figure(
-    figure_class: Any,
     table: SweepTable,
     fields: tuple[str, str],
     front: np.ndarray,
@@ -121,7 +117,7 @@ def _figure(
     signs: tuple[float, float],
     held: Mapping[str, Any],
 ) -> Any:
-    figure = figure_class(figsize=(6.8, 4.6), layout="constrained")
+    figure = new_figure(6.8, 4.6)
     axes = figure.subplots()
     axes.plot(*dots.T, ls="", marker=".", ms=3, color="#b8b8b8", label="settings")
     few = max(1, len(front) // 12)
@@ -143,8 +139,7 @@ def _figure(
         getattr(axes, f"set_{which}label")(f"{label}   {better}")
         scale_axis(axes, which, np.unique(values[np.isfinite(values)]))
     axes.legend(frameon=False, fontsize=9)
-    axes.grid(alpha=0.25)
-    axes.spines[["top", "right"]].set_visible(False)
+    plain(axes)
     drawn = [field for field in (*fields, *table.grid.names) if field not in held]
     axes.set_title(table.facts(held, drawn), fontsize=10, loc="left")
     return figure

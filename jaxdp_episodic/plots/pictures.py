@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,21 +9,20 @@ from typing import Any
 import numpy as np
 
 from jaxdp_episodic import _validation
-from jaxdp_episodic.files.atomic import atomic_path
 from jaxdp_episodic.plots import drawing
+from jaxdp_episodic.plots.figures import SUFFIXES, matplotlib, save
+from jaxdp_episodic.plots.labels import answer_label, axis_label, number, short_label
 from jaxdp_episodic.plots.pareto import draw_pareto
-from jaxdp_episodic.sweep.grid import QUANTITY, Grid
-from jaxdp_episodic.sweep.labels import answer_label, axis_label, number, short_label
-from jaxdp_episodic.sweep.selection import (
+from jaxdp_episodic.plots.selection import (
     SweepTable,
     number_of,
     place_of,
     spread_out,
     with_quantity,
 )
+from jaxdp_episodic.sweep.grid import QUANTITY, Grid
 
 KINDS = ("contours", "heatmap", "lines", "pareto")
-_SUFFIXES = (".png", ".svg")
 # An axis with fewer values makes lines rather than a map.
 _FEWEST_FOR_A_MAP = 6
 _MOST_LINES, _MOST_PANELS = 6, 3
@@ -72,18 +70,18 @@ def draw(
     """
     if kind is not None:
         _validation.choice("--kind", kind, KINDS)
-    figure_class = _figure_class()
+    matplotlib()  # or its absence is said before the work
     table = SweepTable(folder)
     fixed = with_quantity(table, value, fix or {})
     if kind == "pareto":
         if by is not None:
             raise ValueError(f"--by has no meaning with a Pareto front, got {by!r}")
         _refuse_on_lines(levels, mark)
-        figure = draw_pareto(figure_class, table, x, y, fixed)
+        figure = draw_pareto(table, x, y, fixed)
     else:
         x, y, by = _chosen(table, kind, x, y, by, fixed)
         kind = kind or ("lines" if y is None else "contours")
-        figure = _of_axes(figure_class, table, kind, x, y, by, fixed, levels, mark)
+        figure = _of_axes(table, kind, x, y, by, fixed, levels, mark)
     return _saved(figure, (folder / str(kind)) if out is None else out)
 
 
@@ -147,7 +145,6 @@ def _numeric_field(table: SweepTable, dimension: int) -> str | None:
 
 
 def _of_axes(
-    figure_class: Any,
     table: SweepTable,
     kind: str,
     x: str,
@@ -187,7 +184,7 @@ def _of_axes(
         if by is not None:
             places[grid.dimension_of(by)] = series[:, None]
         answers = np.atleast_2d(table.answers(grid.index(places)))
-        return drawing.lines(figure_class, points, answers, labels)
+        return drawing.lines(points, answers, labels)
     upward, y_points = _ordered(grid.points(y))
     places[grid.dimension_of(y)] = upward[:, None]
     if by is not None:
@@ -195,7 +192,6 @@ def _of_axes(
     answers = table.answers(grid.index(places)).reshape(-1, upward.size, across.size)
     panels = grid.points(by)[series] if by is not None else np.zeros(1)
     return drawing.maps(
-        figure_class,
         points,
         y_points,
         answers,
@@ -255,23 +251,11 @@ def _ordered(points: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 def _saved(figure: Any, out: Path) -> tuple[Path, Path]:
     """Writes the figure twice; the files replace older ones whole."""
-    if out.suffix and out.suffix.lower() not in _SUFFIXES:
+    if out.suffix and out.suffix.lower() not in SUFFIXES:
         raise ValueError(
             f"--out must end in .png or .svg, or in neither, got {out.name!r}"
         )
-    png, svg = (out.with_suffix(suffix) for suffix in _SUFFIXES)
-    with atomic_path(png) as file:
-        figure.savefig(file, format="png", dpi=150)
-    with atomic_path(svg) as file:
-        figure.savefig(file, format="svg", metadata={"Date": None})
+    png, svg = (out.with_suffix(suffix) for suffix in SUFFIXES)
+    save(figure, png)
+    save(figure, svg)
     return png, svg
-
-
-def _figure_class() -> Any:
-    try:
-        return importlib.import_module("matplotlib.figure").Figure
-    except ImportError as error:
-        raise ImportError(
-            "pictures need matplotlib, which is not installed or does not work; "
-            "pip install 'jaxdp-episodic[plot]' brings it"
-        ) from error

@@ -123,23 +123,27 @@ def replaced(spec: AnySpec, values: Mapping[Path, Any]) -> AnySpec:
     if not values:
         return spec
     fields = {n: getattr(spec, n) for n in spec_fields(spec)}
-    by_field: dict[str, dict[Path, Any]] = {}
-    for (head, *rest), value in values.items():
-        by_field.setdefault(str(head), {})[tuple(rest)] = value
-    for name, inner in by_field.items():
-        fields[name] = _replaced_field(fields[name], inner)
+    for name, inner in _by_head(values).items():
+        fields[name] = _inside(fields[name], inner)
     return type(spec).from_fields(fields)
 
 
-def _replaced_field(old: Any, values: Mapping[Path, Any]) -> Any:
+def _inside(old: Any, values: Mapping[Path, Any]) -> Any:
+    """A field, its own value replaced or those in it."""
     if () in values:
         return values[()]
     if isinstance(old, Spec):
         return replaced(old, values)
-    items = list(old)
-    by_place: dict[int, dict[Path, Any]] = {}
+    inner = _by_head(values)
+    return tuple(
+        _inside(item, inner[place]) if place in inner else item
+        for place, item in enumerate(old)
+    )
+
+
+def _by_head(values: Mapping[Path, Any]) -> dict[Any, dict[Path, Any]]:
+    """The values by the first step of their paths."""
+    found: dict[Any, dict[Path, Any]] = {}
     for (head, *rest), value in values.items():
-        by_place.setdefault(int(head), {})[tuple(rest)] = value
-    for place, inner in by_place.items():
-        items[place] = _replaced_field(items[place], inner)
-    return tuple(items)
+        found.setdefault(head, {})[tuple(rest)] = value
+    return found

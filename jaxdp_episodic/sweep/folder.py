@@ -11,21 +11,25 @@ import hashlib
 import importlib.metadata
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import jax
 import numpy as np
 
 from jaxdp_episodic import _validation
 from jaxdp_episodic.describe.serialization import refuse_hostile
 from jaxdp_episodic.files.atomic import TEMPORARY, write_atomically
-from jaxdp_episodic.sweep.chunks import answer_columns, chunk_range, num_chunks
 from jaxdp_episodic.sweep.description import Sweep, described_grid, description_hash
+from jaxdp_episodic.sweep.grid import METHOD, QUANTITY
 
 MANIFEST, SHARDS = "manifest.json", "shards"
 TABLES = ("table.parquet", "table.npz")
+# The answers' column where several quantities are asked for.
+VALUE = "value"
+# How well an epsilon or a delta is known, where that is more than "a bound": the fields
+# of `EpsilonInfo`. Calibrated values have no error of their own (NaN).
+INFO = ("error", "is_certified_bound")
 _VERSION = 1
 # A shard: this, the sweep's hash and the chunk's number, the SHA-256 of the
 # answers, the answers as little-endian float64, row after row.
@@ -34,6 +38,27 @@ _DIGEST = 32
 # Of a manifest: its axes may list ten million values each.
 _MOST_BYTES = 2**30
 _LARGEST_CHUNK = 2**30
+
+
+def answer_columns(description: Mapping[str, Any]) -> tuple[str, ...]:
+    """Returns the names of the columns that are computed, of a `Sweep.description`."""
+    words = {axis["field"]: axis.get("values") for axis in description["axes"]}
+    quantities = words.get(QUANTITY) or [description[QUANTITY]]
+    methods = words.get(METHOD) or [description[METHOD]]
+    name = VALUE if QUANTITY in words else description[QUANTITY]
+    return (name, *INFO) if have_info(quantities, methods) else (name,)
+
+
+def have_info(quantities: Sequence[str], methods: Sequence[str]) -> bool:
+    """Returns whether the columns of `INFO` are computed."""
+    evaluated = any(quantity in ("epsilon", "delta") for quantity in quantities)
+    return evaluated and any(method != "rdp" for method in methods)
+
+
+def chunk_range(number: int, size: int, chunk_size: int) -> tuple[int, int]:
+    """Returns the first setting of a chunk, and the one after its last."""
+    start = number * chunk_size
+    return start, min(start + chunk_size, size)
 
 
 class SweepFolder:
@@ -55,7 +80,7 @@ class SweepFolder:
         self.path, self.manifest = path, manifest
         self.size: int = manifest["num_settings"]
         self.chunk_size: int = manifest["chunk_size"]
-        self.num_chunks = num_chunks(self.size, self.chunk_size)
+        self.num_chunks = -(-self.size // self.chunk_size)
         self.columns = answer_columns(manifest["sweep"])
 
     @classmethod
@@ -90,6 +115,10 @@ class SweepFolder:
         """Returns the path of one chunk's shard."""
         return self.path / SHARDS / f"{number:08d}"
 
+    def range_of(self, number: int) -> tuple[int, int]:
+        """Returns the first setting of a chunk, and the one after its last."""
+        return chunk_range(number, self.size, self.chunk_size)
+
     def save(self, number: int, answers: np.ndarray) -> None:
         """Saves the answers (n, k) of one chunk, all or nothing.
 
@@ -103,7 +132,7 @@ class SweepFolder:
     def load(self, number: int) -> np.ndarray | None:
         """Returns the answers (n, k) of a chunk, or None if they are not whole."""
         header = self._header(number)
-        start, stop = chunk_range(number, self.size, self.chunk_size)
+        start, stop = self.range_of(number)
         width = len(self.columns)
         whole = len(header) + _DIGEST + 8 * width * (stop - start)
         try:
@@ -210,12 +239,8 @@ def _manifest(sweep: Sweep) -> dict[str, Any]:
     """What the folder of a sweep says about it."""
     described = sweep.description()
     identity = {"sweep": described, "chunk_size": sweep.chunk_size}
-    identity["versions"] = {
-        "jaxdp-episodic": _version_of("jaxdp-episodic"),
-        "jax": jax.__version__,
-        "jaxlib": _version_of("jaxlib"),
-        "numpy": np.__version__,
-    }
+    libraries = ("jaxdp-episodic", "jax", "jaxlib", "numpy")
+    identity["versions"] = {name: _version_of(name) for name in libraries}
     return {
         "version": _VERSION,
         "kind": "sweep",

@@ -24,9 +24,8 @@ from jaxdp_episodic.files.archive import (
     opened_archive,
 )
 from jaxdp_episodic.files.atomic import atomic_path
-from jaxdp_episodic.sweep.chunks import answer_columns, chunk_range
 from jaxdp_episodic.sweep.description import described_grid
-from jaxdp_episodic.sweep.folder import TABLES, SweepFolder
+from jaxdp_episodic.sweep.folder import TABLES, SweepFolder, answer_columns
 from jaxdp_episodic.sweep.grid import WORD_FIELDS, Grid
 
 PARQUET, NPZ = TABLES
@@ -74,11 +73,10 @@ def read_columns(
     read = _read_npz if path.suffix == ".npz" else _read_parquet
     for block in read(path, names):
         lengths = {column.shape for column in block.values()}
-        kinds = {name: column.dtype for name, column in block.items()}
         odd = [
-            n
-            for n, kind in kinds.items()
-            if kind.kind not in _KINDS_OF[n in WORD_FIELDS]
+            name
+            for name, column in block.items()
+            if column.dtype.kind not in _KINDS_OF[name in WORD_FIELDS]
         ]
         if odd or len(lengths) > 1:
             raise ValueError(f"{path} is damaged: column {(odd or names)[0]!r}")
@@ -90,29 +88,22 @@ def read_columns(
         raise ValueError(f"{path} is damaged: it must have {num_rows:,} rows")
 
 
-def _blocks(folder: SweepFolder) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Indices (n,) and answers (n, k), some chunks at a time."""
-    at_a_time = max(1, _BLOCK // folder.chunk_size)
-    for first in range(0, folder.num_chunks, at_a_time):
-        numbers = range(first, min(first + at_a_time, folder.num_chunks))
-        parts = [folder.load(number) for number in numbers]
-        for number, part in zip(numbers, parts, strict=True):
-            if part is None:
-                raise ValueError(f"{folder.shard(number)} is missing or damaged")
-        start, _ = chunk_range(first, folder.size, folder.chunk_size)
-        answers = np.concatenate([part for part in parts if part is not None])
-        yield np.arange(start, start + len(answers)), answers
-
-
 def _columns(folder: SweepFolder) -> Iterator[dict[str, np.ndarray]]:
-    """The table's columns, block after block."""
+    """The table's columns, some chunks at a time."""
     grid = described_grid(folder.manifest["sweep"])
     kinds = {"num_steps": np.int64, "is_certified_bound": np.bool_}
-    for index, answers in _blocks(folder):
-        computed = zip(folder.columns, answers.T, strict=True)
-        yield grid.values(index) | {
+    at_a_time = max(1, _BLOCK // folder.chunk_size)
+    for first in range(0, folder.num_chunks, at_a_time):
+        parts = []
+        for number in range(first, min(first + at_a_time, folder.num_chunks)):
+            part = folder.load(number)
+            if part is None:
+                raise ValueError(f"{folder.shard(number)} is missing or damaged")
+            parts.append(part)
+        answers, (start, _) = np.concatenate(parts), folder.range_of(first)
+        yield grid.values(np.arange(start, start + len(answers))) | {
             name: column.astype(kinds.get(name, np.float64))
-            for name, column in computed
+            for name, column in zip(folder.columns, answers.T, strict=True)
         }
 
 
@@ -132,13 +123,13 @@ def _write_parquet(path: Path, folder: SweepFolder) -> None:
 
 def _write_npz(path: Path, folder: SweepFolder) -> None:
     """An archive as `numpy.savez` makes it, but written in blocks and without dates."""
-    description = folder.manifest["sweep"]
+    grid = described_grid(folder.manifest["sweep"])
     with zipfile.ZipFile(path, "x", zipfile.ZIP_STORED) as archive:
-        for column in (*described_grid(description).names, *folder.columns):
+        for column in (*grid.names, *folder.columns):
             # The date of a ZipInfo is 1980 unless it is set.
             entry = zipfile.ZipInfo(f"{column}.npy")
             with archive.open(entry, "w", force_zip64=True) as file:
-                for number, block in enumerate(_column(folder, column)):
+                for number, block in enumerate(_column(folder, grid, column)):
                     if number == 0:
                         header = {
                             "descr": npy.dtype_to_descr(block.dtype),
@@ -149,13 +140,10 @@ def _write_npz(path: Path, folder: SweepFolder) -> None:
                     file.write(np.ascontiguousarray(block).tobytes())
 
 
-def _column(folder: SweepFolder, column: str) -> Iterator[np.ndarray]:
+def _column(folder: SweepFolder, grid: Grid, column: str) -> Iterator[np.ndarray]:
     """One column; the shards are read for the answers only."""
-    description = folder.manifest["sweep"]
-    grid: Grid = described_grid(description)
     if column in folder.columns:
-        for block in _columns(folder):
-            yield block[column]
+        yield from (block[column] for block in _columns(folder))
         return
     for start in range(0, folder.size, _BLOCK):
         index = np.arange(start, min(start + _BLOCK, folder.size))

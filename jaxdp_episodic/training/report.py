@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,9 +13,7 @@ from jaxdp_episodic.report.privacy_statement import PrivacyReport
 from jaxdp_episodic.report.report import privacy_report
 from jaxdp_episodic.training.budget import PrivacyBudget, public_view
 from jaxdp_episodic.training.checks import mean_units_are_public
-from jaxdp_episodic.training.run_log import HELD_OUT, PRIVATE
-
-_INK, _BLUE, _ORANGE = "#333333", "#2a6fbb", "#c8641b"
+from jaxdp_episodic.training.run_log import HELD_OUT
 
 
 def privacy_statement(
@@ -177,83 +173,3 @@ def markdown_report(
                     f"{score['num_episodes']:,} |"
                 )
     return "\n".join([*lines, "", statement.replace("# Privacy", "## Privacy", 1)])
-
-
-def draw_report(
-    records: Sequence[Mapping[str, Any]], path: Path, *, target_epsilon: float
-) -> None:
-    """Draws loss, scores and epsilon against the step, one above the other.
-
-    Raises:
-      ModuleNotFoundError: matplotlib, of the extra ``[plot]``, is not installed.
-      OSError: a file that cannot be written.
-    """
-    figure = importlib.import_module("matplotlib.figure").Figure(
-        figsize=(7.2, 7.4), layout="constrained"
-    )
-    top, middle, bottom = figure.subplots(3, sharex=True)
-    losses = [(r["step"], r[PRIVATE]["mean_loss"]) for r in records if PRIVATE in r]
-    if losses:
-        _draw_losses(top, np.array(losses, float))
-    top.set_ylabel("training loss\n(private)")
-    _draw_scores(middle, [r for r in records if HELD_OUT in r])
-    steps = np.array([r["step"] for r in records])
-    spent = np.array([float(r["epsilon"]) for r in records])
-    if np.isfinite(target_epsilon):
-        bottom.plot(steps, spent, color=_INK, label="spent")
-        bottom.axhline(target_epsilon, color=_ORANGE, ls="--", label="target")
-        bottom.set_ylim(0, 1.12 * target_epsilon)
-        bottom.legend(frameon=False, loc="lower right")
-    else:
-        bottom.text(
-            0.5,
-            0.5,
-            "no noise: epsilon is infinite",
-            ha="center",
-            va="center",
-            transform=bottom.transAxes,
-        )
-        bottom.set_yticks([])
-    bottom.set_ylabel("epsilon (nats)")
-    bottom.set_xlabel("step")
-    for axes in (top, middle, bottom):
-        axes.spines[["top", "right"]].set_visible(False)
-        axes.grid(alpha=0.25)
-    figure.savefig(path, dpi=150)
-
-
-def _draw_losses(axes: Any, losses: np.ndarray) -> None:
-    """Every step in grey, and a running mean."""
-    steps, values = losses.T
-    axes.plot(steps, values, color="#bbbbbb", lw=0.8)
-    width = max(1, len(values) // 30)
-    if len(values) >= 2 * width:
-        smooth = np.convolve(values, np.ones(width) / width, "valid")
-        axes.plot(
-            steps[width - 1 :], smooth, color=_INK, label=f"mean of {width} steps"
-        )
-        axes.legend(frameon=False)
-
-
-def _draw_scores(axes: Any, records: Sequence[Mapping[str, Any]]) -> None:
-    """Score with its interval, one line for each part of the held-out data."""
-    styles = zip((_BLUE, _ORANGE, _INK), "osD", strict=True)
-    names = list(dict.fromkeys(name for r in records for name in r[HELD_OUT]))
-    for name, (color, marker) in zip(names, styles, strict=False):
-        rows = [(r["step"], r[HELD_OUT][name]) for r in records if name in r[HELD_OUT]]
-        steps = [step for step, _ in rows]
-        mean = np.array([score["mean"] for _, score in rows])
-        ends = np.array([[score["low"], score["high"]] for _, score in rows]).T
-        axes.errorbar(
-            steps,
-            mean,
-            np.abs(ends - mean),
-            color=color,
-            marker=marker,
-            ms=4,
-            capsize=2,
-            label=f"{name}, 95 % interval",
-        )
-        axes.set_ylabel(rows[0][1]["name"] + "\n(held out)")
-    if names:
-        axes.legend(frameon=False, loc="best")

@@ -19,6 +19,7 @@ from jaxdp_episodic.accounting.api import epsilon
 from jaxdp_episodic.data.table import ExampleTable
 from jaxdp_episodic.describe.designs import GroupedClasses, IndependentEpisodes
 from jaxdp_episodic.describe.schemes import MultistageSampling, WithoutReplacement
+from jaxdp_episodic.plots.run import draw_run
 from jaxdp_episodic.training import run_folder
 from jaxdp_episodic.training.budget import PrivacyBudget, plan_budget, public_view
 from jaxdp_episodic.training.checks import mean_units_are_public
@@ -26,12 +27,8 @@ from jaxdp_episodic.training.config import TrainingConfig, built_model, num_para
 from jaxdp_episodic.training.display import Display
 from jaxdp_episodic.training.evaluation import Evaluation, Score
 from jaxdp_episodic.training.export import export_run
-from jaxdp_episodic.training.report import (
-    draw_report,
-    markdown_report,
-    privacy_statement,
-)
-from jaxdp_episodic.training.run_log import HELD_OUT, read_log
+from jaxdp_episodic.training.report import markdown_report, privacy_statement
+from jaxdp_episodic.training.run_log import HELD_OUT, PRIVATE, read_log
 from jaxdp_episodic.training.trainer import Trainer
 
 REPORT, PICTURE, RELEASE = "report.md", "report.png", "release"
@@ -222,7 +219,15 @@ def _finish(trainer: Trainer, folder: Path, title: str, console: Console) -> Res
         console.print("no picture: matplotlib, of the extra [plot], is not installed")
     else:
         picture = PICTURE
-        draw_report(records, folder / PICTURE, target_epsilon=budget.epsilon)
+        draw_run(
+            folder / PICTURE,
+            epsilons=[(r["step"], float(r["epsilon"])) for r in records],
+            losses=[
+                (r["step"], r[PRIVATE]["mean_loss"]) for r in records if PRIVATE in r
+            ],
+            scores=[(r["step"], r[HELD_OUT]) for r in records if HELD_OUT in r],
+            target_epsilon=budget.epsilon,
+        )
     page = markdown_report(
         records, title=title, facts=facts, statement=statement, picture=picture
     )

@@ -12,9 +12,9 @@ from jaxdp_episodic.audit.report import (
     audit_markdown,
     downward,
     mechanism_rows,
-    plot_audit,
     upward,
 )
+from jaxdp_episodic.plots.audit import plot_audit
 
 
 def bound(epsilon):

@@ -210,7 +210,7 @@ def test_command_makes_the_folder_and_refuses_a_name_before_work(
         out = tmp_path / f"new{i}" / "folder" / "a.csv"
         assert run(["epsilon", *what, "--out", str(out)]) == 0
         assert out.is_file()
-    monkeypatch.setattr("jaxdp_episodic.cli.batch.unit_budgets", None)  # no work
+    monkeypatch.setattr("jaxdp_episodic.cli.answers.unit_budgets", None)  # no work
     capsys.readouterr()
     assert run(["epsilon", str(file), "--per-unit", "--out", "a.txt"]) == 2
     assert "a.txt: the name must end in" in capsys.readouterr().err

@@ -10,8 +10,19 @@ import jaxdp_episodic as jde
 from jaxdp_episodic.cli import plan as plan_command
 from jaxdp_episodic.cli.plan import Plan as PlanCommand
 from jaxdp_episodic.files.toml_file import to_toml
-from jaxdp_episodic.plan.plan import PlanRequest, _front, effective_steps, make_plan
-from jaxdp_episodic.plan.plan_file import read_plan, training_config
+from jaxdp_episodic.plan.plan import (
+    _front,
+    effective_steps,
+    make_plan,
+    training_config,
+)
+from jaxdp_episodic.plan.question import (
+    Compute,
+    EpisodeShape,
+    Learning,
+    PlanRequest,
+    read_plan,
+)
 from jaxdp_episodic.training.config import TrainingConfig
 from jaxdp_episodic.training.run import plan as trainers_plan
 
@@ -19,14 +30,14 @@ CLASSES = jde.Population.from_sizes([20] * 40, level_names=("class", "example"))
 SCHOOLS = jde.Population.from_sizes(
     [30, 12, 9, 25, 40], level_names=("school", "pupil")
 )
-SMALL = {
-    "epsilon": 4.0,
-    "delta": 1e-5,
+POOL = {"ways": 4, "shots": 1, "examples": (3,), "population": 20}
+COMPUTE = {
     "episodes_per_step": 4,
     "total_episodes": 200,
     "fewest_steps": 20,
     "most_steps": 60,
 }
+SMALL = {"epsilon": 4.0, "delta": 1e-5, "compute": Compute(**COMPUTE)}
 FILE = """
 version = 1
 epsilon = 4.0
@@ -60,23 +71,20 @@ embedding = 4
 @pytest.fixture(scope="module")
 def pool_plan():
     request = PlanRequest(
-        population=CLASSES,
-        ways=4,
-        examples=(3,),
-        stated_size=20,
+        episode=EpisodeShape(**POOL),
         schemes=("poisson",),  # each kind of step costs seconds to compile
         **SMALL,
     )
-    return request, make_plan(request)
+    return request, make_plan(request, CLASSES)
 
 
 def test_every_candidate_keeps_to_privacy_and_budget(pool_plan):
-    request, plan = pool_plan
+    compute, plan = pool_plan[0].compute, pool_plan[1]
     assert plan.left_out == {}
     assert {design.scheme for design in plan.designs} == {"poisson"}
     assert {design.is_multistage for design in plan.designs} == {True, False}
-    assert np.all(plan.total_episodes <= request.total_episodes)
-    assert np.all(plan.episodes_per_step <= request.episodes_per_step)
+    assert np.all(plan.total_episodes <= compute.total_episodes)
+    assert np.all(plan.episodes_per_step <= compute.episodes_per_step)
     assert np.all((plan.num_steps >= 20) & (plan.num_steps <= 60))
     rng = np.random.default_rng(0)
     for place in rng.choice(plan.design.size, 6, replace=False):
@@ -140,9 +148,7 @@ def test_effective_steps_at_the_ends():
 
 @pytest.mark.slow
 def test_all_schemes_side_by_side():
-    plan = make_plan(
-        PlanRequest(population=CLASSES, ways=4, examples=(3,), stated_size=20, **SMALL)
-    )
+    plan = make_plan(PlanRequest(episode=EpisodeShape(**POOL), **SMALL), CLASSES)
     assert plan.left_out == {}
     schemes = {design.scheme for design in plan.designs}
     assert schemes == {"poisson", "without replacement", "independent"}
@@ -151,7 +157,8 @@ def test_all_schemes_side_by_side():
 
 @pytest.mark.slow
 def test_tasks_of_unequal_sizes():
-    plan = make_plan(PlanRequest(population=SCHOOLS, examples=(6,), **SMALL))
+    episode = EpisodeShape(shots=1, examples=(6,))
+    plan = make_plan(PlanRequest(episode=episode, **SMALL), SCHOOLS)
     assert plan.left_out == {}
     assert {design.clip_unit for design in plan.designs} == {
         "school",
@@ -175,35 +182,47 @@ def test_tasks_of_unequal_sizes():
     ("change", "error", "message"),
     [
         ({"epsilon": 0.0}, ValueError, "epsilon must be > 0"),
+        ({"delta": [0.1, 0.2]}, ValueError, "delta must be one number"),
         ({"total_episodes": 5}, ValueError, "total_episodes must be at least"),
         ({"fewest_steps": 100}, ValueError, "fewest_steps must be at most"),
+        ({"most_steps": None}, TypeError, "most_steps must be a number"),
         ({"examples": ()}, ValueError, "examples must be some"),
         ({"schemes": ("fixed",)}, ValueError, "schemes must be one of"),
+        ({"schemes": ()}, ValueError, "schemes must be some of"),
+        ({"schemes": "poisson"}, TypeError, "schemes must be a list"),
         ({"alignment": 1.5}, ValueError, "alignment must lie"),
         ({"ways": 41}, ValueError, "ways must be at most the 40"),
-        ({"population": 3}, TypeError, "population must be a Population"),
+        ({"tree": 3}, TypeError, "population must be a Population"),
         (
-            {"population": jde.Population.from_sizes([[3, 4], [5]])},
+            {"tree": jde.Population.from_sizes([[3, 4], [5]])},
             NotImplementedError,
             "two levels",
         ),
     ],
 )
 def test_refuses(change, error, message):
-    fields = {"population": CLASSES, "ways": 4, "examples": (3,), **SMALL, **change}
+    def fields(given):
+        return given | {name: change[name] for name in change.keys() & given.keys()}
+
+    whole = {"epsilon": 4.0, "delta": 1e-5, "schemes": ("poisson",)}
     with pytest.raises(error, match=message):
-        PlanRequest(**fields)
+        request = PlanRequest(
+            episode=EpisodeShape(**fields(POOL)),
+            compute=Compute(**fields(COMPUTE)),
+            learning=Learning(**fields({"alignment": 0.3})),
+            **fields(whole),
+        )
+        make_plan(request, change.get("tree", CLASSES))
 
 
 @pytest.mark.slow
 def test_written_config_is_what_was_planned(tmp_path, capsys, monkeypatch, pool_plan):
     path = tmp_path / "plan.toml"
     path.write_text(FILE)
-    request, plan = pool_plan
-    described = read_plan(path).request
-    assert described.population == request.population
+    _, plan = pool_plan
+    assert read_plan(path).population == CLASSES
     # The same question: planning twice would only take time.
-    monkeypatch.setattr(plan_command, "make_plan", lambda _: plan)
+    monkeypatch.setattr(plan_command, "make_plan", lambda *_: plan)
     assert PlanCommand(file=path, out=tmp_path / "out").run() == 0
     printed = capsys.readouterr().out
     assert "* recommended" in printed and "recommended.toml" in printed

@@ -6,8 +6,8 @@ import pytest
 import jaxdp_episodic as jde
 from jaxdp_episodic import PrivacyInfo
 from jaxdp_episodic.requests.request import CalibrationRequest, EpsilonRequest
-from jaxdp_episodic.sweep.chunks import evaluate_chunk
 from jaxdp_episodic.sweep.description import description_hash
+from jaxdp_episodic.sweep.engines import evaluate_chunk
 
 HEAD = """
 version = 1

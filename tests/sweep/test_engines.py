@@ -2,7 +2,7 @@
 
 import pytest
 
-from jaxdp_episodic.sweep import runners
+from jaxdp_episodic.sweep import engines
 from jaxdp_episodic.sweep.run import run_sweep
 from sweep_runs import SWEEP, contents, start
 
@@ -12,25 +12,25 @@ pytestmark = pytest.mark.usefixtures("shared_cache")
 def test_exceptions_become_results(undisturbed, monkeypatch):
     sweep, _ = undisturbed
     monkeypatch.setattr(
-        runners, "evaluate_chunk", lambda *_: (_ for _ in ()).throw(MemoryError("x"))
+        engines, "evaluate_chunk", lambda *_: (_ for _ in ()).throw(MemoryError("x"))
     )
-    (result,) = runners.on_devices(sweep, [3])
+    (result,) = engines.on_devices(sweep, [3])
     assert result == (3, None, [], "MemoryError: x")
 
 
 PROGRAM = """
 import sys
 import jax
-from jaxdp_episodic.sweep import runners
+from jaxdp_episodic.sweep import engines
 from jaxdp_episodic.sweep.description import read_sweep
 from jaxdp_episodic.sweep.run import run_sweep
 
 used = set()
-attempt = runners.attempt
+attempt = engines.attempt
 def noted(sweep, number):
     used.add(str(jax.numpy.zeros(1).devices()))
     return attempt(sweep, number)
-runners.attempt = noted
+engines.attempt = noted
 run_sweep(read_sweep(sys.argv[1]), sys.argv[2])
 print(jax.local_device_count(), len(used))
 """
@@ -39,7 +39,7 @@ print(jax.local_device_count(), len(used))
 # In place of the accountant, whose kernels every device would compile for itself.
 QUICK = """
 import jax.numpy as jnp, numpy as np
-from jaxdp_episodic.sweep.chunks import chunk_range
+from jaxdp_episodic.sweep.folder import chunk_range
 
 def quick(sweep, number):
     start, stop = chunk_range(number, sweep.grid.size, sweep.chunk_size)
@@ -62,12 +62,12 @@ def on_four_devices(tmp_path, program=PROGRAM):
 
 def test_chunks_are_spread_over_four_devices(undisturbed, tmp_path, monkeypatch):
     program = QUICK + PROGRAM.replace(
-        "used = ", "runners.evaluate_chunk = quick\nused = "
+        "used = ", "engines.evaluate_chunk = quick\nused = "
     )
     found = on_four_devices(tmp_path, program)
     space = {}
     exec(QUICK, space)
-    monkeypatch.setattr(runners, "evaluate_chunk", space["quick"])
+    monkeypatch.setattr(engines, "evaluate_chunk", space["quick"])
     run_sweep(undisturbed[0], tmp_path / "expected")
     assert found == contents(tmp_path / "expected")
 

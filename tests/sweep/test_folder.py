@@ -4,12 +4,12 @@ import errno
 import os
 import subprocess
 import sys
+from importlib import metadata
 
-import numpy as np
 import pytest
 
 from jaxdp_episodic.files import atomic
-from jaxdp_episodic.sweep.chunks import evaluate_chunk
+from jaxdp_episodic.sweep.engines import evaluate_chunk
 from jaxdp_episodic.sweep.folder import MANIFEST, SweepFolder, saved_chunks
 from jaxdp_episodic.sweep.run import run_sweep
 from sweep_runs import SWEEP, contents, no_work
@@ -32,7 +32,9 @@ def test_the_folder_of_another_sweep_is_refused(undisturbed, read, tmp_path):
 def test_the_folder_of_another_version_is_refused(undisturbed, tmp_path, monkeypatch):
     sweep, _ = undisturbed
     SweepFolder.opened(tmp_path / "out", sweep)
-    monkeypatch.setattr(np, "__version__", "99.0")
+    real = metadata.version
+    newer = {"numpy": "99.0"}
+    monkeypatch.setattr(metadata, "version", lambda name: newer.get(name) or real(name))
     with pytest.raises(ValueError, match=r"versions.numpy: .* there, 99.0 now"):
         SweepFolder.opened(tmp_path / "out", sweep)
 

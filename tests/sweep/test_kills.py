@@ -19,15 +19,15 @@ pytestmark = [
 
 PROGRAM = """
 import sys
-from jaxdp_episodic.sweep import runners
+from jaxdp_episodic.sweep import engines
 from jaxdp_episodic.sweep.description import read_sweep
 from jaxdp_episodic.sweep.run import run_sweep
 
-attempt = runners.attempt
+attempt = engines.attempt
 def noted(sweep, number):
     print("chunk", number, flush=True)
     return attempt(sweep, number)
-runners.attempt = noted
+engines.attempt = noted
 run_sweep(read_sweep(sys.argv[1]), sys.argv[2])
 """
 

@@ -6,12 +6,11 @@ import re
 import numpy as np
 import pytest
 
-from jaxdp_episodic.plots import pictures
+from jaxdp_episodic.plots import figures, labels, pictures
 from jaxdp_episodic.plots.pareto import front_of
-from jaxdp_episodic.sweep import labels
+from jaxdp_episodic.plots.selection import SweepTable
 from jaxdp_episodic.sweep.folder import SweepFolder
 from jaxdp_episodic.sweep.run import collect
-from jaxdp_episodic.sweep.selection import SweepTable
 
 pytest.importorskip("matplotlib").use("Agg")
 
@@ -237,7 +236,7 @@ def test_without_matplotlib_the_error_says_how_to_get_it(folder, monkeypatch):
     def missing(name):
         raise ImportError(name)
 
-    monkeypatch.setattr(pictures.importlib, "import_module", missing)
+    monkeypatch.setattr(figures.importlib, "import_module", missing)
     with pytest.raises(ImportError, match=r"jaxdp-episodic\[plot\]"):
         pictures.draw(folder)
 

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from jaxdp_episodic.sweep import runners
+from jaxdp_episodic.sweep import engines
+from jaxdp_episodic.sweep.engines import RayEngine
 from jaxdp_episodic.sweep.run import run_sweep
-from jaxdp_episodic.sweep.runners import RayEngine
 from sweep_runs import start
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -41,8 +41,8 @@ def test_without_ray_the_error_says_how_to_get_it(monkeypatch, read, sweep_text)
     def missing(name):
         raise ImportError(name)
 
-    runners._ray.cache_clear()
-    monkeypatch.setattr(runners.importlib, "import_module", missing)
+    engines._ray.cache_clear()
+    monkeypatch.setattr(engines.importlib, "import_module", missing)
     with pytest.raises(ImportError, match=r"jaxdp-episodic\[ray\]"):
         next(RayEngine()(read(sweep_text), [0]))
 

@@ -8,8 +8,8 @@ import pytest
 import jaxdp_episodic as jde
 from jaxdp_episodic.files import atomic
 from jaxdp_episodic.requests.request import CalibrationRequest, EpsilonRequest
-from jaxdp_episodic.sweep import runners, table
-from jaxdp_episodic.sweep.chunks import evaluate_chunk
+from jaxdp_episodic.sweep import engines, table
+from jaxdp_episodic.sweep.engines import evaluate_chunk
 from jaxdp_episodic.sweep.folder import MANIFEST, SHARDS, SweepFolder, saved_chunks
 from jaxdp_episodic.sweep.run import SweepError, collect, run_sweep
 from sweep_runs import columns, contents, no_work
@@ -164,7 +164,7 @@ def test_finished_shards_are_kept_and_damaged_ones_made_again(undisturbed, tmp_p
 
     def engine(some, numbers):
         asked.extend(numbers)
-        return runners.on_devices(some, numbers)
+        return engines.on_devices(some, numbers)
 
     run_sweep(sweep, folder.path, engine=engine)
     assert asked == [1, 2, 3, 4, 5]
@@ -192,7 +192,7 @@ def test_a_chunk_that_fails_takes_no_other_with_it(undisturbed, tmp_path):
     sweep, expected = undisturbed
 
     def engine(some, numbers):
-        for result in runners.on_devices(some, numbers):
+        for result in engines.on_devices(some, numbers):
             failed = result._replace(answers=None, error="ValueError: too bad")
             yield failed if result.number in (1, 2) else result
 

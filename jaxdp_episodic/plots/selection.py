@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 
 from jaxdp_episodic import _validation
+from jaxdp_episodic.plots.labels import number, short_label
 from jaxdp_episodic.sweep.description import QUANTITIES, described_grid
 from jaxdp_episodic.sweep.folder import SweepFolder, read_manifest
 from jaxdp_episodic.sweep.grid import METHOD, QUANTITY, Grid
-from jaxdp_episodic.sweep.labels import number, short_label
 from jaxdp_episodic.sweep.table import read_columns, value_name
 
 

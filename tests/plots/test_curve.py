@@ -11,7 +11,7 @@ import pytest
 import jaxdp_episodic as jde
 from jaxdp_episodic.accounting import attacker
 from jaxdp_episodic.accounting.api import PrivacyInfo
-from jaxdp_episodic.plots import curve_plot
+from jaxdp_episodic.plots import curve as curve_plot
 
 matplotlib = pytest.importorskip("matplotlib")
 matplotlib.use("Agg")
@@ -81,13 +81,13 @@ def test_picture_and_numbers(fast, tmp_path, suffix):
 
 def test_what_is_drawn(fast, tmp_path, monkeypatch):
     figures = []
-    figure_class = curve_plot._figure_class()
+    new_figure = curve_plot.new_figure
 
-    def keep(**options):
-        figures.append(figure_class(**options))
+    def keep(*size):
+        figures.append(new_figure(*size))
         return figures[-1]
 
-    monkeypatch.setattr(curve_plot, "_figure_class", lambda: keep)
+    monkeypatch.setattr(curve_plot, "new_figure", keep)
     step, parts = poisson_step(0.1, 0.7), []
     curve_plot.plot_curve(
         step,

@@ -1,8 +1,11 @@
-"""Who evaluates the chunks: the devices of this machine, or the workers of Ray.
+"""The chunks of a sweep: their answers, and who evaluates them.
 
-An engine is given numbers of chunks and yields their results in any order. A chunk
-that fails is a result too, so it takes no other with it. Closing the iterator stops
-the engine.
+The chunk is the unit of everything: its arrays have the same shape wherever it is
+evaluated, so its bytes are the same on one device, on four, or on another worker.
+
+An engine, the devices of this machine or the workers of Ray, is given numbers of chunks
+and yields their results in any order. A chunk that fails is a result too, so it takes
+no other with it. Closing the iterator stops the engine.
 """
 
 from __future__ import annotations
@@ -12,6 +15,7 @@ import importlib
 import os
 import queue
 import threading
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -20,11 +24,18 @@ import jax
 import numpy as np
 
 from jaxdp_episodic import _validation
-from jaxdp_episodic.sweep.chunks import evaluate_chunk
+from jaxdp_episodic.requests.request import EpsilonRequest
 from jaxdp_episodic.sweep.description import Sweep
+from jaxdp_episodic.sweep.folder import INFO, chunk_range, have_info
+from jaxdp_episodic.sweep.grid import METHOD, QUANTITY
 
 # While one chunk's answers are put together, the device works on the next.
 _CHUNKS_A_DEVICE = 2
+# The same words for every chunk, so that they are said once.
+_CERTIFIED = (
+    "some answers could not be computed exactly and are certified upper bounds: those "
+    "with is_certified_bound in the table"
+)
 
 
 class ChunkResult(NamedTuple):
@@ -44,6 +55,56 @@ class ChunkResult(NamedTuple):
 
 
 Engine = Callable[[Sweep, Sequence[int]], Iterator[ChunkResult]]
+
+
+def evaluate_chunk(sweep: Sweep, number: int) -> tuple[np.ndarray, list[str]]:
+    """Returns the answers of one chunk, and what the library warned of.
+
+    Args:
+      sweep: the sweep.
+      number: which chunk, from 0.
+
+    Returns:
+      (n, 1) float64 answers: upper bounds, the smallest noise that is enough, or the
+      largest permitted number of steps (at most 2**53, hence exact); where
+      `answer_columns` says so (n, 3), with the two columns of `INFO`; warnings.
+
+    Raises:
+      ValueError: settings that are out of range together.
+      NotImplementedError: settings that no theorem covers.
+      MemoryError: a chunk that does not fit into memory.
+    """
+    grid = sweep.grid
+    start, stop = chunk_range(number, grid.size, sweep.chunk_size)
+    values = grid.values(np.arange(start, stop))
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        answers = _answers(sweep, values, stop - start)
+    return answers, list(dict.fromkeys(str(w.message) for w in caught))
+
+
+def _answers(sweep: Sweep, values: dict[str, np.ndarray], size: int) -> np.ndarray:
+    """Answers (n, k) of settings, those with the same quantity and method at once."""
+    quantity = values.get(QUANTITY, np.full(size, sweep.quantities[0]))
+    method = values.get(METHOD, np.full(size, sweep.methods[0]))
+    has_info = have_info(sweep.quantities, sweep.methods)
+    answers = np.full((size, 1 + has_info * len(INFO)), np.nan)
+    for asked in sweep.quantities:
+        for way in sweep.methods:
+            chosen = np.flatnonzero((quantity == asked) & (method == way))
+            if not chosen.size:
+                continue
+            some = {name: column[chosen] for name, column in values.items()}
+            request = sweep.request(asked, way, some)
+            if has_info and isinstance(request, EpsilonRequest):
+                value, info = request.answer_with_info()
+                answers[chosen] = np.stack([value, *info], axis=-1)
+                if way == "exact" and np.any(info.is_certified_bound):
+                    warnings.warn(_CERTIFIED, stacklevel=2)
+            else:
+                answers[chosen, 0] = request.answer()
+                answers[chosen, 2:] = 0.0  # whether it is a certified bound
+    return answers
 
 
 def attempt(sweep: Sweep, number: int) -> ChunkResult:

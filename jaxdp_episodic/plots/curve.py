@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import importlib
 import itertools
 import json
 import math
 from collections.abc import Callable
-from decimal import ROUND_CEILING, Context
 from pathlib import Path
 from statistics import NormalDist
 from typing import Any, NamedTuple
@@ -22,6 +20,8 @@ from jaxdp_episodic.accounting.attacker import (
     upper_delta,
 )
 from jaxdp_episodic.describe.step import ComposedSteps, GaussianStep
+from jaxdp_episodic.plots.figures import check_suffix, new_figure, note, plain, save
+from jaxdp_episodic.plots.labels import upward
 
 # The curve is drawn down to this delta; mu speaks of the same part of it.
 SMALLEST_DELTA = 1e-12
@@ -29,7 +29,6 @@ _FALSE_POSITIVE_RATES = np.concatenate(
     [np.geomspace(1e-6, 0.1, 101), 1 - 0.9 * np.geomspace(1, 1e-3, 61)[1:], [1.0]]
 )
 _NUM_EPSILONS = 241
-_SUFFIXES = (".png", ".svg")
 # Told apart without colour: by the dashes, and by the lightness of the colour.
 _STYLES: dict[str, dict[str, Any]] = {
     "exact": {"color": "#000000", "ls": "-", "lw": 1.8},
@@ -93,22 +92,17 @@ def plot_curve(
       ImportError: matplotlib, of the extra ``[plot]``, is not installed.
       OSError: a file that cannot be written.
     """
-    path = Path(path)
-    if path.suffix.lower() not in _SUFFIXES:
-        raise ValueError(f"path must end in .png or .svg, got {path.name!r}")
-    figure_class = _figure_class()
+    path = check_suffix(path)
+    figure = new_figure(10.0, 4.4)
     # Before the work, which takes its time.
     path.parent.mkdir(parents=True, exist_ok=True)
     curve = _numbers(step, num_steps, method, on_part or (lambda *_: None))
-    figure = figure_class(figsize=(10.0, 4.4), layout="constrained")
     figure.get_layout_engine().set(wspace=0.06)
     left, right = figure.subplots(1, 2)
     _draw_delta(left, curve)
     _draw_rates(right, curve)
-    for axes in (left, right):
-        axes.spines[["top", "right"]].set_visible(False)
-        axes.grid(alpha=0.25)
-    figure.savefig(path, dpi=150)
+    plain(left, right)
+    save(figure, path)
     document = json.dumps(_document(curve), indent=1, allow_nan=False)
     path.with_suffix(".json").write_text(document + "\n", encoding="utf-8")
     return curve
@@ -116,23 +110,15 @@ def plot_curve(
 
 def summary(curve: PrivacyCurve) -> dict[str, str]:
     """Returns the few numbers that a person would ask for first, rounded up."""
-    facts = {"advantage": f"at most {_up(curve.advantage)}"}
+    facts = {"advantage": f"at most {upward(curve.advantage, 3)}"}
     for rate in (0.001, 0.01, 0.1):
         nearest = np.argmin(np.abs(curve.false_positive_rate - rate))
-        reached = _up(curve.true_positive_rate[nearest])
+        reached = upward(curve.true_positive_rate[nearest], 3)
         facts[f"true positives at {rate:g}"] = f"at most {reached}"
-    facts["Gaussian mu"] = f"{_up(curve.gdp_mu)} (delta above {curve.smallest_delta:g})"
+    facts["Gaussian mu"] = (
+        f"{upward(curve.gdp_mu, 3)} (delta above {curve.smallest_delta:g})"
+    )
     return facts | {"method": curve.method}
-
-
-def _figure_class() -> Any:
-    try:
-        return importlib.import_module("matplotlib.figure").Figure
-    except ImportError as error:
-        raise ImportError(
-            "a picture of the curve needs matplotlib, which is not installed or does "
-            "not work; pip install 'jaxdp-episodic[plot]' brings it"
-        ) from error
 
 
 def _numbers(
@@ -190,7 +176,7 @@ def _draw_delta(axes: Any, curve: PrivacyCurve) -> None:
     axes.set_ylabel("delta (probability), upper bound")
     axes.set_title("Privacy curve", fontsize=11)
     if curve.advantage == 0:
-        _note(axes, "nothing is revealed: delta is 0")
+        note(axes, "nothing is revealed: delta is 0", inset=0.04, size=10)
     else:
         axes.legend(title="method", frameon=False, loc="upper right")
 
@@ -208,7 +194,7 @@ def _draw_rates(axes: Any, curve: PrivacyCurve) -> None:
         axes.plot(
             alpha,
             _gaussian_rates(alpha, curve.gdp_mu),
-            label=f"Gaussian of mu = {_up(curve.gdp_mu)}",
+            label=f"Gaussian of mu = {upward(curve.gdp_mu, 3)}",
             color="#0072b2",
             ls=(0, (6, 2)),
             lw=1.3,
@@ -219,10 +205,12 @@ def _draw_rates(axes: Any, curve: PrivacyCurve) -> None:
     axes.set_ylabel("true positive rate of the attacker")
     axes.set_title("Membership attack", fontsize=11)
     axes.legend(frameon=False, loc="lower right")
-    _note(
+    note(
         axes,
-        f"advantage at most {_up(curve.advantage)}\n"
-        f"mu = {_up(curve.gdp_mu)}  (delta above {curve.smallest_delta:g})",
+        f"advantage at most {upward(curve.advantage, 3)}\n"
+        f"mu = {upward(curve.gdp_mu, 3)}  (delta above {curve.smallest_delta:g})",
+        inset=0.04,
+        size=10,
     )
 
 
@@ -231,19 +219,6 @@ def _gaussian_rates(alpha: np.ndarray, mu: float) -> list[float]:
     normal = NormalDist()
     inside = [normal.cdf(normal.inv_cdf(a) + mu) for a in alpha[alpha < 1].tolist()]
     return inside + [1.0] * int(np.sum(alpha >= 1))
-
-
-def _up(value: float) -> str:
-    """Three digits, rounded up."""
-    if not math.isfinite(value):
-        return str(value)
-    rounding = Context(prec=3, rounding=ROUND_CEILING)
-    return f"{float(rounding.create_decimal(value)):g}"
-
-
-def _note(axes: Any, text: str) -> None:
-    """A few words in the upper left corner."""
-    axes.text(0.04, 0.96, text, transform=axes.transAxes, ha="left", va="top")
 
 
 def _document(curve: PrivacyCurve) -> dict[str, Any]:

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import importlib
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from jaxdp_episodic.describe.step import STEP
-from jaxdp_episodic.files.atomic import atomic_path
+from jaxdp_episodic.plan.designs import FIXED, INDEPENDENT, POISSON
 from jaxdp_episodic.plan.plan import Plan
-from jaxdp_episodic.plan.plan_designs import FIXED, INDEPENDENT, POISSON
+from jaxdp_episodic.plots.figures import new_figure, plain, save
 
 # Colours that differ in lightness too (Okabe and Ito), so that grey print keeps them.
 _COLORS = {POISSON: "#0072b2", FIXED: "#d55e00", INDEPENDENT: "#7f7f7f"}
@@ -34,13 +33,7 @@ def draw_plan(plan: Plan, path: Path, *, title: str = "") -> None:
       OSError: a file that cannot be written.
       ImportError: without matplotlib, of the extra ``[plot]``.
     """
-    try:
-        figure_class = importlib.import_module("matplotlib.figure").Figure
-    except ImportError:
-        raise ImportError(
-            "a picture needs matplotlib: pip install 'jaxdp-episodic[plot]'"
-        ) from None
-    figure = figure_class(figsize=(10.4, 5.6), layout="constrained")
+    figure = new_figure(10.4, 5.6)
     left, right = figure.subplots(1, 2)
     lines = []
     for place, design in enumerate(plan.designs):
@@ -85,8 +78,7 @@ def draw_plan(plan: Plan, path: Path, *, title: str = "") -> None:
     right.set_title("What more computing buys", fontsize=11)
     for axes in (left, right):
         axes.set(xscale="log", yscale="log")
-        axes.grid(alpha=0.25)
-        axes.spines[["top", "right"]].set_visible(False)
+    plain(left, right)
     # Designs that achieve next to nothing would squeeze the others together.
     top = plan.effective_steps.max()
     bottom = max(top / 300, plan.effective_steps.min() / 1.3)
@@ -102,16 +94,13 @@ def draw_plan(plan: Plan, path: Path, *, title: str = "") -> None:
     )
     if title:
         figure.suptitle(title, fontsize=12)
-    with atomic_path(path) as temporary:
-        figure.savefig(temporary, format=path.suffix[1:] or "png", dpi=150)
+    save(figure, path)
 
 
 def _largest_of_each(x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """The x, rising, at which more x must be paid for with y: the front of the two."""
-    order = np.lexsort((-y, -x))
-    best = np.maximum.accumulate(y[order])
-    keep = np.concatenate([[True], best[1:] > best[:-1]])
-    return x[order][keep][::-1], y[order][keep][::-1]
+    falling, best = _rising(-x, y)
+    return -falling[::-1], best[::-1]
 
 
 def _rising(x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -1,8 +1,9 @@
-"""What a column is called in a picture, with its unit, and how a number is written."""
+"""What a column is called in a picture, with its unit, and how numbers are written."""
 
 from __future__ import annotations
 
 import math
+from decimal import ROUND_CEILING, ROUND_FLOOR, Context
 
 import numpy as np
 
@@ -68,6 +69,16 @@ def number(value: object) -> str:
     return f"{real:.3g}"
 
 
+def upward(value: float, digits: int = 4) -> str:
+    """Returns a claim with so many digits, rounded up: it is still an upper bound."""
+    return _rounded(value, digits, ROUND_CEILING)
+
+
+def downward(value: float, digits: int = 4) -> str:
+    """Returns a finding with so many digits, rounded down."""
+    return _rounded(value, digits, ROUND_FLOOR)
+
+
 def is_logarithmic(points: np.ndarray) -> bool:
     """Returns whether positive values look even on a logarithmic scale.
 
@@ -110,3 +121,10 @@ def round_levels(low: float, high: float, most: int = 9) -> list[float]:
 
 def _spread(gaps: np.ndarray) -> float:
     return float(np.std(gaps) / np.mean(gaps)) if np.mean(gaps) > 0 else 0.0
+
+
+def _rounded(value: float, digits: int, how: str) -> str:
+    if value == 0 or not math.isfinite(value):
+        return f"{value:g}"
+    rounding = Context(prec=digits, rounding=how)
+    return f"{float(rounding.create_decimal(value)):.{digits}g}"

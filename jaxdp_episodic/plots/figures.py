@@ -1,0 +1,68 @@
+"""What all pictures share: matplotlib when something is drawn, and the file."""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+from typing import Any
+
+from jaxdp_episodic.files.atomic import atomic_path
+
+SUFFIXES = (".png", ".svg")
+
+
+def matplotlib(module: str = "matplotlib.figure") -> Any:
+    """Returns matplotlib, or a module of it.
+
+    Raises:
+      ImportError: matplotlib, of the extra ``[plot]``, is not installed.
+    """
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        raise ImportError(
+            "pictures need matplotlib, which is not installed or does not work; "
+            "pip install 'jaxdp-episodic[plot]' brings it"
+        ) from error
+
+
+def new_figure(width: float, height: float) -> Any:
+    """Returns an empty figure of this size, in inches."""
+    return matplotlib().Figure(figsize=(width, height), layout="constrained")
+
+
+def plain(*panels: Any, grid: str = "both") -> None:
+    """Gives axes a faint grid, and no frame to the right and above."""
+    for axes in panels:
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.grid(axis=grid, alpha=0.25)
+
+
+def note(axes: Any, text: str, *, inset: float = 0.02, size: float = 9) -> None:
+    """Writes a few words in the upper left corner."""
+    place = {"transform": axes.transAxes, "ha": "left", "va": "top"}
+    axes.text(inset, 1 - inset, text, fontsize=size, **place)
+
+
+def check_suffix(path: str | Path) -> Path:
+    """Returns the path of a picture.
+
+    Raises:
+      ValueError: it ends in neither ".png" nor ".svg".
+    """
+    path = Path(path)
+    if path.suffix.lower() not in SUFFIXES:
+        raise ValueError(f"path must end in .png or .svg, got {path.name!r}")
+    return path
+
+
+def save(figure: Any, path: Path) -> None:
+    """Writes a figure, whole or not at all, as its suffix says; without a date.
+
+    Raises:
+      OSError: a file that cannot be written.
+    """
+    kind = path.suffix[1:].lower() or "png"
+    metadata = {"metadata": {"Date": None}} if kind == "svg" else {}
+    with atomic_path(path) as file:
+        figure.savefig(file, format=kind, dpi=150, **metadata)

@@ -25,6 +25,13 @@ def _x64_flag_is_left_alone():
     assert _x64_flag() == before
 
 
+@pytest.fixture(params=["numpy", "jax"])
+def engine(request):
+    """Both engines, one after the other."""
+    with _engine.using_engine(request.param):
+        yield request.param
+
+
 @pytest.fixture(autouse=True, scope="session")
 def _compile_once(tmp_path_factory):
     """What is compiled is kept for the session, and for the other processes of it."""

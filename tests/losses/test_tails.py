@@ -6,31 +6,65 @@ import mpmath as mp
 import numpy as np
 import pytest
 
-from jaxdp_episodic._engine import float64_boundary
-from jaxdp_episodic.losses import profiles
+from jaxdp_episodic._engine import compiled, float64_boundary
+from jaxdp_episodic.losses.antipodal_gaussian import AntipodalGaussianLoss
+from jaxdp_episodic.losses.gaussian import gaussian_tails
+from jaxdp_episodic.losses.independent_episodes import IndependentEpisodesLoss
+from jaxdp_episodic.losses.sampled_gaussian import SampledGaussianLoss
+from jaxdp_episodic.losses.swapped_gaussian import SwappedGaussianLoss
+from jaxdp_episodic.numerics.loops import namespace
 from oracles import precise
 
 
-def boundary(kernel):
-    return float64_boundary(kernel)
+def three_episodes(o, p, r, s):
+    return IndependentEpisodesLoss(o, p, s, namespace(s).full_like(s, 3.0))
 
 
-GAUSSIAN = boundary(profiles.log_gaussian_profile)
-SAMPLED = boundary(profiles.log_sampled_profile)
-SWAPPED = boundary(profiles.log_swapped_profile)
-ANTIPODAL = boundary(profiles.log_antipodal_profile)
-EPISODES = boundary(profiles.log_episodes_profile)
-
-# Every kernel as a function of (u, outer rate, rate, inner rate, shift).
-KERNELS = {
-    "gaussian": lambda u, o, p, r, s: (profiles.log_gaussian_profile(s, u),) * 2,
-    "sampled": lambda u, o, p, r, s: profiles.log_sampled_profile(u, o, p, s),
-    "swapped": lambda u, o, p, r, s: profiles.log_swapped_profile(u, o, p, s),
-    "antipodal": profiles.log_antipodal_profile,
-    "episodes": lambda u, o, p, r, s: profiles.log_episodes_profile(
-        u, p, s, jnp.full_like(u, 3.0)
-    ),
+# Every mechanism as a function of (outer rate, rate, inner rate, shift).
+LOSSES = {
+    "sampled": lambda o, p, r, s: SampledGaussianLoss(o, p, s),
+    "swapped": lambda o, p, r, s: SwappedGaussianLoss(o, p, s),
+    "antipodal": AntipodalGaussianLoss,
+    "episodes": three_episodes,
 }
+
+
+def tails(name):
+    """A kernel of (u, o, p, r, s): both directions' log h and log G, (2, 2, ...)."""
+    if name == "gaussian":
+        return lambda u, o, p, r, s: (gaussian_tails(s, u),) * 2
+    return lambda u, *fields: LOSSES[name](*fields).log_tails(u)
+
+
+def profiles(name):
+    """The same for log h alone, (2, ...)."""
+    return lambda *args: tuple(profile for profile, _ in tails(name)(*args))
+
+
+NAMES = ("gaussian", *LOSSES)
+
+
+def GAUSSIAN(s, u):
+    return float64_boundary(profiles("gaussian"))(u, 1.0, 1.0, 1.0, s)[0]
+
+
+def SAMPLED(u, o, p, s):
+    return float64_boundary(profiles("sampled"))(u, o, p, 1.0, s)
+
+
+def SWAPPED(u, o, p, s):
+    return float64_boundary(profiles("swapped"))(u, o, p, 1.0, s)
+
+
+ANTIPODAL = float64_boundary(profiles("antipodal"))
+
+
+def EPISODES(u, p, s, num_episodes):
+    def kernel(*args):
+        loss = IndependentEpisodesLoss(*args[1:])
+        return tuple(profile for profile, _ in loss.log_tails(args[0]))
+
+    return float64_boundary(kernel)(u, 1.0, p, s, num_episodes)
 
 
 def gradients(kernel):
@@ -103,7 +137,7 @@ def test_the_end_of_the_backward_losses_is_not_understated(p):
     end = -np.log1p(-p)
     u = end * (1 - 10 ** -np.linspace(0.3, 14, 200))
     s = 12.0
-    _, found = boundary(profiles.log_sampled_profile)(u, 1.0, p, s)
+    _, found = SAMPLED(u, 1.0, p, s)
     with mp.workdps(60):
         for value, point in zip(found, u, strict=True):
             exact, near = (
@@ -141,16 +175,19 @@ def test_against_many_digits(seed):
         assert np.array_equal(*both)
 
 
+FEW = (0.02, (0.1, 0.3, 1.0))
+
+
 @pytest.mark.parametrize(
-    "p, r, s",
+    "u, p, r, s",
     [
-        (0.1, 0.3, 1.0),
-        (0.7, 1.0, 0.5),
-        pytest.param(1.0, 0.2, 2.0, marks=pytest.mark.slow),
+        pytest.param(u, *fields, marks=[pytest.mark.slow] * ((u, fields) != FEW))
+        for u in (0.0, 0.02, 1.0)
+        for fields in ((0.1, 0.3, 1.0), (0.7, 1.0, 0.5), (1.0, 0.2, 2.0))
     ],
 )
-def test_against_the_integral_of_the_positive_part(p, r, s):
-    for u in (0.0, 0.02, 1.0):
+def test_against_the_integral_of_the_positive_part(u, p, r, s):
+    with mp.workdps(30):
         g = mp.exp(mp.mpf(u))
         top, bottom = precise.sampled_pair(p, s)
         forward, backward = SAMPLED(u, 1.0, p, s)
@@ -160,6 +197,25 @@ def test_against_the_integral_of_the_positive_part(p, r, s):
         assert float(abs(mp.exp(backward) - exact)) <= 1e-12 * float(exact)
         exact = precise.mp_hockey_stick(*precise.symmetric_pair(p, r, s), g)
         assert float(abs(mp.exp(ANTIPODAL(u, 1.0, p, r, s)[0]) / exact - 1)) < 1e-12
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_tails_are_the_slopes_of_the_profiles(name):
+    """``G = g Q(L > log g) = -dh/du``, in both directions."""
+    u, outer, p, r, s = random_settings(400, 5)
+    moderate = (s < 30) & (u > 0) & (u < 20)
+    args = [a[moderate] for a in (u, outer, p, r, s)]
+
+    def slope(u, *fields):
+        kernel = profiles(name)
+        logs, rises = jax.jvp(lambda u: kernel(u, *fields), (u,), (jnp.ones_like(u),))
+        return tuple(h + jnp.log(-d) for h, d in zip(logs, rises, strict=True))
+
+    found = float64_boundary(tails(name))(*args)
+    for (h, tail), expected in zip(found, compiled(slope)(*args), strict=True):
+        alive = h > -600
+        assert alive.sum() > 20
+        np.testing.assert_allclose(tail[alive], expected[alive], rtol=1e-13, atol=1e-13)
 
 
 @pytest.mark.parametrize("eta, episodes", [(0.03, 1), (0.03, 40), (1e-9, 7), (1.0, 4)])
@@ -203,13 +259,13 @@ def test_full_rates_are_the_gaussian_mechanism():
         np.testing.assert_allclose(found, expected, rtol=1e-13, atol=1e-15)
 
 
-@pytest.mark.parametrize("name", KERNELS)
+@pytest.mark.parametrize("name", NAMES)
 def test_convex_decreasing_and_part_of_a_dominating_pair(name):
     # log spacing of g - 1, where the action of small rates is
     excess = np.concatenate([[0.0], np.geomspace(1e-6, 1e3, 400)])
     u = np.log1p(excess)
     for o, p, r, s in [(1.0, 0.01, 0.1, 1.0), (0.3, 0.9, 0.5, 3.0), (1.0, 0.2, 1, 0.1)]:
-        logs = boundary(KERNELS[name])(u, o * np.ones(u.shape), p, r, s)
+        logs = float64_boundary(profiles(name))(u, o * np.ones(u.shape), p, r, s)
         forward, backward = np.exp(np.asarray(logs))
         for h in (forward, backward):
             assert np.all(np.diff(h) <= 0)
@@ -221,9 +277,9 @@ def test_convex_decreasing_and_part_of_a_dominating_pair(name):
         assert slopes >= backward[0] - 1 - 1e-6
 
 
-@pytest.mark.parametrize("name", ["sampled", "swapped", "antipodal", "episodes"])
+@pytest.mark.parametrize("name", LOSSES)
 def test_more_noise_or_a_smaller_rate_is_more_private(name):
-    kernel = boundary(KERNELS[name])
+    kernel = float64_boundary(profiles(name))
     u = np.linspace(0, 3, 40)[:, None] * np.ones(60)
     grid = np.geomspace(1e-9, 1, 60)
     for direction in (0, 1):
@@ -237,16 +293,17 @@ def test_more_noise_or_a_smaller_rate_is_more_private(name):
 
 
 def test_zero_rates_and_infinite_noise_leak_nothing():
-    for name, kernel in KERNELS.items():
+    for name in NAMES:
         for o, p, r, s in [(1, 1, 1, 0), (0, 1, 1, 1), (1, 0, 1, 1), (1, 1, 0, 1)]:
             used = {
                 "gaussian": s,
-                "episodes": p * s,
+                "episodes": o * p * s,
                 "sampled": o * p * s,
                 "swapped": o * p * s,
                 "antipodal": o * p * r * s,
             }[name]
-            found = np.asarray(boundary(kernel)(np.array([0.0, 1.0]), o, p, r, s))
+            kernel = float64_boundary(profiles(name))
+            found = np.asarray(kernel(np.array([0.0, 1.0]), o, p, r, s))
             assert np.all(np.isneginf(found)) == (used == 0), (name, o, p, r, s)
 
 
@@ -264,43 +321,25 @@ def test_no_noise_gives_the_total_variation_of_the_draw():
         np.testing.assert_allclose(found, 1 - 0.9**3)
 
 
-@pytest.mark.parametrize("name", KERNELS)
-def test_never_nan_and_finite_derivatives_at_every_edge(name):
+@pytest.mark.parametrize("name", NAMES)
+def test_never_nan_and_derivatives_at_every_edge(name):
     inf = np.inf
     below_one = np.nextafter(1, 0)
-    u = [
-        0,
-        5e-324,
-        1e-20,
-        1e-12,
-        0.5,
-        1,
-        np.nextafter(1, 2),
-        36.7,
-        710,
-        1e4,
-        1e300,
-        inf,
-    ]
+    above_one = np.nextafter(1, 2)
+    u = [0, 5e-324, 1e-20, 1e-12, 0.5, 1, above_one, 36.7, 710, 1e4, 1e300, inf]
     rates = [0, 5e-324, 1e-200, 1e-12, 0.3, below_one, 1]
     shifts = [0, 5e-324, 1e-200, 1e-6, 1, 14, 25, 1e3, 1e8, 1e150, inf]
-    grid = tuple(np.array(list(itertools.product(u, [0.5, 1], rates, rates, shifts))).T)
-    kernel = KERNELS[name]
-    values = np.asarray(boundary(kernel)(*grid))
+    grid = np.array(list(itertools.product(u, [0.5, 1], rates, rates, shifts)))
+    values = np.asarray(float64_boundary(tails(name))(*grid.T))
     assert not np.isnan(values).any()
-    assert np.all(values <= 0)
+    assert np.all(values[:, 0] <= 0)
 
-    assert np.all(np.isfinite(np.asarray(boundary(gradients(kernel))(*grid))))
-
-
-@pytest.mark.parametrize("name", KERNELS)
-def test_derivatives_against_differences(name):
-    kernel = KERNELS[name]
-    point = [0.05, 0.7, 0.2, 0.4, 1.3]
-
-    found = np.asarray(boundary(gradients(kernel))(*point)).swapaxes(0, 1)
-    value = boundary(kernel)
-    for i, step in enumerate([1e-5] * 5):
-        up = np.asarray(value(*(p + step * (i == j) for j, p in enumerate(point))))
-        down = np.asarray(value(*(p - step * (i == j) for j, p in enumerate(point))))
-        np.testing.assert_allclose(found[i], (up - down) / (2 * step), rtol=1e-7)
+    point = np.array([0.05, 0.7, 0.2, 0.4, 1.3])
+    value = float64_boundary(profiles(name))
+    # One more setting: what is compiled serves both.
+    slopes = compiled(gradients(profiles(name)))(*np.vstack([grid, point]).T)
+    slopes = np.asarray(slopes)
+    assert np.all(np.isfinite(slopes))
+    for i, move in enumerate(1e-5 * np.eye(len(point))):
+        change = np.asarray(value(*(point + move))) - np.asarray(value(*(point - move)))
+        np.testing.assert_allclose(slopes[:, i, -1], change / 2e-5, rtol=1e-7)

@@ -19,7 +19,7 @@ def exact(n: int, k: int) -> float:
         return float(mp.log(math.comb(n, k)))
 
 
-def test_small_table():
+def test_small_table(engine):
     n, k = np.meshgrid(np.arange(0, 41), np.arange(0, 41), indexing="ij")
     inside = k <= n
     expected = [

@@ -7,7 +7,7 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from jaxdp_episodic._engine import float64_boundary
+from jaxdp_episodic._engine import float64_boundary, using_engine
 from jaxdp_episodic.numerics import fourier
 
 KERNELS = [
@@ -51,12 +51,16 @@ def law(seed, size, atom):
 
 
 @pytest.mark.parametrize("name", KERNELS)
-@pytest.mark.parametrize("counts", [(1,), (7,), (3, 5)])
+@pytest.mark.parametrize(
+    "counts, engine",
+    [((1,), "numpy"), ((7,), "numpy"), ((3, 5), "numpy"), ((3, 5), "jax")],
+)
 @pytest.mark.parametrize("atom", [0.7, 0.999, 1 - 1e-9])
-def test_error_is_within_its_bound(name, counts, atom):
+def test_error_is_within_its_bound(name, counts, engine, atom):
     size = 32
     masses = [law(seed, size, atom) for seed, _ in enumerate(counts)]
-    cells, bound, norm = run(name, masses, counts)
+    with using_engine(engine):
+        cells, bound, norm = run(name, masses, counts)
     error = np.abs(cells[0] - exact_power(masses, counts, size))
     assert np.all(error[1:] <= bound[0])
     # cell 0 has the relative error of the atom's power as well
@@ -100,14 +104,17 @@ def test_idle_laws_change_nothing():
         assert np.allclose(alone, beside, rtol=0, atol=1e-15)
 
 
-@pytest.mark.parametrize("counts", [(1,), (40,), (3, 5)])
-def test_low_frequencies_and_what_the_others_hold(counts):
+@pytest.mark.parametrize(
+    "counts, engine",
+    [((1,), "numpy"), ((40,), "numpy"), ((3, 5), "numpy"), ((3, 5), "jax")],
+)
+def test_low_frequencies_and_what_the_others_hold(counts, engine):
     size, kept, decays = 128, 16, np.array([0.01, 0.06])
     masses = np.stack([law(seed, size, 0.3) for seed, _ in enumerate(counts)])
     kernel = float64_boundary(fourier.low_frequencies, static=("kept",))
-    low, error, sums = kernel(
-        masses[None], np.asarray(counts, float)[None], decays[None], kept=kept
-    )
+    powers = np.asarray(counts, float)[None]
+    with using_engine(engine):
+        low, error, sums = kernel(masses[None], powers, decays[None], kept=kept)
     turns = np.outer(np.arange(size // 2 + 1), np.arange(size)) % size / size
     waves = np.cos(2 * np.pi * turns) - 1j * np.sin(2 * np.pi * turns)
     exact = masses @ waves.T

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import jax
 import mpmath
 import numpy as np
 import pytest
@@ -20,9 +19,7 @@ Y = np.array([s * y for y in (1e-12, 1e-5, 0.029, 0.031, 0.4, 3, 30) for s in (1
 T = np.array([1e-6, 0.01, 0.7, 1.0, 2.3, 20.0])
 
 value = float64_boundary(scaled_power_excess, static=("direction",))
-derivatives = float64_boundary(
-    jax.jit(scaled_power_excess_derivatives, static_argnames="direction")
-)
+derivatives = float64_boundary(scaled_power_excess_derivatives, ("direction",))
 log_difference = float64_boundary(log_expm1)
 
 
@@ -37,7 +34,7 @@ def exact(y: float, b: float, t: object, direction: str) -> mpmath.mpf:
 
 @pytest.mark.parametrize("direction", DIRECTIONS)
 @pytest.mark.parametrize("b", [0.0, -40.0])
-def test_value(direction, b):
+def test_value(direction, b, engine):
     y, t = (a.reshape(-1) for a in np.meshgrid(Y, T))
     got = value(y, np.full_like(y, b), t, direction=direction)
     want = np.array(
@@ -62,7 +59,7 @@ def test_no_loss_is_no_excess():
 
 
 @pytest.mark.parametrize("direction", ["forward", "symmetric"])
-def test_derivatives(direction):
+def test_derivatives(direction, engine):
     y, t = (a.reshape(-1) for a in np.meshgrid(Y[2:], T))
     keep = np.abs(t * y) <= 100
     y, t = y[keep], t[keep]
@@ -78,7 +75,7 @@ def test_derivatives(direction):
             np.testing.assert_allclose(found, want, rtol=2e-6)
 
 
-def test_log_expm1():
+def test_log_expm1(engine):
     x = np.array([1e-300, 1e-12, 0.5, 1.0, 29.9, 30.1, 700.0, 1e300])
     with mpmath.workdps(50):
         want = [

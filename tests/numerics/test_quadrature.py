@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import math
 
-import jax
 import numpy as np
 import pytest
 
 from jaxdp_episodic._engine import float64_boundary
 from jaxdp_episodic.numerics import quadrature
 
-lay_panels = float64_boundary(
-    jax.jit(quadrature.lay_panels, static_argnames="num_panels")
-)
+lay_panels = float64_boundary(quadrature.lay_panels, ("num_panels",))
 
 
 def lay(low, high, density, floor=-100.0, num_panels=12):
@@ -36,7 +33,7 @@ def test_rule_is_exact_to_degree_2n_minus_1(nodes):
     )
 
 
-def test_integrals_are_summed_over_the_panels_of_each_element():
+def test_integrals_are_summed_over_the_panels_of_each_element(engine):
     def integrate(lefts, rights):
         return quadrature.integrate_panels(
             lambda x: (x**3, 0 * x + 2), lefts, rights, nodes_per_panel=2
@@ -55,7 +52,7 @@ def test_one_window_is_cut_into_equal_panels():
     np.testing.assert_allclose(rights - lefts, np.ptp([1, 3]) / len(lefts), rtol=1e-9)
 
 
-def test_dense_windows_get_the_panels():
+def test_dense_windows_get_the_panels(engine):
     lefts, rights = lay([0.0, 4.0], [10.0, 5.0], [1.0, 50.0], num_panels=60)
     np.testing.assert_allclose(rights[:-1], lefts[1:], rtol=1e-12)
     assert lefts[0] == 0.0 and rights[-1] == 10.0
@@ -65,7 +62,7 @@ def test_dense_windows_get_the_panels():
     assert abs(dense - len(lefts) * 50 / 59) <= 1
 
 
-def test_no_panel_straddles_a_gap():
+def test_no_panel_straddles_a_gap(engine):
     lefts, rights = lay([0.0, 7.0, 7.5], [1.0, 8.0, 9.0], [1.0, 1.0, 3.0])
     inside = (rights <= 1 + 1e-12) | (lefts >= 7 - 1e-12)
     assert np.all(inside)

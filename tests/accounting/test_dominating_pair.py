@@ -6,7 +6,10 @@ import numpy as np
 import pytest
 
 import jaxdp_episodic as jde
-from jaxdp_episodic.accounting.run import dominating_pair
+from jaxdp_episodic.accounting.dominating_pair import dominating_pair
+from jaxdp_episodic.losses.antipodal_gaussian import AntipodalGaussianLoss
+from jaxdp_episodic.losses.sampled_gaussian import SampledGaussianLoss
+from jaxdp_episodic.losses.swapped_gaussian import SwappedGaussianLoss
 
 SITE = jde.Poisson("site", sampling_probability=0.5)
 COIN = jde.Poisson("group", sampling_probability=0.25)
@@ -17,6 +20,12 @@ USER = jde.Poisson("user", sampling_probability=0.125)
 ADD, SWAP = "add_remove", "replace_one"
 # (middle level, clip unit, privacy unit, relation),
 # then (kind, outer rate, rate, inner rate, sensitivity).
+KINDS = {
+    "sampled": SampledGaussianLoss,
+    "swapped": SwappedGaussianLoss,
+    "antipodal": AntipodalGaussianLoss,
+}
+NOISE = 2.0
 ROWS = [
     (COIN, "step", "user", ADD, "swapped", 1, 1 / 64, 1, 2),
     (COIN, "step", "group", SWAP, "swapped", 1, 1 / 8, 1, 2),
@@ -37,9 +46,14 @@ ROWS = [
 ]
 
 
-def fields(step):
-    pair = dominating_pair(step)
-    return pair.kind, *(float(np.squeeze(value)) for value in pair[1:5])
+def loss_of(kind, outer, rate, inner, sensitivity):
+    """The expected pair; two of the kinds have no inner rate."""
+    rates = (outer, rate, inner) if kind == "antipodal" else (outer, rate)
+    return KINDS[kind](*rates, sensitivity / NOISE)
+
+
+def resolved(step):
+    return dominating_pair(step).map(lambda field: float(np.squeeze(field)))
 
 
 @pytest.mark.parametrize(
@@ -50,13 +64,12 @@ def test_multistage(
 ):
     step = jde.GaussianStep(
         jde.MultistageSampling(SITE, middle, USER),
-        noise_multiplier=1.5,
+        noise_multiplier=NOISE,
         clip_unit=clip,
         privacy_unit=unit,
         neighboring_relation=relation,
     )
-    assert fields(step) == (kind, outer, rate, inner, sensitivity)
-    assert dominating_pair(step).noise_multiplier == 1.5
+    assert resolved(step) == loss_of(kind, outer, rate, inner, sensitivity)
 
 
 EXAMPLES = jde.WithoutReplacement("example", size=4, population=16)
@@ -72,6 +85,9 @@ def test_grouped_classes_with_a_coin_for_each_episode(relation, unit, inner):
         examples=EXAMPLES,
     )
     step = jde.GaussianStep(
-        design, noise_multiplier=1, privacy_unit=unit, neighboring_relation=relation
+        design,
+        noise_multiplier=NOISE,
+        privacy_unit=unit,
+        neighboring_relation=relation,
     )
-    assert fields(step) == ("antipodal", 1, 1 / 2, inner, 1)
+    assert resolved(step) == loss_of("antipodal", 1, 1 / 2, inner, 1)

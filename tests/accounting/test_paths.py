@@ -6,47 +6,51 @@ import numpy as np
 import pytest
 
 import jaxdp_episodic as jde
-from jaxdp_episodic.accounting import paths as path_rows
-from jaxdp_episodic.accounting.run import DominatingPair
+from jaxdp_episodic.accounting import paths
+from jaxdp_episodic.accounting.run import Run
+from jaxdp_episodic.losses.sampled_gaussian import SampledGaussianLoss
+from jaxdp_episodic.losses.swapped_gaussian import SwappedGaussianLoss
 
 # The bounds by Rényi-DP are what these tests are about.
 rdp_epsilon = functools.partial(jde.epsilon, method="rdp")
 
 
-def random_pairs(rng, num_paths, *, num_pairs=1, shape=(), levels=6):
-    """Pairs with coarse random rates, so that equal and comparable paths occur."""
+def run_of(*losses):
+    return Run(losses, (np.ones(1),) * len(losses))
+
+
+def random_run(rng, num_paths, *, num_losses=1, shape=(), levels=6):
+    """Losses with coarse random rates, so that equal and comparable paths occur."""
 
     def rate():
         return rng.integers(0, levels, size=(*shape, num_paths)) / (levels - 1)
 
-    one = np.ones(1)
-    return tuple(
-        DominatingPair(
-            "sampled", rate(), rate(), one, 1 + np.round(rate()), one, num_episodes=one
-        )
-        for _ in range(num_pairs)
+    losses = (
+        SampledGaussianLoss(rate(), rate(), 1 + np.round(rate()))
+        for _ in range(num_losses)
     )
+    return run_of(*losses)
 
 
-def table(pairs):
-    """(P, D) all fields of all pairs."""
-    paths = path_rows.num_paths(pairs)
+def table(run):
+    """(P, D) all fields of all losses."""
+    num_paths = run.num_paths
     columns = [
-        np.moveaxis(np.broadcast_to(field, (*field.shape[:-1], paths)), -1, 0)
-        for pair in pairs
-        for field in pair[1:5]
+        np.moveaxis(np.broadcast_to(field, (*field.shape[:-1], num_paths)), -1, 0)
+        for loss in run.losses
+        for field in loss.fields
     ]
-    return np.concatenate([c.reshape(paths, -1) for c in columns], axis=1)
+    return np.concatenate([c.reshape(num_paths, -1) for c in columns], axis=1)
 
 
-@pytest.mark.parametrize("num_pairs", [1, 2])
+@pytest.mark.parametrize("num_losses", [1, 2])
 @pytest.mark.parametrize("shape", [(), (2,)])
 @pytest.mark.parametrize("seed", range(5))
-def test_undominated_paths_are_all_there_and_no_others(num_pairs, shape, seed):
+def test_undominated_paths_are_all_there_and_no_others(num_losses, shape, seed):
     rng = np.random.default_rng(seed)
-    pairs = random_pairs(rng, 60, num_pairs=num_pairs, shape=shape)
-    rows = table(pairs)
-    kept = path_rows.undominated_paths(pairs)
+    run = random_run(rng, 60, num_losses=num_losses, shape=shape)
+    rows = table(run)
+    kept = paths.undominated_paths(run)
     at_most = np.all(rows[:, None] <= rows[None], axis=-1)
     assert at_most[:, kept].any(axis=1).all()
     among = at_most[np.ix_(kept, kept)]
@@ -54,20 +58,20 @@ def test_undominated_paths_are_all_there_and_no_others(num_pairs, shape, seed):
 
 
 def test_giving_up_early_loses_no_path(monkeypatch):
-    pairs = random_pairs(np.random.default_rng(1), 200, levels=50)
-    front = path_rows.undominated_paths(pairs)
-    monkeypatch.setattr(path_rows, "_MOST_COMPARISONS", 1)
-    hasty = path_rows.undominated_paths(pairs)
+    run = random_run(np.random.default_rng(1), 200, levels=50)
+    front = paths.undominated_paths(run)
+    monkeypatch.setattr(paths, "_MOST_COMPARISONS", 1)
+    hasty = paths.undominated_paths(run)
     assert set(front) <= set(hasty) and len(hasty) > len(front)
 
 
 def test_paths_that_do_not_differ_are_one():
     one = np.ones(1)
-    pair = DominatingPair("sampled", one, np.full(5, 0.5), one, one, one, one)
-    assert path_rows.undominated_paths((pair,)).tolist() == [0]
-    assert path_rows.equal_paths((pair,), 3).tolist() == [0, 1, 2, 3, 4]
-    fewer, place, excess = path_rows.rounded_up((pair,), 3)
-    assert (path_rows.num_paths(fewer), place.tolist(), excess) == (1, [0] * 5, 0.0)
+    run = run_of(SampledGaussianLoss(one, np.full(5, 0.5), one))
+    assert paths.undominated_paths(run).tolist() == [0]
+    assert paths.equal_paths(run, 3).tolist() == [0, 1, 2, 3, 4]
+    fewer, place, excess = paths.rounded_up(run, 3)
+    assert (fewer.num_paths, place.tolist(), excess) == (1, [0] * 5, 0.0)
 
 
 @pytest.mark.parametrize("most", [1, 7, 50, 1000])
@@ -76,13 +80,13 @@ def test_rounding_goes_up_and_stays_within_the_number(most):
     rate, outer = np.exp(rng.uniform(-12, 0, size=(2, 400)))
     rate[:3] = 0.0, 1.0, np.nextafter(1, 0)
     one = np.ones(1)
-    pairs = (DominatingPair("swapped", outer, rate, one, one * 2, one, one),)
-    fewer, place, excess = path_rows.rounded_up(pairs, most)
-    before, after = table(pairs), table(fewer)[place]
+    run = run_of(SwappedGaussianLoss(outer, rate, one * 2))
+    fewer, place, excess = paths.rounded_up(run, most)
+    before, after = table(run), table(fewer)[place]
     assert (after >= before).all() and (after <= np.maximum(before, 2.0)).all()
     assert (after[:, :2] <= 1).all()
     # A rate of 0 cannot be made equal to another one.
-    assert path_rows.num_paths(fewer) <= most + (most == 1)
+    assert fewer.num_paths <= most + (most == 1)
     with np.errstate(invalid="ignore"):
         assert np.nanmax(after / before) <= 1 + excess
     assert after[0, 1] == 0

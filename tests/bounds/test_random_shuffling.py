@@ -110,7 +110,7 @@ def test_shuffled_responses_up_to_2000_users():
 def test_shuffled_bounds_are_the_clones():
     """All counts of clones and of messages among them; the lower bound is attained."""
     rng = np.random.default_rng(51)
-    eps0, n, eps = shuffling_settings(rng, 150)
+    eps0, n, eps = shuffling_settings(rng, 60)
     upper, response, lower = (
         shuffled_delta(eps0, num_users=n, epsilon=eps, kind=k) for k in KINDS
     )

@@ -1,4 +1,4 @@
-"""Chunks, threads and the caller's x64 flag change nothing in the answers."""
+"""Engines, chunks, threads and the caller's flag change nothing in the answers."""
 
 from __future__ import annotations
 
@@ -11,14 +11,19 @@ import numpy as np
 import pytest
 
 import jaxdp_episodic as jde
-from jaxdp_episodic.accounting import evaluation
+from jaxdp_episodic._engine import using_engine
+from jaxdp_episodic.accounting import engine as accounting_engine
 
 # The bounds by Rényi-DP are what these tests are about.
 rdp_epsilon = functools.partial(jde.epsilon, method="rdp")
 rdp_delta = functools.partial(jde.delta, method="rdp")
 
+ENGINES = ("numpy", "jax")
 # One at, below and above each size of chunk and block; the last needs several chunks.
-SIZES = [1, 7, 8, 9, 63, 64, 65, 511, 512, 513]
+SIZES = {
+    "numpy": [1, 7, 8, 9, 63, 64, 65, 130],
+    "jax": [1, 7, 8, 9, 63, 64, 65, 511, 512, 513],
+}
 MANY = 4096 + 1
 
 
@@ -36,8 +41,20 @@ def step(rate, noise):
     return jde.GaussianStep(sampling, noise_multiplier=noise)
 
 
-def answers():
-    """Every kind of question, on scalars and grids, as one flat list of arrays."""
+def answers(engine):
+    """Questions of every kind; on JAX, where each is compiled, of a few."""
+    with using_engine(engine):
+        return list(questions() if engine == "numpy" else few_questions())
+
+
+def few_questions():
+    yield jde.rdp(step(*settings(20)), 7.5, direction="forward")
+    yield jde.rdp(step(1e-6, 0.5), 300.0, direction="forward")
+    yield jde.privacy_profile(step(*settings(20)), 0.01)
+
+
+def questions():
+    yield from few_questions()
     grid = step(*settings(20))
     nested = jde.GaussianStep(
         jde.MultistageSampling(
@@ -52,25 +69,22 @@ def answers():
         noise_multiplier=0.8,
         neighboring_relation="replace_one",
     )
-    return [
-        np.asarray(value)
-        for value in (
-            jde.rdp(grid, [1 + 1e-6, 2.0, 300.0]),
-            jde.rdp(grid, 7.5, direction="backward"),
-            rdp_epsilon(grid, delta=1e-12, num_steps=1000),
-            rdp_delta(grid, epsilon=0.3, num_steps=1000),
-            rdp_epsilon(step(1e-12, 0.5), delta=1e-9, num_steps=10**7),
-            jde.rdp(nested, 3.3),
-            rdp_epsilon(fixed_size, delta=1e-7, num_steps=10),
-            jde.privacy_profile(nested, 0.01),
-            jde.privacy_profile(fixed_size, [0.0, 0.5]),
-        )
-    ]
+    yield jde.rdp(grid, [1 + 1e-6, 2.0, 300.0])
+    yield jde.rdp(grid, 7.5, direction="backward")
+    yield rdp_epsilon(grid, delta=1e-12, num_steps=1000)
+    yield rdp_delta(grid, epsilon=0.3, num_steps=1000)
+    yield rdp_epsilon(step(1e-12, 0.5), delta=1e-9, num_steps=10**7)
+    yield jde.rdp(nested, 3.3)
+    yield rdp_epsilon(fixed_size, delta=1e-7, num_steps=10)
+    yield jde.privacy_profile(nested, 0.01)
+    yield jde.privacy_profile(fixed_size, [0.0, 0.5])
 
 
 def identical(ours, theirs):
     return all(
-        a.dtype == b.dtype == np.float64 and a.tobytes() == b.tobytes()
+        isinstance(a, np.ndarray | np.float64)
+        and a.dtype == b.dtype == np.float64
+        and a.tobytes() == b.tobytes()
         for a, b in zip(ours, theirs, strict=True)
     )
 
@@ -82,16 +96,29 @@ def x64_is_on():
 
 @pytest.fixture(scope="module")
 def reference():
-    return answers()
+    return {engine: answers(engine) for engine in ENGINES}
+
+
+def test_engines_agree(reference):
+    for ours, theirs in zip(*reference.values(), strict=False):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-9)
+
+
+@pytest.mark.slow
+def test_engines_agree_on_every_question(reference):
+    with using_engine("jax"):
+        for ours, theirs in zip(questions(), reference["numpy"], strict=True):
+            np.testing.assert_allclose(ours, theirs, rtol=1e-9)
 
 
 class TestCallersFlag:
+    @pytest.mark.parametrize("engine", ENGINES)
     @pytest.mark.parametrize("enabled", [False, True])
-    def test_is_left_alone_and_changes_nothing(self, enabled, reference):
+    def test_is_left_alone_and_changes_nothing(self, enabled, engine, reference):
         with jax.enable_x64(enabled):
-            found = answers()
+            found = answers(engine)
             assert x64_is_on() == enabled
-        assert identical(found, reference)
+        assert identical(found, reference[engine])
 
     @pytest.mark.parametrize("enabled", [False, True])
     def test_is_left_alone_by_an_error(self, enabled):
@@ -102,36 +129,33 @@ class TestCallersFlag:
                 jde.rdp(step(0.1, 1.0), 0.5)
             assert x64_is_on() == enabled
 
-    def test_results_keep_their_digits(self):
+    def test_results_keep_their_digits(self, engine):
         # float32 cannot tell 1 + 1e-12 from 1, nor hold a square of 1e-24 times it.
-        value = jde.rdp(step(1e-12, 1.0), 1 + 1e-6)
+        value = jde.rdp(step(1e-12, 1.0), 1 + 1e-6, direction="forward")
         assert value == pytest.approx(
             0.5e-24 * (1 + 1e-6) * np.expm1(1.0), rel=1e-9, abs=0
         )
 
-    def test_a_callers_jit_is_not_entered(self):
+    def test_a_callers_jit_is_not_entered(self, engine):
         with pytest.raises((TypeError, jax.errors.JAXTypeError)):
             jax.jit(lambda rate: jde.rdp(step(rate, 1.0), 2.0))(0.1)
 
 
 class TestThreads:
-    def test_each_thread_gets_the_same(self, reference):
-        with ThreadPoolExecutor(4) as pool:
-            every = [pool.submit(answers) for _ in range(6)]
-            assert all(identical(run.result(), reference) for run in every)
-
-    def test_flags_of_different_threads_do_not_mix(self, reference):
-        def with_flag(enabled):
+    def test_flags_and_engines_of_different_threads_do_not_mix(self, reference):
+        def with_flag(enabled, engine):
             with jax.enable_x64(enabled):
-                found = answers()
+                found = answers(engine)
                 return found, x64_is_on()
 
-        flags = [False, True, True, False]
+        flags, engines = [False, True, True, False] * 2, [*ENGINES * 3, "jax", "jax"]
         with ThreadPoolExecutor(4) as pool:
-            results = list(pool.map(with_flag, flags))
-        for (found, after), enabled in zip(results, flags, strict=True):
+            results = list(pool.map(with_flag, flags, engines))
+        for (found, after), enabled, engine in zip(
+            results, flags, engines, strict=True
+        ):
             assert after == enabled
-            assert identical(found, reference)
+            assert identical(found, reference[engine])
 
 
 def epsilon_of(size):
@@ -139,7 +163,7 @@ def epsilon_of(size):
 
 
 def rdp_of(size):
-    return jde.rdp(step(*settings(size)), 5.5)
+    return jde.rdp(step(*settings(size)), 5.5, direction="forward")
 
 
 def delta_of(size):
@@ -154,16 +178,27 @@ def alone(question, index):
         return rdp_epsilon(one, delta=1e-6, num_steps=300)
     if question is delta_of:
         return rdp_delta(one, epsilon=1.0, num_steps=300)
-    return jde.rdp(one, 5.5)
+    return jde.rdp(one, 5.5, direction="forward")
 
 
 class TestChunks:
-    @pytest.mark.parametrize("question", [rdp_of, epsilon_of, delta_of])
-    def test_every_size_agrees_with_scalar_calls(self, question):
+    @pytest.mark.parametrize(
+        "question, engine",
+        [
+            (rdp_of, "numpy"),
+            (epsilon_of, "numpy"),
+            (delta_of, "numpy"),
+            (rdp_of, "jax"),
+            pytest.param(epsilon_of, "jax", marks=pytest.mark.slow),
+            pytest.param(delta_of, "jax", marks=pytest.mark.slow),
+        ],
+        indirect=["engine"],
+    )
+    def test_every_size_agrees_with_scalar_calls(self, question, engine):
         # The ends of chunks, where a setting may be lost, repeated or padded.
-        checked = sorted({0, 1, 3, 5, *(n + d for n in SIZES for d in (-2, -1, 0))})
+        checked = sorted({0, 1, 3, 5, *(n + d for n in SIZES[engine] for d in (-2, -1, 0))})
         scalars = {i: alone(question, i) for i in checked if i >= 0}
-        for size in SIZES:
+        for size in SIZES[engine]:
             values = question(size)
             assert values.shape == (size,)
             for index, scalar in scalars.items():
@@ -173,8 +208,16 @@ class TestChunks:
                         scalar, rel=1e-9, abs=1e-300
                     ), (size, index)
 
-    @pytest.mark.parametrize("question", [rdp_of, epsilon_of])
-    def test_many_chunks(self, question):
+    @pytest.mark.parametrize(
+        "question, engine",
+        [
+            (rdp_of, "numpy"),
+            pytest.param(rdp_of, "jax", marks=pytest.mark.slow),
+            pytest.param(epsilon_of, "jax", marks=pytest.mark.slow),
+        ],
+        indirect=["engine"],
+    )
+    def test_many_chunks(self, question, engine):
         values = question(MANY)
         assert values.shape == (MANY,)
         assert not np.isnan(values).any()
@@ -208,11 +251,13 @@ class TestChunks:
         again = rdp_epsilon(moved, delta=1e-6, num_steps=50)
         np.testing.assert_allclose(again, values[order], rtol=1e-9)
 
-    def test_the_number_of_workers_does_not_matter(self, monkeypatch):
-        found = rdp_of(1500)
+    def test_the_number_of_workers_does_not_matter(self, monkeypatch, engine):
+        found = rdp_of(600)
         for cores in (1, 3):
-            monkeypatch.setattr(evaluation, "num_cores", lambda cores=cores: cores)
-            np.testing.assert_array_equal(rdp_of(1500), found)
+            monkeypatch.setattr(
+                accounting_engine, "num_cores", lambda cores=cores: cores
+            )
+            np.testing.assert_array_equal(rdp_of(600), found)
 
     def test_results_are_the_callers_own(self):
         for question in (rdp_of, epsilon_of, delta_of):
@@ -222,13 +267,10 @@ class TestChunks:
             assert np.all(question(9) >= 0)
 
 
-def test_a_callers_rank_promotion_does_not_matter():
-    step = jde.GaussianStep(
-        jde.Poisson("x", sampling_probability=0.1), noise_multiplier=[1.0, 2.0]
-    )
-    expected = rdp_epsilon(step, num_steps=10, delta=1e-5)
+def test_a_callers_rank_promotion_does_not_matter(engine):
+    expected = rdp_of(2)
     with jax.numpy_rank_promotion("raise"):
-        got = rdp_epsilon(step, num_steps=10, delta=1e-5)
+        got = rdp_of(2)
     np.testing.assert_array_equal(got, expected)
 
 
@@ -244,7 +286,9 @@ def test_threads_compute_on_the_callers_device():
     for wanted in (device, None):
         seen.clear()
         with jax.default_device(wanted):
-            (found,) = evaluation.in_chunks(kernel, np.arange(9.0), (2,))
+            sizes = accounting_engine.Chunks(9, (2,), (2,))
+            with using_engine("jax"):
+                (found,) = accounting_engine.in_chunks(kernel, np.arange(9.0), sizes)
         np.testing.assert_array_equal(found, np.arange(9.0))
         assert len(seen) == 2 * 5
         assert seen[1::2] == [wanted] * 5

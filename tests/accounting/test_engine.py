@@ -196,7 +196,9 @@ class TestChunks:
     )
     def test_every_size_agrees_with_scalar_calls(self, question, engine):
         # The ends of chunks, where a setting may be lost, repeated or padded.
-        checked = sorted({0, 1, 3, 5, *(n + d for n in SIZES[engine] for d in (-2, -1, 0))})
+        checked = sorted(
+            {0, 1, 3, 5, *(n + d for n in SIZES[engine] for d in (-2, -1, 0))}
+        )
         scalars = {i: alone(question, i) for i in checked if i >= 0}
         for size in SIZES[engine]:
             values = question(size)

@@ -10,7 +10,7 @@ import pytest
 
 from jaxdp_episodic.accounting.pld import lattice as loss_lattice
 from jaxdp_episodic.accounting.pld import lower
-from jaxdp_episodic.accounting.run import SAMPLED
+from jaxdp_episodic.losses.sampled_gaussian import SampledGaussianLoss
 
 
 def exact_profile(u, p, s):
@@ -31,8 +31,8 @@ def lattice(p, s, spacing, center, count):
     knots = center + spacing * np.arange(-4.0, count)
     points = np.empty(2 * len(knots) - 1)
     points[::2], points[1::2] = knots, 0.5 * (knots[1:] + knots[:-1])
-    fields = (1.0, p, 1.0, s, 1.0)
-    ((own, other),) = loss_lattice.evaluate_tails(SAMPLED, [fields], [points])
+    loss = SampledGaussianLoss(*map(np.float64, (1.0, p, s)))
+    ((own, other),) = loss_lattice.evaluate_tails([loss], [points])
     return points, loss_lattice.fine_law(points, own, other)
 
 

@@ -8,13 +8,17 @@ import mpmath
 import numpy as np
 import pytest
 
-from jaxdp_episodic.accounting.pld import interval, single
-from jaxdp_episodic.accounting.run import SAMPLED, SWAPPED, DominatingPair
+from jaxdp_episodic.accounting.pld import single
+from jaxdp_episodic.accounting.pld.method import pld_bounds
+from jaxdp_episodic.accounting.question import DeltaAt, EpsilonAt
+from jaxdp_episodic.accounting.run import Run
+from jaxdp_episodic.losses.sampled_gaussian import SampledGaussianLoss
+from jaxdp_episodic.losses.swapped_gaussian import SwappedGaussianLoss
 
 
-def pair(kind, outer, rate, sensitivity, noise):
-    fields = (outer, rate, 1.0, sensitivity, noise, 1.0)
-    return DominatingPair(kind, *(np.array([float(f)]) for f in fields))
+def run_of(kind, *fields):
+    """One step."""
+    return Run((kind(*(np.array([f]) for f in fields)),), (np.ones(1),))
 
 
 def gaussian(s, g):
@@ -26,51 +30,50 @@ def gaussian(s, g):
     return tail(t) - g * tail(t + s)
 
 
-def exact_delta(kind, outer, rate, sensitivity, noise, epsilon):
+def exact_delta(kind, outer, rate, shift, epsilon):
     """The larger direction of either profile, 40 digits."""
-    outer, p, s = mpmath.mpf(outer), mpmath.mpf(rate), mpmath.mpf(sensitivity) / noise
+    outer, p, s = mpmath.mpf(outer), mpmath.mpf(rate), mpmath.mpf(shift)
     g = mpmath.exp(mpmath.mpf(epsilon))
     forward = outer * p * gaussian(s, 1 + (g - 1) / p)
     k = 1 - g * (1 - p)
-    if kind == SWAPPED or k <= 0:
+    if kind is SwappedGaussianLoss or k <= 0:
         return forward
     return max(forward, outer * k * gaussian(s, g * p / k))
 
 
 SETTINGS = [
-    (SAMPLED, 1.0, 0.3, 1.0, 0.7, 0.25),
-    (SAMPLED, 0.1, 1e-4, 1.0, 0.3, 2.0),
-    (SAMPLED, 1.0, 0.5, 1.0, 1.0, math.log(2) * (1 - 1e-9)),
-    (SAMPLED, 1.0, 1.0, 1.0, 5.0, 1.1),
-    (SWAPPED, 1.0, 1e-3, 2.0, 1.0, 0.01),
+    (SampledGaussianLoss, 1.0, 0.3, 1 / 0.7, 0.25),
+    (SampledGaussianLoss, 0.1, 1e-4, 1 / 0.3, 2.0),
+    (SampledGaussianLoss, 1.0, 0.5, 1.0, math.log(2) * (1 - 1e-9)),
+    (SampledGaussianLoss, 1.0, 1.0, 0.2, 1.1),
+    (SwappedGaussianLoss, 1.0, 1e-3, 2.0, 0.01),
 ]
 
 
-@pytest.mark.parametrize("kind, outer, rate, sensitivity, noise, epsilon", SETTINGS)
-def test_ends_hold_the_truth(kind, outer, rate, sensitivity, noise, epsilon):
-    run = (pair(kind, outer, rate, sensitivity, noise),), (np.ones(1),)
+@pytest.mark.parametrize("kind, outer, rate, shift, epsilon", SETTINGS)
+def test_ends_hold_the_truth(kind, outer, rate, shift, epsilon):
+    run = run_of(kind, outer, rate, shift)
+
+    def exact(epsilon):
+        return exact_delta(kind, outer, rate, shift, epsilon)
+
     with mpmath.workdps(40):
-        truth = exact_delta(kind, outer, rate, sensitivity, noise, epsilon)
+        truth = exact(epsilon)
         log_truth = mpmath.log(truth)
-        lower, upper = interval.log_delta_bounds(np.array([epsilon]), *run)
+        lower, upper = pld_bounds(DeltaAt(np.array([epsilon])), run)
         assert mpmath.mpf(float(lower[0])) <= log_truth <= mpmath.mpf(float(upper[0]))
         assert upper[0] - lower[0] <= 1e-10
         goal = float(log_truth)
-        lower, upper = interval.epsilon_bounds(np.array([goal]), *run)
-        assert exact_delta(
-            kind, outer, rate, sensitivity, noise, float(upper[0])
-        ) <= mpmath.exp(goal)
-        assert exact_delta(
-            kind, outer, rate, sensitivity, noise, float(lower[0])
-        ) >= mpmath.exp(goal)
+        lower, upper = pld_bounds(EpsilonAt(np.array([goal])), run)
+        assert exact(float(upper[0])) <= mpmath.exp(goal) <= exact(float(lower[0]))
         assert upper[0] - lower[0] <= 1e-10 * epsilon
 
 
 def test_profiles_are_read_off_with_their_errors(monkeypatch):
     """A profile that is known less well gives ends that are further apart."""
-    run = (pair(SWAPPED, 1.0, 0.1, 2.0, 1.0),), (np.ones(1),)
-    goal = np.array([math.log(1e-5)])
-    evaluate = single.loss_lattice.evaluate_tails
+    run = run_of(SwappedGaussianLoss, 1.0, 0.1, 2.0)
+    goal = EpsilonAt(np.array([math.log(1e-5)]))
+    evaluate = single.lattice.evaluate_tails
 
     def doubtful(*arguments):
         return [
@@ -78,8 +81,8 @@ def test_profiles_are_read_off_with_their_errors(monkeypatch):
             for both in evaluate(*arguments)
         ]
 
-    lower, upper = interval.epsilon_bounds(goal, *run)
-    monkeypatch.setattr(single.loss_lattice, "evaluate_tails", doubtful)
-    wide_lower, wide_upper = interval.epsilon_bounds(goal, *run)
+    lower, upper = pld_bounds(goal, run)
+    monkeypatch.setattr(single.lattice, "evaluate_tails", doubtful)
+    wide_lower, wide_upper = pld_bounds(goal, run)
     assert wide_lower < lower <= upper < wide_upper
     assert wide_upper - wide_lower < 1e-2

@@ -5,16 +5,19 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
-from hypothesis import assume, given
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 import jaxdp_episodic as jde
 from jaxdp_episodic._engine import float64_boundary
 from jaxdp_episodic.accounting.rdp import kernels
+from jaxdp_episodic.accounting.run import Group
+from jaxdp_episodic.losses.sampled_gaussian import SampledGaussianLoss
 
 # The bounds by Rényi-DP are what these tests are about.
 rdp_epsilon = functools.partial(jde.epsilon, method="rdp")
@@ -142,7 +145,7 @@ FEW_KINDS = ("sampled", "antipodal below an outer level", "episodes")
 @pytest.mark.parametrize("kind", FEW_KINDS)
 def test_search_is_as_good_as_a_scan(kind):
     for transition in (False, True):
-        check_search(kind, random_runs(5, 8, transition=transition))
+        check_search(kind, random_runs(5, 4, transition=transition))
 
 
 @pytest.mark.slow
@@ -179,14 +182,27 @@ def test_search_near_jumps(kind, run):
     check_search(kind, run)
 
 
+@dataclass(frozen=True)
+class Misled(SampledGaussianLoss):
+    """A loss that says something else of where to start."""
+
+    factor: Any
+
+    def hints(self):
+        right = super().hints()
+        return right._replace(
+            rate=right.rate * self.factor, odds=right.odds * self.factor
+        )
+
+
 def test_search_does_not_go_to_and_fro():
     """Newton's method has cycles of two; wherever it starts, they are broken."""
-    hints = np.geomspace(0.02, 1, 64)  # the inner rate only says where to start
-    outer, rate, shift, steps = 0.24317, 0.18926551, 0.70889352, 44.0
-    fields = (np.full((1, 64), value) for value in (outer, rate, 1.0, shift, 1, steps))
-    group = kernels.StepGroup(*fields)._replace(inner_rate=hints[None])
-    search = functools.partial(kernels.best_epsilon, ("sampled",))
-    found, _ = float64_boundary(search)(np.full(64, math.log(1e-5)), (group,))
+    fields = (np.full((1, 64), value) for value in (0.24317, 0.18926551, 0.70889352))
+    group = Group(
+        Misled(*fields, np.geomspace(0.02, 1, 64)[None]), np.full((1, 64), 44)
+    )
+    search = float64_boundary(kernels.best_epsilon)
+    found, _ = search(np.full(64, math.log(1e-5)), (group,))
     np.testing.assert_allclose(found, 3.308434, rtol=1e-4)
 
 
@@ -208,6 +224,7 @@ def scaled(low: float, high: float, unit: float) -> float:
     return float(10 ** (low + (high - low) * unit))
 
 
+@settings(max_examples=30)
 @given(UNIT, UNIT, UNIT, UNIT, st.sampled_from(FEW_KINDS), UNIT)
 def test_epsilon_grows_with_the_risk(rate, noise, steps, delta, kind, change):
     """More noise, fewer steps, a larger delta: never a larger epsilon."""
@@ -233,6 +250,7 @@ def test_epsilon_grows_with_the_risk(rate, noise, steps, delta, kind, change):
     assert max(safer) <= value * (1 + EXCESS)
 
 
+@settings(max_examples=30)
 @given(UNIT, UNIT, UNIT, UNIT, st.sampled_from(FEW_KINDS))
 def test_delta_of_epsilon_is_not_more_than_delta(rate, noise, steps, delta, kind):
     """Both searches minimise the same thing, so going there and back loses little."""

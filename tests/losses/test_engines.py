@@ -1,0 +1,63 @@
+"""Every kernel of every mechanism gives the same on both engines."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from jaxdp_episodic._engine import float64_boundary, using_engine
+from jaxdp_episodic.losses.antipodal_gaussian import AntipodalGaussianLoss
+from jaxdp_episodic.losses.independent_episodes import IndependentEpisodesLoss
+from jaxdp_episodic.losses.privacy_loss import Quadrature
+from jaxdp_episodic.losses.sampled_gaussian import SampledGaussianLoss
+from jaxdp_episodic.losses.swapped_gaussian import SwappedGaussianLoss
+from jaxdp_episodic.numerics.loops import map_arrays
+
+SIZE = 6
+RNG = np.random.default_rng(6)
+OUTER, RATE, INNER = 10 ** RNG.uniform(-4, 0, (3, SIZE))
+SHIFT = 10 ** RNG.uniform(-1, 0.5, SIZE)
+LOSSES = {
+    "sampled": SampledGaussianLoss(OUTER, RATE, SHIFT),
+    "swapped": SwappedGaussianLoss(OUTER, RATE, SHIFT),
+    "antipodal": AntipodalGaussianLoss(OUTER, RATE, INNER, SHIFT),
+    "episodes": IndependentEpisodesLoss(OUTER, RATE, SHIFT, np.full(SIZE, 3.0)),
+}
+
+
+def tails(loss):
+    return loss.log_tails(np.linspace(0, 2, SIZE))
+
+
+def forward_excess(loss):
+    return loss.log_excess(
+        np.linspace(0.5, 40, SIZE), "forward", Quadrature(32, 16), with_derivatives=True
+    )
+
+
+def backward_excess(loss):
+    return loss.log_excess(np.linspace(0.5, 40, SIZE), "backward", Quadrature(32, 16))
+
+
+def nodes(loss):
+    cut = np.full((1, SIZE), -100.0)
+    backward = np.arange(SIZE) % 2.0
+    return loss.nodes(backward, cut, np.ones((1, SIZE)), 96, 3)
+
+
+COMPILED_LONG = (forward_excess, backward_excess, nodes)
+
+
+@pytest.mark.parametrize(
+    "kernel",
+    [tails, *(pytest.param(one, marks=pytest.mark.slow) for one in COMPILED_LONG)],
+)
+@pytest.mark.parametrize("name", LOSSES)
+def test_engines_agree(name, kernel):
+    found = {}
+    for engine in ("numpy", "jax"):
+        leaves = found[engine] = []
+        with using_engine(engine):
+            map_arrays(leaves.append, float64_boundary(kernel)(LOSSES[name]))
+    for ours, theirs in zip(*found.values(), strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-10, atol=1e-13)

@@ -9,6 +9,7 @@ own error, of 1e-6 or less, which is added.
 
 from __future__ import annotations
 
+import functools
 import math
 from statistics import NormalDist
 from typing import Any
@@ -179,7 +180,8 @@ def gdp_mu(
         raise ValueError(
             f"smallest_delta must be one number in [1e-100, 1), got {smallest_delta!r}"
         )
-    epsilons, deltas, shape = _points(step, num_steps, method, float(floor))
+    depth = min(float(floor), _SMALLEST_DELTA)
+    epsilons, deltas, shape = _points(step, num_steps, method, depth)
     columns = zip(epsilons.T, deltas.T, strict=True)
     mu = np.array([_mu(e, d, float(floor)) for e, d in columns])
     return mu.reshape(shape)[()]
@@ -222,6 +224,15 @@ def _points(
     step: Any, num_steps: Any, method: str, floor: float
 ) -> tuple[np.ndarray, np.ndarray, tuple[int, ...]]:
     """Points of the curve: epsilons and deltas (K, settings), the settings' shape."""
+    if num_steps is None or isinstance(num_steps, int | np.integer):
+        # Whoever asks for one reading of a curve often asks for another one next.
+        return _remembered_points(step, num_steps, method, floor)
+    return _computed_points(step, num_steps, method, floor)
+
+
+def _computed_points(
+    step: Any, num_steps: Any, method: str, floor: float
+) -> tuple[np.ndarray, np.ndarray, tuple[int, ...]]:
     arrays = {"step": np.empty(getattr(step, "shape", ()), np.uint8)}
     if num_steps is not None:
         arrays["num_steps"] = np.empty(np.shape(num_steps), np.uint8)
@@ -234,6 +245,10 @@ def _points(
 
     epsilons, deltas = curve_points(ask, math.prod(shape), floor=floor)
     return epsilons, deltas, shape
+
+
+# Specs are immutable and hashed by identity.
+_remembered_points = functools.lru_cache(maxsize=2)(_computed_points)
 
 
 def _mu(epsilon: np.ndarray, delta: np.ndarray, floor: float) -> float:

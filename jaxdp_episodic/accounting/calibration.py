@@ -6,15 +6,20 @@ target.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from typing import Any
 
 import numpy as np
 
 from jaxdp_episodic import _validation
+from jaxdp_episodic._engine import choose_engine, using_engine
 from jaxdp_episodic.accounting.api import check_method
 from jaxdp_episodic.accounting.dominating_pair import dominating_pair
+from jaxdp_episodic.accounting.exact import method as exact_method
+from jaxdp_episodic.accounting.pld import method as pld_method
 from jaxdp_episodic.accounting.question import EpsilonAt
+from jaxdp_episodic.accounting.rdp import method as rdp_method
 from jaxdp_episodic.accounting.run import Run
 from jaxdp_episodic.accounting.worst_path import answer
 from jaxdp_episodic.describe.designs import (
@@ -33,6 +38,8 @@ from jaxdp_episodic.losses.privacy_loss import PrivacyLoss
 from jaxdp_episodic.numerics.roots import largest_within
 
 _TOLERANCE = 1e-7
+# Of a first answer; and how often a setting is evaluated, about.
+_ROUGH, _EVALUATIONS = 1e-3, 10
 _NOISE_RANGE = (1e-9, 1e18)
 _SMALLEST_PROBABILITY = 1e-15
 _MAX_STEPS = 2**53
@@ -68,19 +75,22 @@ def calibrate_noise_multiplier(
     _check_is_step(step)
     step = dataclasses.replace(step, noise_multiplier=1.0)
     run = _Targets(step, epsilon, delta, num_steps, method)
-
-    def excess(inverse_noise: np.ndarray, active: np.ndarray) -> np.ndarray:
-        return run.excess(active, inverse_noise=inverse_noise)
-
-    least, most = _NOISE_RANGE
-    everywhere = np.arange(run.size)
-    start = run.rough_noise()
-    low, high = _bracket(excess, 1 / start, floor=1 / most, ceiling=1 / least)
-    found = 1 / largest_within(excess, low, high, tolerance=_TOLERANCE)
-    # 1 / (1 / x) may round down; what is returned must be what was checked.
-    bad = np.isfinite(found) & (run.excess(everywhere, inverse_noise=1 / found) > 0)
-    found = np.where(bad, found * (1 + _TOLERANCE), found)
-    found = np.where(low == 0, np.inf, found)
+    with run.engine():
+        start, factor = 1 / run.rough_noise(), 2.0
+        if method != "rdp":
+            # Rényi's bound is quick and says nearly where the answer is.
+            bounded = _Targets(step, epsilon, delta, num_steps, "rdp")
+            start, factor = bounded.inverse_noise(start, factor, _ROUGH)[0], 1.05
+            start = np.where(start > 0, start, 1 / run.rough_noise())
+        inverse, hopeless = run.inverse_noise(start, factor, _TOLERANCE)
+        with np.errstate(divide="ignore"):
+            found = 1 / inverse
+        # 1 / (1 / x) may round down; what is returned must be what was checked.
+        everywhere = np.arange(run.size)
+        checked = run.excess(everywhere, inverse_noise=1 / found)
+        bad = np.isfinite(found) & (checked > 0)
+        found = np.where(bad, found * (1 + _TOLERANCE), found)
+    found = np.where(hopeless, np.inf, found)
     found = np.where(run.is_silent(), 0.0, found)
     return run.shaped(found)
 
@@ -113,9 +123,10 @@ def calibrate_num_steps(
 
     everywhere = np.arange(run.size)
     one = np.ones(run.size)
-    too_many = ~(excess(one, everywhere) <= 0)
-    low, high = _bracket(excess, one, floor=1.0, ceiling=float(_MAX_STEPS))
-    found = largest_within(excess, low, high, tolerance=0, integer=True)
+    with run.engine():
+        too_many = ~(excess(one, everywhere) <= 0)
+        low, high, ends = _bracket(excess, one, 1.0, float(_MAX_STEPS))
+        found = largest_within(excess, low, high, tolerance=0, integer=True, ends=ends)
     found = np.where(too_many, 0, found).astype(np.int64)
     return run.shaped(found)
 
@@ -209,6 +220,27 @@ class _Targets:
         self.num_steps = flat["num_steps"]
         self.loss, self.method = dominating_pair(step), method
 
+    def engine(self) -> contextlib.AbstractContextManager[None]:
+        """The engine for all evaluations together."""
+        break_even = {"rdp": rdp_method, "exact": exact_method, "pld": pld_method}
+        evaluations = self.size * _EVALUATIONS
+        return using_engine(
+            choose_engine(evaluations, break_even[self.method].BREAK_EVEN)
+        )
+
+    def inverse_noise(
+        self, start: np.ndarray, factor: float, tolerance: float
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """The largest inverse noise within the target, and where none is; (n,)."""
+
+        def excess(inverse_noise: np.ndarray, active: np.ndarray) -> np.ndarray:
+            return self.excess(active, inverse_noise=inverse_noise)
+
+        least, most = _NOISE_RANGE
+        low, high, ends = _bracket(excess, start, 1 / most, 1 / least, factor)
+        found = largest_within(excess, low, high, tolerance=tolerance, ends=ends)
+        return found, low == 0
+
     def excess(
         self,
         active: np.ndarray,
@@ -266,33 +298,38 @@ class _Targets:
 
 
 def _bracket(
-    excess: Any, start: np.ndarray, *, floor: float, ceiling: float
-) -> tuple[np.ndarray, np.ndarray]:
+    excess: Any, start: np.ndarray, floor: float, ceiling: float, factor: float = 2.0
+) -> tuple[np.ndarray, np.ndarray, tuple[np.ndarray, np.ndarray]]:
     """Steps out from ``start`` by growing factors until the sign changes.
 
-    Returns ``(low, high)``; ``low = 0`` where even the floor exceeds the target, and
-    ``high = 0`` (finished) there and where even the ceiling does not.
+    Returns ``(low, high)`` and the excess at both; ``low = 0`` where even the floor
+    exceeds the target, and ``high = 0`` (finished) there and where even the ceiling
+    does not.
     """
     everywhere = np.arange(start.size)
     start = np.clip(start, floor, ceiling)
-    within = excess(start, everywhere) <= 0
+    value = excess(start, everywhere)
+    within = value <= 0
     low, high = np.where(within, start, 0.0), np.where(within, 0.0, start)
-    factor = 2.0
+    values = np.where(within, value, np.nan), np.where(within, np.nan, value)
     active = everywhere
     while active.size:
         upward = low[active] > 0
         edge = np.where(upward, low[active], high[active])
         x = np.where(upward, edge * factor, edge / factor)
         x = np.clip(np.rint(x) if floor == 1.0 else x, floor, ceiling)
-        ok = excess(x, active) <= 0
+        value = excess(x, active)
+        ok = value <= 0
         low[active] = np.where(ok, x, low[active])
         high[active] = np.where(ok, high[active], x)
+        values[0][active] = np.where(ok, value, values[0][active])
+        values[1][active] = np.where(ok, values[1][active], value)
         at_end = np.where(upward, x >= ceiling, x <= floor)
         unfinished = (low[active] == 0) | (high[active] == 0)
         active = active[unfinished & ~at_end]
         factor = min(factor * factor, 1e4)
     never = low == 0
-    return np.where(never, 0.0, low), np.where(never, 0.0, high)
+    return np.where(never, 0.0, low), np.where(never, 0.0, high), values
 
 
 def _check_is_step(step: Any) -> None:

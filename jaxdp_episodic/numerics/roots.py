@@ -23,11 +23,12 @@ def largest_within(
     *,
     tolerance: float,
     integer: bool = False,
+    ends: tuple[np.ndarray, np.ndarray] | None = None,
 ) -> np.ndarray:
     """Largest x in [low, high) that was seen to have ``excess(x) <= 0``.
 
-    A secant in (log x, excess), kept inside the bracket; when the bracket does not
-    halve in two steps, its middle. Probes are placed half a tolerance beside the
+    A secant in (log x, excess), kept inside the bracket; when neither the bracket
+    halves in two steps nor the excess shrinks to a tenth, its middle. Probes are placed half a tolerance beside the
     estimate, on the side whose end is farther away, so that both ends close in.
 
     Args:
@@ -38,6 +39,8 @@ def largest_within(
         finished: its answer is ``low``.
       tolerance: relative width of the final bracket; ignored if ``integer``.
       integer: search whole numbers only, to the last one.
+      ends: (n,) what is known of the excess at ``low`` and at ``high``, NaN where
+        nothing is.
 
     Returns:
       (n,) x with ``excess(x) <= 0`` in the very evaluation that was made, or ``low``.
@@ -50,6 +53,11 @@ def largest_within(
     last_x, last_f = low.copy(), np.full(low.shape, np.nan)
     old_width = np.full((2, *low.shape), np.inf)
     guess = np.sqrt(low) * np.sqrt(high)
+    if ends is not None:
+        last_x, last_f = low.copy(), np.array(ends[0], np.float64)
+        first = _secant(high, np.asarray(ends[1], np.float64), last_x, last_f)
+        inside = (first > low) & (first < high)
+        guess = np.where(inside, first, guess)
     for _ in range(_MAX_EVALUATIONS):
         open_ = high - low > (1 if integer else tolerance * low)
         active = np.flatnonzero(open_)
@@ -61,6 +69,8 @@ def largest_within(
         low[active] = np.where(within, x, low[active])
         high[active] = np.where(within, high[active], x)
         guess[active] = _secant(x, f, last_x[active], last_f[active])
+        slow = np.ones(low.shape, bool)
+        slow[active] = ~(np.abs(f) <= 0.1 * np.abs(last_f[active]))
         last_x[active], last_f[active] = x, f
         # Finished elements may have high = 0; what comes out for them is not used.
         with np.errstate(divide="ignore", invalid="ignore"):
@@ -68,7 +78,8 @@ def largest_within(
             # The end that is farther from the estimate is the one to move.
             nudge = 1 + (0.5 / high if integer else 0.4 * tolerance)
             guess *= np.where(high / guess > guess / low, nudge, 1 / nudge)
-        stuck = ~(guess > low) | ~(guess < high) | (width > 0.5 * old_width[0])
+        stuck = ~(guess > low) | ~(guess < high)
+        stuck |= slow & (width > 0.5 * old_width[0])
         guess = np.where(stuck, np.sqrt(low) * np.sqrt(high), guess)
         old_width = np.stack([old_width[1], width])
     raise RuntimeError(f"no convergence after {_MAX_EVALUATIONS} evaluations")

@@ -23,7 +23,7 @@ _RESERVE = 25.0
 # A profile is good to 1e-14.
 _PROFILE_ERROR = 1e-13
 # From so many settings on compiling pays: it takes about as long as they do on NumPy.
-BREAK_EVEN = 2_000
+BREAK_EVEN = 4_000
 
 
 def exact_answer(question: Question, run: Run) -> Answer:

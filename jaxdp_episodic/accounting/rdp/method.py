@@ -25,7 +25,7 @@ _CHUNKS = Chunks(_CPU_BLOCK, (8, _CPU_BLOCK), (8, 2048, 131072))
 _MANY = 4 * 8 * _CPU_BLOCK
 _MANY_CHUNKS = _CHUNKS._replace(cpu=(8, _CPU_BLOCK, 8 * _CPU_BLOCK))
 # From so many settings on compiling pays: it takes about as long as they do on NumPy.
-BREAK_EVEN = 5_000
+BREAK_EVEN = 10_000
 
 
 def rdp_answer(question: Question, run: Run) -> Answer:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from fractions import Fraction
 
@@ -44,10 +45,14 @@ def law(seed):
     return LatticeLaw(index, index * SPACING, masses / masses.sum())
 
 
-def exact_log_delta(one, epsilon):
-    """By convolution in integers and a sum with 50 digits."""
-    scale = 1 << 200
-    whole = [round(Fraction(float(m)) * scale) for m in one.masses]
+SCALE = 1 << 200
+
+
+@functools.cache
+def exact_power(masses):
+    """Convolution in integers."""
+    scale = SCALE
+    whole = [round(Fraction(m) * scale) for m in masses]
     total = [scale]
     for _ in range(int(COUNT)):
         new = [0] * (len(total) + len(whole) - 1)
@@ -55,6 +60,12 @@ def exact_log_delta(one, epsilon):
             for j, b in enumerate(whole):
                 new[i + j] += a * b // scale
         total = new
+    return total
+
+
+def exact_log_delta(one, epsilon):
+    """By exact convolution and a sum with 50 digits."""
+    total, scale = exact_power(tuple(one.masses.tolist())), SCALE
     least = int(one.index[0]) * int(COUNT)
     with mpmath.workdps(50):
         delta = mpmath.mpf(0)

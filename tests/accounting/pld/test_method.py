@@ -10,25 +10,48 @@ import pytest
 from dp_accounting.pld import privacy_loss_distribution
 
 import jaxdp_episodic as jde
-from jaxdp_episodic.accounting import evaluation
-from jaxdp_episodic.accounting.pld import interval, lattice, refine
+from jaxdp_episodic.accounting.dominating_pair import dominating_pair
+from jaxdp_episodic.accounting.pld import lattice, method, refine
 from jaxdp_episodic.accounting.pld import lower as loss_lower
+from jaxdp_episodic.accounting.pld.method import pld_bounds
 from jaxdp_episodic.accounting.profile import privacy_profile
-from jaxdp_episodic.accounting.run import (
-    ANTIPODAL,
-    EPISODES,
-    SAMPLED,
-    SWAPPED,
-    DominatingPair,
-    dominating_pair,
-)
+from jaxdp_episodic.accounting.question import DeltaAt, EpsilonAt
+from jaxdp_episodic.accounting.rdp.method import rdp_bound
+from jaxdp_episodic.accounting.run import Run
+from jaxdp_episodic.losses.antipodal_gaussian import AntipodalGaussianLoss
+from jaxdp_episodic.losses.independent_episodes import IndependentEpisodesLoss
+from jaxdp_episodic.losses.sampled_gaussian import SampledGaussianLoss
+from jaxdp_episodic.losses.swapped_gaussian import SwappedGaussianLoss
 
-KINDS = (SAMPLED, SWAPPED, ANTIPODAL, EPISODES)
+KINDS = {
+    "sampled": SampledGaussianLoss,
+    "swapped": SwappedGaussianLoss,
+    "antipodal": AntipodalGaussianLoss,
+    "episodes": IndependentEpisodesLoss,
+}
 
 
-def pair(kind, outer=1.0, rate=1.0, inner=1.0, sensitivity=1.0, noise=1.0, episodes=1):
-    fields = (outer, rate, inner, sensitivity, noise, episodes)
-    return DominatingPair(kind, *(np.atleast_1d(np.asarray(f, float)) for f in fields))
+def loss(kind, outer=1.0, rate=1.0, inner=1.0, noise=1.0, episodes=1):
+    """A mechanism of one contribution, moved by twice its norm where it is swapped."""
+    moved = 1.0 if kind in ("sampled", "antipodal") else 2.0
+    noise = np.asarray(noise, float)
+    with np.errstate(divide="ignore"):
+        shift = moved / noise
+    rates = (outer, rate, inner) if kind == "antipodal" else (outer, rate)
+    fields = (*rates, shift, episodes) if kind == "episodes" else (*rates, shift)
+    return KINDS[kind](*(np.atleast_1d(np.asarray(f, float)) for f in fields))
+
+
+def one_run(kind, steps, **fields):
+    return Run((loss(kind, **fields),), (np.atleast_1d(np.asarray(steps, float)),))
+
+
+def epsilon_at(log_delta):
+    return EpsilonAt(np.atleast_1d(np.asarray(log_delta, float)))
+
+
+def delta_at(epsilon):
+    return DeltaAt(np.atleast_1d(np.asarray(epsilon, float)))
 
 
 def gaussian_log_delta(epsilon, steps, noise):
@@ -49,22 +72,23 @@ def random_settings(kind, size, seed):
     def spread(low, high):
         return np.exp(rng.uniform(np.log(low), np.log(high), size))
 
-    one = np.ones(size)
     steps, log_delta = np.rint(spread(1, 1e7)), np.log(spread(1e-12, 1e-3))
     rate = np.where(rng.random(size) < 0.1, 1.0, spread(1e-6, 1))
     outer = np.where(rng.random(size) < 0.5, 1.0, spread(1e-3, 1))
     inner = np.where(rng.random(size) < 0.5, 1.0, spread(1e-3, 1))
-    episodes = rng.integers(1, 8, size).astype(float) if kind == EPISODES else one
-    settings = DominatingPair(
+    episodes = rng.integers(1, 8, size)
+    if kind == "episodes":
+        outer = np.ones(size)
+    run = one_run(
         kind,
-        one if kind == EPISODES else outer,
-        rate,
-        inner if kind == ANTIPODAL else one,
-        one if kind in (SAMPLED, ANTIPODAL) else 2 * one,
-        spread(0.3, 100),
-        episodes,
+        steps,
+        outer=outer,
+        rate=rate,
+        inner=inner,
+        noise=spread(0.3, 100),
+        episodes=episodes,
     )
-    return settings, steps, log_delta
+    return run, log_delta
 
 
 @pytest.mark.parametrize(
@@ -81,13 +105,13 @@ def random_settings(kind, size, seed):
 )
 def test_gaussian_mechanism_is_inside(steps, noise, epsilon):
     truth = gaussian_log_delta(epsilon, steps, noise)
-    arguments = (pair(SAMPLED, noise=noise),), (np.array([steps]),)
-    lower, upper = interval.log_delta_bounds(np.array([epsilon]), *arguments)
+    run = one_run("sampled", steps, noise=noise)
+    lower, upper = pld_bounds(delta_at(epsilon), run)
     assert lower <= truth <= upper
-    assert upper - lower <= interval.DEFAULT_DELTA_SHARE
-    lower, upper = interval.epsilon_bounds(np.array([truth]), *arguments)
+    assert upper - lower <= method.DEFAULT_DELTA_SHARE
+    lower, upper = pld_bounds(epsilon_at(truth), run)
     assert lower <= epsilon <= upper
-    assert upper - lower <= interval.DEFAULT_EPSILON_SHARE * lower
+    assert upper - lower <= method.DEFAULT_EPSILON_SHARE * lower
 
 
 @pytest.mark.slow
@@ -106,12 +130,9 @@ def test_two_steps_against_quadrature():
     forward = np.maximum(a - np.exp(epsilon) * b, 0).sum() * h * h
     backward = np.maximum(b - np.exp(epsilon) * a, 0).sum() * h * h
     truth = math.log(max(forward, backward))
-    lower, upper = interval.log_delta_bounds(
-        np.array([epsilon]),
-        (pair(SAMPLED, rate=p1, noise=s1), pair(SAMPLED, rate=p2, noise=s2)),
-        (np.ones(1), np.ones(1)),
-        relative_width=1e-3,
-    )
+    losses = loss("sampled", rate=p1, noise=s1), loss("sampled", rate=p2, noise=s2)
+    run = Run(losses, (np.ones(1), np.ones(1)))
+    lower, upper = pld_bounds(delta_at(epsilon), run, width=1e-3)
     # the quadrature of a kink is good to about h²
     assert lower - 1e-4 <= truth <= upper + 1e-4
     assert upper - lower <= 1e-3
@@ -127,9 +148,8 @@ def test_agrees_with_dp_accounting(rate, noise, steps, delta):
         noise, sampling_prob=rate, value_discretization_interval=1e-4
     ).self_compose(steps)
     epsilon = peer.get_epsilon_for_delta(delta)
-    lower, upper = interval.epsilon_bounds(
-        np.log([delta]), (pair(SAMPLED, rate=rate, noise=noise),), (np.array([steps]),)
-    )
+    run = one_run("sampled", steps, rate=rate, noise=noise)
+    lower, upper = pld_bounds(epsilon_at(math.log(delta)), run)
     # The peer's answer is an upper bound, close to the truth at a fine grid.
     assert lower <= epsilon
     assert epsilon <= upper * 1.005
@@ -137,23 +157,19 @@ def test_agrees_with_dp_accounting(rate, noise, steps, delta):
 
 def test_where_a_peer_answers_less_than_the_truth():
     """A peer's pessimistic PLD says 1.943931e-10; a contour integral 1.961409e-10."""
-    arguments = (pair(SAMPLED, rate=1e-4, noise=0.8),), (np.array([1e5]),)
-    lower, upper = interval.log_delta_bounds(np.array([0.5]), *arguments)
+    run = one_run("sampled", 1e5, rate=1e-4, noise=0.8)
+    lower, upper = pld_bounds(delta_at(0.5), run)
     assert 1.943931e-10 < math.exp(lower[0]) <= 1.961409e-10 <= math.exp(upper[0])
-    arguments = (pair(SAMPLED, rate=0.01, noise=1.0),), (np.array([1e3]),)
-    lower, upper = interval.log_delta_bounds(np.array([2.0]), *arguments)
+    run = one_run("sampled", 1e3, rate=0.01, noise=1.0)
+    lower, upper = pld_bounds(delta_at(2.0), run)
     assert math.exp(lower[0]) <= 2.665574e-6 <= math.exp(upper[0])
 
 
 @pytest.mark.slow
 def test_a_value_once_quoted_is_too_small():
     """Narrow certified ends tell 1.961409e-10 from 1.960674e-10 (4e-4 below)."""
-    lower, upper = interval.log_delta_bounds(
-        np.array([0.5]),
-        (pair(SAMPLED, rate=1e-4, noise=0.8),),
-        (np.array([1e5]),),
-        relative_width=1e-4,
-    )
+    run = one_run("sampled", 1e5, rate=1e-4, noise=0.8)
+    lower, upper = pld_bounds(delta_at(0.5), run, width=1e-4)
     assert 1.960674e-10 < math.exp(lower[0]) <= 1.961409e-10 <= math.exp(upper[0])
 
 
@@ -167,35 +183,27 @@ def test_one_step_is_the_profile(relation):
     )
     epsilon = np.array([0.1, 1.0, 0.5, 2.0])
     exact = np.log(privacy_profile(step, epsilon))
-    one = dominating_pair(step)
-    flat = one._replace(
-        **{
-            n: np.broadcast_to(a, (4, 1))[:, 0]
-            for n, a in one._asdict().items()
-            if n != "kind"
-        }
-    )
-    lower, upper = interval.log_delta_bounds(epsilon, (flat,), (np.ones(4),))
+    flat = dominating_pair(step).map(lambda a: np.broadcast_to(a, (4, 1))[:, 0])
+    lower, upper = pld_bounds(delta_at(epsilon), Run((flat,), (np.ones(4),)))
     assert np.all((lower <= exact) & (exact <= upper))
-    assert np.all(upper - lower <= interval.DEFAULT_DELTA_SHARE)
+    assert np.all(upper - lower <= method.DEFAULT_DELTA_SHARE)
 
 
 def check_random(kind, size, seed):
     """Ends in order, below the RDP answer; returns the share that is close enough."""
-    settings, steps, log_delta = random_settings(kind, size, seed)
-    lower, upper = interval.epsilon_bounds(log_delta, (settings,), (steps,))
-    rdp, _ = evaluation.evaluate("best_epsilon", log_delta, (settings,), (steps,))
+    run, log_delta = random_settings(kind, size, seed)
+    lower, upper = pld_bounds(epsilon_at(log_delta), run)
+    rdp, _ = rdp_bound(epsilon_at(log_delta), run)
     assert np.all((lower >= 0) & (lower <= upper) & (upper <= rdp))
     enough = np.maximum(
-        interval.DEFAULT_EPSILON_SHARE * lower, interval.DEFAULT_EPSILON_WIDTH
+        method.DEFAULT_EPSILON_SHARE * lower, method.DEFAULT_EPSILON_WIDTH
     )
     return np.mean(upper - lower <= enough * (1 + 1e-9))
 
 
-# Each kind compiles its kernels: the others are among the slow tests.
-@pytest.mark.slow
-def test_random_settings():
-    assert check_random(SAMPLED, 8, 5) == 1
+@pytest.mark.parametrize("kind", KINDS)
+def test_random_settings(kind):
+    assert check_random(kind, 4, 5) == 1
 
 
 @pytest.mark.slow
@@ -204,39 +212,29 @@ def test_many_random_settings(kind):
     assert check_random(kind, 100, 6) == 1
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_delta_of_epsilon_gives_epsilon_back(kind):
-    one = (pair(kind, rate=0.02, noise=1.2, episodes=2 if kind == EPISODES else 1),)
-    counts = (np.array([300.0]),)
-    lower, upper = interval.epsilon_bounds(np.array([math.log(1e-6)]), one, counts)
-    of_lower, _ = interval.log_delta_bounds(upper, one, counts)
-    _, of_upper = interval.log_delta_bounds(lower, one, counts)
+    run = one_run(kind, 300, rate=0.02, noise=1.2, episodes=2)
+    lower, upper = pld_bounds(epsilon_at(math.log(1e-6)), run)
+    of_lower, _ = pld_bounds(DeltaAt(upper), run)
+    _, of_upper = pld_bounds(DeltaAt(lower), run)
     assert of_lower <= math.log(1e-6) <= of_upper
 
 
-@pytest.mark.slow
 def test_tiny_rate_and_tiny_delta():
-    arguments = (
-        (pair(SWAPPED, rate=1e-6, sensitivity=2.0, noise=1.0),),
-        (np.array([1e4]),),
-    )
-    lower, upper = interval.epsilon_bounds(np.array([math.log(1e-12)]), *arguments)
+    run = one_run("swapped", 1e4, rate=1e-6)
+    lower, upper = pld_bounds(epsilon_at(math.log(1e-12)), run)
     assert 0 < upper - lower <= max(0.01 * lower[0], 1e-4)
 
 
-@pytest.mark.slow
 def test_order_and_splitting_of_steps_do_not_matter():
-    a, b = pair(SAMPLED, rate=0.05, noise=1.0), pair(ANTIPODAL, rate=0.1, noise=2.0)
-    goal = np.array([math.log(1e-6)])
-    counts = np.array([40.0]), np.array([90.0])
-    ends = [
-        interval.epsilon_bounds(goal, (a, b), counts),
-        interval.epsilon_bounds(goal, (b, a), counts[::-1]),
-        interval.epsilon_bounds(
-            goal, (a, b, b), (counts[0], np.array([30.0]), np.array([60.0]))
-        ),
+    a, b = loss("sampled", rate=0.05), loss("antipodal", rate=0.1, noise=2.0)
+    runs = [
+        Run((a, b), (np.array([40.0]), np.array([90.0]))),
+        Run((b, a), (np.array([90.0]), np.array([40.0]))),
+        Run((a, b, b), (np.array([40.0]), np.array([30.0]), np.array([60.0]))),
     ]
+    ends = [pld_bounds(epsilon_at(math.log(1e-6)), run) for run in runs]
     for lower, upper in ends:
         assert upper - lower <= 0.01 * lower
         assert all(low <= upper and lower <= high for low, high in ends)
@@ -244,14 +242,14 @@ def test_order_and_splitting_of_steps_do_not_matter():
 
 @pytest.mark.slow
 def test_narrower_ends_lie_within_reach_and_can_be_refused():
-    arguments = (pair(SAMPLED, rate=0.01, noise=1.0),), (np.array([1e3]),)
-    goal = np.array([math.log(1e-6)])
-    lower, upper = interval.epsilon_bounds(goal, *arguments)
-    fine_lower, fine_upper = interval.epsilon_bounds(goal, *arguments, max_width=1e-3)
+    run = one_run("sampled", 1e3, rate=0.01)
+    goal = epsilon_at(math.log(1e-6))
+    lower, upper = pld_bounds(goal, run)
+    fine_lower, fine_upper = pld_bounds(goal, run, width=1e-3)
     assert fine_upper - fine_lower <= 1e-3
     assert fine_lower <= upper and lower <= fine_upper
     with pytest.raises(ValueError, match="max_width 1e-12 cannot be reached"):
-        interval.epsilon_bounds(goal, *arguments, max_width=1e-12)
+        pld_bounds(goal, run, width=1e-12)
 
 
 @pytest.mark.slow
@@ -259,43 +257,48 @@ def test_narrower_ends_lie_within_reach_and_can_be_refused():
     "kind, outer, rate, inner, noise, episodes, steps, log_delta",
     [
         # A rare large loss makes up the sum: delta is 1e-7 of Chernoff's bound.
-        (SAMPLED, 0.048, 1.26e-4, 1.0, 0.878, 1, 535056.0, -26.9),
-        (EPISODES, 1.0, 2.91e-6, 1.0, 2.085, 4, 6489895.0, -23.9),
+        ("sampled", 0.048, 1.26e-4, 1.0, 0.878, 1, 535056.0, -26.9),
+        ("episodes", 1.0, 2.91e-6, 1.0, 2.085, 4, 6489895.0, -23.9),
         # An atom at 0 beside a spike; all of the backward losses end at once.
-        (SAMPLED, 0.0086, 3.12e-6, 1.0, 0.447, 1, 311629.0, -26.4),
-        (SAMPLED, 1.0, 1.8e-4, 1.0, 4.81, 1, 328.0, -25.7),
+        ("sampled", 0.0086, 3.12e-6, 1.0, 0.447, 1, 311629.0, -26.4),
+        ("sampled", 1.0, 1.8e-4, 1.0, 4.81, 1, 328.0, -25.7),
         # Epsilon of 1e8.
-        (EPISODES, 1.0, 1.0, 1.0, 0.668, 7, 761772.0, -16.7),
-        (ANTIPODAL, 1.0, 4.9e-6, 0.173, 0.309, 1, 1188193.0, -9.01),
+        ("episodes", 1.0, 1.0, 1.0, 0.668, 7, 761772.0, -16.7),
+        ("antipodal", 1.0, 4.9e-6, 0.173, 0.309, 1, 1188193.0, -9.01),
         # Spikes narrower than any spacing: the lower law has to be balanced on them.
-        (SAMPLED, 0.3286, 1.104e-6, 1.0, 0.415, 1, 1401458.0, -11.304),
+        ("sampled", 0.3286, 1.104e-6, 1.0, 0.415, 1, 1401458.0, -11.304),
         # Two or three episodes at once, far more likely than delta.
-        (EPISODES, 1.0, 1.32e-6, 1.0, 1.29, 3, 5.9e6, -13.9),
-        (EPISODES, 1.0, 0.36968, 1.0, 0.54455, 7, 5040900.0, -7.812),
+        ("episodes", 1.0, 1.32e-6, 1.0, 1.29, 3, 5.9e6, -13.9),
+        ("episodes", 1.0, 0.36968, 1.0, 0.54455, 7, 5040900.0, -7.812),
         # Windows that are far too long as long as epsilon is a guess.
-        (ANTIPODAL, 1.0, 1.6e-6, 0.129555, 0.65, 1, 9200556.0, -26.778),
-        (SAMPLED, 0.07947, 1.17738e-5, 1.0, 0.36795, 1, 143.0, -10.386),
-        (SWAPPED, 1.0, 2.2331e-5, 1.0, 0.56897, 1, 31.0, -9.2392),
+        ("antipodal", 1.0, 1.6e-6, 0.129555, 0.65, 1, 9200556.0, -26.778),
+        ("sampled", 0.07947, 1.17738e-5, 1.0, 0.36795, 1, 143.0, -10.386),
+        ("swapped", 1.0, 2.2331e-5, 1.0, 0.56897, 1, 31.0, -9.2392),
     ],
 )
 def test_settings_that_were_too_wide(
     kind, outer, rate, inner, noise, episodes, steps, log_delta
 ):
-    moved = 1.0 if kind in (SAMPLED, ANTIPODAL) else 2.0
-    one = pair(kind, outer, rate, inner, moved, noise, episodes)
-    ends = interval.epsilon_bounds(np.array([log_delta]), (one,), (np.array([steps]),))
-    lower, upper = (float(e[0]) for e in ends)
+    run = one_run(
+        kind,
+        steps,
+        outer=outer,
+        rate=rate,
+        inner=inner,
+        noise=noise,
+        episodes=episodes,
+    )
+    lower, upper = (float(e[0]) for e in pld_bounds(epsilon_at(log_delta), run))
     assert 0 < upper - lower <= max(0.01 * lower, 1e-4) * (1 + 1e-9)
 
 
-@pytest.mark.slow
 def test_two_steps_that_were_too_wide():
-    run = (
-        pair(ANTIPODAL, rate=1.335e-4, inner=0.00424, noise=0.377),
-        pair(SWAPPED, rate=2.126e-4, sensitivity=2.0, noise=12.22),
+    losses = (
+        loss("antipodal", rate=1.335e-4, inner=0.00424, noise=0.377),
+        loss("swapped", rate=2.126e-4, noise=12.22),
     )
-    counts = np.array([7251539.0]), np.array([26455.0])
-    lower, upper = interval.epsilon_bounds(np.array([-20.506]), run, counts)
+    run = Run(losses, (np.array([7251539.0]), np.array([26455.0])))
+    lower, upper = pld_bounds(epsilon_at(-20.506), run)
     assert 0 < upper - lower <= 0.01 * lower
 
 
@@ -318,7 +321,6 @@ def sampled_tails(u, p, s):
         return forward, (tail(-z), (1 - p) * tail(-z) + p * tail(s - z))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("p, s", [(1e-3, 1.25), (0.02, 9.0), (0.5, 1.0)])
 def test_profile_errors_are_within_their_bounds(p, s):
     """Also where ``1 - g (1 - p)`` cancels: the backward losses end at -log(1 - p)."""
@@ -326,9 +328,9 @@ def test_profile_errors_are_within_their_bounds(p, s):
     points = np.concatenate(
         [p * np.geomspace(1e-6, 30, 12), last * (1 - np.geomspace(1e-8, 0.3, 12))]
     )
-    fields = (1.0, p, 1.0, s, 1.0)
-    ((forward, backward),) = lattice.evaluate_tails(SAMPLED, [fields], [points])
-    move = lattice.displacement(SAMPLED, fields)
+    one = SampledGaussianLoss(*map(np.float64, (1.0, p, s)))
+    ((forward, backward),) = lattice.evaluate_tails([one], [points])
+    move = lattice.displacement(one)
     for i, u in enumerate(points):
         for place, tails in enumerate((forward, backward)):
             # the law is the true one with its losses moved by at most ``move``
@@ -357,32 +359,27 @@ def test_settings_that_lose_nothing_or_everything():
     rate = np.array([0.0, 0.1, 0.1, 0.1])
     noise = np.array([1.0, np.inf, 1.0, 0.0])
     steps = np.array([10.0, 10.0, 0.0, 10.0])
-    settings = (pair(SAMPLED, rate=rate, noise=noise),)
-    lower, upper = interval.epsilon_bounds(
-        np.full(4, math.log(1e-6)), settings, (steps,)
-    )
+    run = one_run("sampled", steps, rate=rate, noise=noise)
+    lower, upper = pld_bounds(epsilon_at(np.full(4, math.log(1e-6))), run)
     assert np.array_equal(upper, [0, 0, 0, np.inf])
     assert np.array_equal(lower, [0, 0, 0, 0])
-    lower, upper = interval.log_delta_bounds(np.ones(4), settings, (steps,))
+    lower, upper = pld_bounds(delta_at(np.ones(4)), run)
     assert np.array_equal(upper, [-np.inf, -np.inf, -np.inf, 0])
     assert np.array_equal(lower, np.full(4, -np.inf))
 
 
-@pytest.mark.slow
 def test_batch_equals_single():
-    settings, steps, log_delta = random_settings(SAMPLED, 6, 11)
-    lower, upper = interval.epsilon_bounds(log_delta, (settings,), (steps,))
+    run, log_delta = random_settings("sampled", 6, 11)
+    lower, upper = pld_bounds(epsilon_at(log_delta), run)
+    run = run.flattened((6,))
     for i in range(6):
-        one = DominatingPair(SAMPLED, *(np.asarray(a)[i : i + 1] for a in settings[1:]))
-        low, high = interval.epsilon_bounds(
-            log_delta[i : i + 1], (one,), (steps[i : i + 1],)
-        )
+        low, high = pld_bounds(epsilon_at(log_delta[i]), run.take(np.array([i])))
         assert low <= upper[i] and lower[i] <= high
 
 
 def test_a_count_that_is_not_whole_is_refused():
     with pytest.raises(ValueError, match="whole"):
-        interval.epsilon_bounds(np.array([-10.0]), (pair(SAMPLED),), (np.array([1.5]),))
+        pld_bounds(epsilon_at(-10.0), one_run("sampled", 1.5))
 
 
 @pytest.mark.parametrize("fault", ["tail", "bottom", "optimist"])
@@ -406,11 +403,7 @@ def test_a_planted_fault_is_found(fault, monkeypatch):
     monkeypatch.setattr(loss_lower, "lower_law", lower_with)
     monkeypatch.setattr(refine, "_MASS_CHECK", 1.0)
     truth = gaussian_log_delta(4.0, 10, 3.0)
-    monkeypatch.setattr(interval, "_MOST_ROUNDS", 1)
-    monkeypatch.setattr(
-        interval.evaluation, "evaluate", lambda *_, **__: (np.zeros(1), 0)
-    )
-    lower, upper = interval.log_delta_bounds(
-        np.array([4.0]), (pair(SAMPLED, noise=3.0),), (np.array([10.0]),)
-    )
+    monkeypatch.setattr(method, "_MOST_ROUNDS", 1)
+    monkeypatch.setattr(method, "rdp_bound", lambda *_: (np.zeros(1), 0))
+    lower, upper = pld_bounds(delta_at(4.0), one_run("sampled", 10, noise=3.0))
     assert not lower <= truth <= upper

@@ -10,8 +10,9 @@ Reference: Balle, Barthe, Gaboardi (2018), arXiv:1807.01647v2, Theorems 2 and 10
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar, Self
+from typing import Any, ClassVar, Self
 
 import numpy as np
 
@@ -31,6 +32,7 @@ from jaxdp_episodic.numerics.combinatorics import log_binomial
 from jaxdp_episodic.numerics.loops import (
     Array,
     fori_loop,
+    logsumexp,
     map_first,
     namespace,
     stop_gradient,
@@ -40,6 +42,8 @@ from jaxdp_episodic.numerics.loops import (
 _MOST_TERMS = 200
 # Terms left out may add this share of delta, which is then added.
 _CUT_SHARE = 1e-9
+# Terms times settings that NumPy computes at once.
+_AT_ONCE = 512
 # No distribution is cut nearer than where the density is e^-18 of its peak.
 _LEAST_CUT = -18.0
 # Stands for log 0 where -inf would poison a gradient: e^{-1e30} = 0.
@@ -87,25 +91,26 @@ class IndependentEpisodesLoss(GaussianLoss):
         any_rate = xp.maximum(-xp.expm1(episodes * log_absent), SMALLEST)
         inner = inner_exponent(u, any_rate)
 
-        def add_term(k: Array, totals: Tails) -> Tails:
-            index = k.astype(s.dtype)
+        def add_terms(index: Array, totals: Tails) -> Tails:
+            """Terms k = index, (k, ...), added to what there is."""
             count = xp.minimum(index, episodes)
             log_weight = log_binomial(episodes, count) + count * xp.log(safe)
-            log_weight += (episodes - count) * log_absent
-            terms = gaussian_tails(count * s, inner)
+            log_weight = log_weight + (episodes - count) * log_absent
             first, second = (
-                xp.where(
-                    index <= kept,
-                    xp.logaddexp(total, xp.where(s > 0, log_weight + term, _LOG_ZERO)),
-                    total,
+                xp.logaddexp(total, _log_sum(xp.where(used, term, nothing)))
+                for total, term, used in (
+                    (total, log_weight + term, (s > 0) & (index <= kept))
+                    for total, term in zip(
+                        totals, gaussian_tails(count * s, inner), strict=True
+                    )
                 )
-                for total, term in zip(totals, terms, strict=True)
             )
             return first, second
 
+        nothing = 1e100 * _LOG_ZERO
+        start = xp.full_like(s, nothing)
         last = xp.max(kept, initial=0.0).astype(int)
-        nothing = xp.full_like(s, 1e100 * _LOG_ZERO)
-        profile, tail = fori_loop(xp, 1, last + 1, add_term, (nothing, nothing))
+        profile, tail = _sum_terms(add_terms, last, (start, start), s)
         log_any = xp.log(any_rate)
         # The weights are those of J, not those given that it is at least 1.
         tails = drawn_tails((profile - log_any, tail - log_any), u, any_rate)
@@ -127,27 +132,42 @@ class IndependentEpisodesLoss(GaussianLoss):
         log_absent = xp.log1p(-eta)  # -inf at eta = 1
         any_rate = -xp.expm1(episodes * log_absent)
 
-        def add_term(k: Array, totals: tuple[Array, ...]) -> tuple[Array, ...]:
-            k = k.astype(s.dtype)
-            count = xp.minimum(k, episodes)
+        def add_terms(index: Array, totals: tuple[Array, ...]) -> tuple[Array, ...]:
+            """Terms k = index, (k, n), added to what there is."""
+            count = xp.minimum(index, episodes)
             log_weight = log_binomial(episodes, count) + count * xp.log(eta)
             rest = episodes - count
-            log_weight += xp.where(rest > 0, rest * log_absent, 0.0) - xp.log(any_rate)
-            excess, *derivatives = mixture_excess(
-                t, any_rate, count * s, "symmetric", quadrature, with_derivatives
+            log_weight = log_weight - xp.log(any_rate)
+            log_weight = log_weight + xp.where(rest > 0, rest * log_absent, 0.0)
+
+            def flat(a: Array) -> Array:
+                return xp.broadcast_to(a, log_weight.shape).reshape(-1)
+
+            excess, *derivatives = (
+                part.reshape(log_weight.shape)
+                for part in mixture_excess(
+                    flat(t),
+                    flat(any_rate),
+                    flat(count * s),
+                    "symmetric",
+                    quadrature,
+                    with_derivatives,
+                )
             )
             total, *sums = totals
-            term = xp.where(k <= episodes, log_weight + excess, -xp.inf)
-            larger = xp.logaddexp(total, term)
+            terms = xp.where(index <= episodes, log_weight + excess, -xp.inf)
+            larger = xp.logaddexp(total, _log_sum(terms))
             finite = xp.where(xp.isfinite(larger), larger, 0.0)
-            old, new = xp.exp(total - finite), xp.exp(term - finite)
-            means = (old * a + new * b for a, b in zip(sums, derivatives, strict=True))
+            old, new = xp.exp(total - finite), xp.exp(terms - finite)
+            means = (
+                old * a + xp.sum(xp.where(new > 0, new * b, 0.0), axis=0)
+                for a, b in zip(sums, derivatives, strict=True)
+            )
             return larger, *means
 
         last = xp.max(episodes).astype(int)
         zeros = (xp.zeros_like(s),) * (2 * with_derivatives)
-        start = (xp.full_like(s, -xp.inf), *zeros)
-        return fori_loop(xp, 1, last + 1, add_term, start)
+        return _sum_terms(add_terms, last, (xp.full_like(s, -xp.inf), *zeros), s)
 
     @property
     def num_terms(self) -> Array:
@@ -203,6 +223,32 @@ class IndependentEpisodesLoss(GaussianLoss):
             num_nodes,
         )
         return map_first(_mixed, swaps, weight, used)
+
+
+def _log_sum(terms: Array) -> Array:
+    """`logsumexp` over the first axis; of one term the term itself."""
+    return terms[0] if terms.shape[0] == 1 else logsumexp(terms)
+
+
+def _sum_terms(
+    add_terms: Callable[[Array, Any], Any], last: Array, totals: Any, like: Array
+) -> Any:
+    """Adds the terms 1 … last: one by one in JAX, many at a time in NumPy."""
+    xp = namespace(like)
+    column = (-1,) + (1,) * like.ndim
+    if xp is not np:
+        return fori_loop(
+            xp,
+            1,
+            last + 1,
+            lambda k, totals: add_terms(k.astype(like.dtype).reshape(column), totals),
+            totals,
+        )
+    block = max(_AT_ONCE // max(like.size, 1), 1)
+    for first in range(1, int(last) + 1, block):
+        index = np.arange(first, min(first + block, int(last) + 1), dtype=np.float64)
+        totals = add_terms(index.reshape(column), totals)
+    return totals
 
 
 def _mixed(law: LossNodes, weight: Array, used: Array) -> LossNodes:

@@ -28,8 +28,9 @@ def largest_within(
     """Largest x in [low, high) that was seen to have ``excess(x) <= 0``.
 
     A secant in (log x, excess), kept inside the bracket; when neither the bracket
-    halves in two steps nor the excess shrinks to a tenth, its middle. Probes are placed half a tolerance beside the
-    estimate, on the side whose end is farther away, so that both ends close in.
+    halves in two steps nor the excess shrinks to a tenth, its middle. Probes are placed
+    half a tolerance beside the estimate, on the side whose end is farther away, so that
+    both ends close in.
 
     Args:
       excess: maps x (m,) and the indices (m,) of the elements meant to an increasing

@@ -45,7 +45,7 @@ from jaxdp_episodic.audit import (
 from jaxdp_episodic.audit.confidence import EpsilonBound
 from jaxdp_episodic.audit.mechanism import total_draws
 from jaxdp_episodic.audit.one_run import Guesses
-from jaxdp_episodic.audit.progress import AuditProgress
+from jaxdp_episodic.audit.report import AuditProgress
 from jaxdp_episodic.audit.training import (
     KINDS,
     Training,

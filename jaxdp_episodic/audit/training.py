@@ -13,9 +13,7 @@ from jaxdp_episodic.audit.canaries import (
     gradient_canaries,
     input_canaries,
 )
-from jaxdp_episodic.audit.one_run import Guesses, best_guesses
-from jaxdp_episodic.audit.release import DELTAS, ReleaseAudit, score_bound
-from jaxdp_episodic.audit.worlds import (
+from jaxdp_episodic.audit.in_out import (
     OnStep,
     Training,
     falls_of_losses,
@@ -23,6 +21,8 @@ from jaxdp_episodic.audit.worlds import (
     released_ratios,
     training_of_config,
 )
+from jaxdp_episodic.audit.one_run import Guesses, best_guesses
+from jaxdp_episodic.audit.release import DELTAS, ReleaseAudit, score_bound
 from jaxdp_episodic.data.table import ExampleTable
 
 __all__ = [

@@ -41,7 +41,7 @@ class Train:
         # should pay.
         from jaxdp_episodic.training.config import read_config
         from jaxdp_episodic.training.run import run_training
-        from jaxdp_episodic.training.run_folder import files_of_a_run
+        from jaxdp_episodic.training.run_files import files_of_a_run
 
         try:
             with ended_by_sigterm():

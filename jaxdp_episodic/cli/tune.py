@@ -40,8 +40,7 @@ class Tune:
         use_all_cores()
         # Imported here: Flax costs a second, which no question to the accountant
         # should pay.
-        from jaxdp_episodic.training.search import RELEASE, run_search
-        from jaxdp_episodic.training.search_budget import search_budget
+        from jaxdp_episodic.training.search import RELEASE, run_search, search_budget
         from jaxdp_episodic.training.search_space import read_search
 
         base = self.file.parent

@@ -15,7 +15,7 @@ from jaxdp_episodic.describe.schemes import (
     Scheme,
     WithoutReplacement,
 )
-from jaxdp_episodic.describe.tree_paths import DistinctPaths
+from jaxdp_episodic.describe.tree import DistinctPaths
 
 NEIGHBORING_RELATIONS = ("add_remove", "replace_one")
 

@@ -7,11 +7,12 @@ from jaxdp_episodic.training.budget import (
 )
 from jaxdp_episodic.training.episode import (
     Episode,
+    Learner,
     classification_episode,
     regression_episode,
 )
 from jaxdp_episodic.training.evaluation import Evaluation, Score
-from jaxdp_episodic.training.learners import ANIL, MAML, Learner, ProtoNet, Supervised
+from jaxdp_episodic.training.learners import ANIL, MAML, ProtoNet, Supervised
 from jaxdp_episodic.training.models import (
     MLP,
     ConvNet,

@@ -3,7 +3,7 @@
 A checkpoint holds parameters, optimizer state, the number of steps charged, a mark of
 the ledger, the entropy of the sampler and the noise key, and a description of the run.
 It is secret: with the noise key the noise can be subtracted from what was released.
-What may leave the house is made by `jaxdp_episodic.training.export`, without a key.
+What may leave the house is made by `jaxdp_episodic.training.report`, without a key.
 
 Orbax writes into a temporary folder and renames it when it is complete, so a run that
 is killed at any moment leaves either the old checkpoint or the new one.

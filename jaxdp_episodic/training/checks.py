@@ -13,7 +13,7 @@ from jaxdp_episodic.data.table import ExampleTable
 from jaxdp_episodic.describe.designs import GroupedClasses, IndependentEpisodes
 from jaxdp_episodic.describe.step import STEP, GaussianStep
 from jaxdp_episodic.draw.sampler import EpisodeSampler
-from jaxdp_episodic.training.blocks import default_block_size
+from jaxdp_episodic.training.episode import default_block_size
 from jaxdp_episodic.training.private_gradient import checked_setting
 
 

@@ -15,8 +15,7 @@ from jaxdp_episodic.data.table import ExampleTable
 from jaxdp_episodic.describe.designs import IndependentEpisodes
 from jaxdp_episodic.describe.schemes import MultistageSampling, WithoutReplacement
 from jaxdp_episodic.draw.sampler import EpisodeSampler
-from jaxdp_episodic.training.blocks import make_blocks
-from jaxdp_episodic.training.contribution import to_episode
+from jaxdp_episodic.training.episode import make_blocks, to_episode
 
 _CHUNK = 50
 _Z95 = 1.959963984540054

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -22,27 +22,6 @@ Apply = Callable[[Any, Array], Array]
 
 CROSS_ENTROPY, SQUARED_ERROR = "cross_entropy", "squared_error"
 _ABSENT = -1e9  # logit of a class without support
-
-
-class Learner(Protocol):
-    """What the trainer needs of a learner.
-
-    One whose loss is a mean over examples, each on its own, may say so by an attribute
-    ``couples_examples = False``; single examples may then be clipped.
-    """
-
-    @property
-    def is_regression(self) -> bool:
-        """True if the targets are numbers, False if they are classes."""
-        ...
-
-    def loss(self, params: Any, episode: Episode) -> Array:
-        """Query loss of one episode, a scalar; 0 for an episode without queries."""
-        ...
-
-    def predict(self, params: Any, episode: Episode) -> Array:
-        """Predictions for the queries: (Q, ways) logits, or (Q,) values."""
-        ...
 
 
 @dataclass(frozen=True)

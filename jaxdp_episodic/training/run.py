@@ -19,19 +19,19 @@ from jaxdp_episodic.accounting.api import epsilon
 from jaxdp_episodic.data.table import ExampleTable
 from jaxdp_episodic.describe.designs import GroupedClasses, IndependentEpisodes
 from jaxdp_episodic.describe.schemes import MultistageSampling, WithoutReplacement
-from jaxdp_episodic.training import run_folder
+from jaxdp_episodic.training import run_files
 from jaxdp_episodic.training.budget import PrivacyBudget, plan_budget, public_view
 from jaxdp_episodic.training.checks import mean_units_are_public
 from jaxdp_episodic.training.config import TrainingConfig, built_model, num_parameters
 from jaxdp_episodic.training.display import Display
 from jaxdp_episodic.training.evaluation import Evaluation, Score
-from jaxdp_episodic.training.export import export_run
 from jaxdp_episodic.training.report import (
     draw_report,
+    export_run,
     markdown_report,
     privacy_statement,
 )
-from jaxdp_episodic.training.run_log import HELD_OUT, read_log
+from jaxdp_episodic.training.run_files import HELD_OUT, read_log
 from jaxdp_episodic.training.trainer import Trainer
 
 REPORT, PICTURE, RELEASE = "report.md", "report.png", "release"
@@ -113,9 +113,9 @@ def run_training(
     """
     console = console or Console(stderr=True)
     if not resume:
-        run_folder.refuse_other_files(folder)
+        run_files.refuse_other_files(folder)
     trainer, evaluations, size = _prepared(config, base, console)
-    with run_folder.locked(folder):
+    with run_files.locked(folder):
         if resume:
             with _shown_warnings(console):
                 step = trainer.resume(folder)
@@ -194,7 +194,7 @@ def _finish(trainer: Trainer, folder: Path, title: str, console: Console) -> Res
     """Report, picture and release of a run that took all its steps."""
     budget, taken = trainer.budget, trainer.num_steps_charged
     spent = float(budget.spent(taken))
-    records = read_log(folder / run_folder.LOG)
+    records = read_log(folder / run_files.LOG)
     how = {
         "is_seeded": trainer.is_seeded,
         "has_default_normalizer": trainer.has_default_normalizer,
@@ -231,7 +231,7 @@ def _finish(trainer: Trainer, folder: Path, title: str, console: Console) -> Res
         folder / RELEASE,
         params=trainer.params,
         statement=privacy_statement(budget, taken, for_release=True, **how),
-        log=folder / run_folder.LOG,
+        log=folder / run_files.LOG,
         facts=released_facts(facts, budget),
         has_public_epsilon=public_view(budget) is not None,
     )

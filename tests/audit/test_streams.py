@@ -3,7 +3,7 @@ import jax.numpy as jnp
 import numpy as np
 from scipy import stats
 
-from jaxdp_episodic.audit import streams
+from jaxdp_episodic.audit import simulation
 
 MASK = 0xFFFFFFFF
 
@@ -28,11 +28,11 @@ def reference(state, number):
 
 
 def test_the_words_are_xoshiros():
-    state = streams.seeded(jax.random.key(3), 5)
+    state = simulation.seeded(jax.random.key(3), 5)
     start = np.stack(state).T.tolist()
     words = []
     for _ in range(20):
-        bits, state = streams.next_bits(state)
+        bits, state = simulation.next_bits(state)
         words.append(np.asarray(bits))
     found = np.stack(words).T.tolist()
     assert found == [reference(lane, 20) for lane in start]
@@ -44,12 +44,14 @@ def test_the_numbers_are_normal():
     @jax.jit
     def draw(state):
         def body(state, _):
-            pair, state = streams.normal_pairs(state)
+            pair, state = simulation.normal_pairs(state)
             return state, jnp.stack(pair)
 
         return jax.lax.scan(body, state, None, length=64)[1]
 
-    numbers = np.asarray(draw(streams.seeded(jax.random.key(0), 1 << 14)), np.float64)
+    numbers = np.asarray(
+        draw(simulation.seeded(jax.random.key(0), 1 << 14)), np.float64
+    )
     assert numbers.dtype == np.float64
     assert np.isfinite(numbers).all()
     flat = numbers.ravel()

@@ -17,9 +17,8 @@ from jaxdp_episodic.audit.release import score_bound
 from jaxdp_episodic.audit.training import Training, audit_steps
 from jaxdp_episodic.data.table import ExampleTable
 from jaxdp_episodic.training import private_gradient
-from jaxdp_episodic.training.blocks import Block
 from jaxdp_episodic.training.budget import PrivacyBudget
-from jaxdp_episodic.training.contribution import contribution_loss
+from jaxdp_episodic.training.episode import Block, contribution_loss
 from jaxdp_episodic.training.learners import ProtoNet
 from jaxdp_episodic.training.trainer import Trainer
 from mutation.verdicts import Effort, Verdict, of_bound, of_bounds

@@ -17,7 +17,7 @@ from jaxdp_episodic.training.checkpoint import RunMismatchError
 from jaxdp_episodic.training.evaluation import Evaluation
 from jaxdp_episodic.training.learners import Supervised
 from jaxdp_episodic.training.models import MLP, split_model
-from jaxdp_episodic.training.run_log import HELD_OUT, PRIVATE, read_log
+from jaxdp_episodic.training.run_files import HELD_OUT, PRIVATE, read_log
 from training_runs import (
     GROUPED,
     assert_same,

@@ -145,9 +145,7 @@ def _chosen(
     generator: np.random.Generator,
 ) -> _Chosen:
     """Rows of randomly chosen units in different clip units."""
-    array = _validation.integer_array("num_canaries", number, minimum=1)
-    if array.ndim:
-        raise ValueError(f"num_canaries must be one number, got {number!r}")
+    _validation.whole_number("num_canaries", number)
     names = list(data.level_names)
     _validation.choice("privacy_unit", step.privacy_unit, names)
     unit = names.index(str(step.privacy_unit))
@@ -253,10 +251,10 @@ def _table(data: ExampleTable, rows: np.ndarray, sizes: np.ndarray) -> ExampleTa
 
 MODEL, CANARIES = "model", "canaries"
 # An episode without the canary, in the same clip unit as one with it, must not
-# outshout that one.
+# outweigh that one.
 _OPPOSITE = 0.01
 # Contributions are much longer than the clip norm, so that clipping must do its part.
-_LOUDNESS = 1e4
+_STEEPNESS = 1e4
 
 
 @dataclass(frozen=True)
@@ -302,14 +300,14 @@ class CanaryLearner:
         return {MODEL: params, CANARIES: jnp.zeros(self.num_canaries, jnp.float32)}
 
     def loss(self, params: Any, episode: Episode) -> Array:
-        """The wrapped learner's loss, or where there are canaries a loud plane."""
+        """The wrapped learner's loss, or where there are canaries a steep plane."""
         episode, marks = self._without_marks(episode)
         direction = self._direction(marks)
         has_canary = jnp.any(direction != 0)
         own = self.learner.loss(params[MODEL], episode)
-        slope = _LOUDNESS * self.l2_clip_norm * direction
-        loud = jax.lax.stop_gradient(own) + jnp.dot(slope, params[CANARIES])
-        return jnp.where(has_canary, loud, own)
+        slope = _STEEPNESS * self.l2_clip_norm * direction
+        steep = jax.lax.stop_gradient(own) + jnp.dot(slope, params[CANARIES])
+        return jnp.where(has_canary, steep, own)
 
     def predict(self, params: Any, episode: Episode) -> Array:
         """The wrapped learner's predictions."""

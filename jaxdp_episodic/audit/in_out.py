@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -69,32 +69,37 @@ class Training:
         data: ExampleTable,
         *,
         num_steps: int,
-        learner: Any,
-        params: Any,
-        optimizer: optax.GradientTransformation,
-        seed: int | None,
+        learner: Any = None,
+        params: Any = None,
+        optimizer: optax.GradientTransformation | None = None,
     ) -> Trainer:
-        """Returns the trainer on other data, for so many steps with the same noise."""
-        budget = self.budget
-        budget = PrivacyBudget(
-            on_data(budget.step, data),
-            budget.epsilon,
-            budget.delta,
-            num_steps,
-            num_steps,
+        """Returns the unseeded trainer on other data, with the same noise.
+
+        Args:
+          data: the canaries' table, with some of them in.
+          num_steps: of the run.
+          learner: in place of the run's, as are ``params`` and ``optimizer``.
+          params: None for the run's.
+          optimizer: None for the run's.
+        """
+        budget = dataclasses.replace(
+            self.budget,
+            step=on_data(self.budget.step, data),
+            num_steps=num_steps,
+            permitted_steps=num_steps,
         )
         return self.make_trainer(
-            learner,
-            params,
+            learner or self.learner,
+            self.params if params is None else params,
             data=data,
             budget=budget,
             shots=self.shots,
-            optimizer=optimizer,
+            optimizer=optimizer or self.optimizer,
             l2_clip_norm=self.l2_clip_norm,
             normalizer=self.normalizer,
             block_size=self.block_size,
             noise=self.noise,
-            seed=seed,
+            seed=None,
         )
 
 
@@ -182,7 +187,7 @@ def released_ratios(
     Args:
       training: the run.
       canaries: of `gradient_canaries`.
-      data: the world: the canaries' table, with some of them in.
+      data: the canaries' table, with some of them in.
       num_steps: to be taken, unseeded.
       on_step: is called after every step.
 
@@ -203,20 +208,26 @@ def released_ratios(
         learner=learner,
         params=learner.params(training.params),
         optimizer=recording(training.optimizer),
-        seed=None,
     )
     step = trainer.budget.step
     deviation = training.l2_clip_norm * float(step.noise_multiplier)
     branches = worst_case(step)
     rows = []
-    for taken in range(1, num_steps + 1):
-        trainer.step()
+    for _ in _steps_of(trainer, on_step):
         state: Any = trainer.state.optimizer_state
         released = np.asarray(state.canaries, np.float64) * trainer.normalizer
         rows.append(log_likelihood_ratio(branches, released / deviation))
-        if on_step is not None:
-            on_step(taken, num_steps)
     return np.stack(rows)
+
+
+def _steps_of(trainer: Trainer, on_step: OnStep | None) -> Iterator[int]:
+    """Takes all steps of a run, one by one."""
+    number = trainer.budget.num_steps
+    for taken in range(1, number + 1):
+        trainer.step()
+        yield taken
+        if on_step is not None:
+            on_step(taken, number)
 
 
 def falls_of_losses(
@@ -232,23 +243,14 @@ def falls_of_losses(
     Args:
       training: the run.
       canaries: of `input_canaries`.
-      data: the world: the canaries' table, with some of them in.
+      data: the canaries' table, with some of them in.
       num_steps: to be taken, unseeded.
       generator: chooses the canaries' companions when the model is asked about them.
       on_step: is called after every step.
     """
-    trainer = training.trainer(
-        data,
-        num_steps=num_steps,
-        learner=training.learner,
-        params=training.params,
-        optimizer=training.optimizer,
-        seed=None,
-    )
-    for taken in range(1, num_steps + 1):
-        trainer.step()
-        if on_step is not None:
-            on_step(taken, num_steps)
+    trainer = training.trainer(data, num_steps=num_steps)
+    for _ in _steps_of(trainer, on_step):
+        pass
     before, after = canary_losses(
         training.learner,
         (training.params, trainer.params),

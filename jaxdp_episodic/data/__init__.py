@@ -1,1 +1,28 @@
 """Data: tables of examples and the units they lie in, and where they come from."""
+
+from jaxdp_episodic.data.adapters import from_huggingface, from_tfds
+from jaxdp_episodic.data.folders import (
+    load_class_folders,
+    load_mini_imagenet,
+    load_omniglot,
+)
+from jaxdp_episodic.data.glyphs import load_glyphs
+from jaxdp_episodic.data.npz import load_npz
+from jaxdp_episodic.data.schools import load_schools
+from jaxdp_episodic.data.sinusoids import make_sinusoids
+from jaxdp_episodic.data.table import ExampleTable
+from jaxdp_episodic.data.tables import load_table
+
+__all__ = [
+    "ExampleTable",
+    "from_huggingface",
+    "from_tfds",
+    "load_class_folders",
+    "load_glyphs",
+    "load_mini_imagenet",
+    "load_npz",
+    "load_omniglot",
+    "load_schools",
+    "load_table",
+    "make_sinusoids",
+]

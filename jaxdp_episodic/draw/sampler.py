@@ -6,18 +6,22 @@ On the host, in NumPy: a draw decides shapes, and takes well under a millisecond
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from jaxdp_episodic import _validation
-from jaxdp_episodic.describe.designs import EPISODE, GroupedClasses, IndependentEpisodes
+from jaxdp_episodic.describe.designs import (
+    GroupedClasses,
+    IndependentEpisodes,
+    Sampling,
+    check_clip_unit,
+    checked_sampling,
+)
 from jaxdp_episodic.describe.population import Population
 from jaxdp_episodic.describe.schemes import (
     RESERVED_LEVEL_NAME,
     MultistageSampling,
-    Poisson,
     Scheme,
     WithoutReplacement,
     numeric_fields,
@@ -38,7 +42,7 @@ NO_UNIT = -1  # in place of a unit: the row was formed in the draw
 
 
 def rows_and_levels(
-    sampling: MultistageSampling | GroupedClasses | IndependentEpisodes,
+    sampling: Sampling,
     population: Population,
     clip_unit: str,
 ) -> tuple[Rows, Sequence[Level]]:
@@ -248,18 +252,18 @@ class EpisodeSampler:
 
     def __init__(
         self,
-        sampling: MultistageSampling | GroupedClasses | IndependentEpisodes | Scheme,
+        sampling: Sampling | Scheme,
         population: Population,
         *,
         clip_unit: str,
         population_is_accounted: bool = False,
     ) -> None:
-        if isinstance(sampling, Poisson | WithoutReplacement):
-            sampling = MultistageSampling(sampling)
+        sampling = checked_sampling(sampling)
         if not isinstance(population, Population):
             raise TypeError(f"population must be a Population, got {population!r}")
+        check_clip_unit(sampling, clip_unit)
         self.sampling, self.population = sampling, population
-        self.clip_unit = _checked_clip_unit(sampling, clip_unit)
+        self.clip_unit = clip_unit
         _refuse_arrays(sampling)
         self._rows, self._below = rows_and_levels(sampling, population, clip_unit)
         if not population_is_accounted:
@@ -285,50 +289,25 @@ class EpisodeSampler:
         return Draw(examples, mask, units)
 
 
-def _checked_clip_unit(sampling: Any, clip_unit: str) -> str:
-    if not isinstance(
-        sampling, MultistageSampling | GroupedClasses | IndependentEpisodes
-    ):
-        raise TypeError(
-            "sampling must be a Poisson, WithoutReplacement, MultistageSampling, "
-            f"GroupedClasses or IndependentEpisodes, got {sampling!r}"
-        )
-    levels = sampling.level_names
-    _validation.choice("clip_unit", clip_unit, (RESERVED_LEVEL_NAME, *levels))
-    if not isinstance(sampling, MultistageSampling) and clip_unit != EPISODE:
-        raise NotImplementedError(
-            f"clip_unit={clip_unit!r} with {type(sampling).__name__} has no theorem "
-            "here; covered: clip_unit='episode'"
-        )
-    return clip_unit
-
-
-def _refuse_arrays(
-    sampling: MultistageSampling | GroupedClasses | IndependentEpisodes,
-) -> None:
+def _refuse_arrays(sampling: Sampling) -> None:
     """A spec with arrays is many settings, and a run has one."""
-    for name, value in _numbers(sampling):
+    numbers: dict[str, Any] = {}
+    if isinstance(sampling, GroupedClasses):
+        numbers = {"num_classes": sampling.num_classes, "ways": sampling.ways}
+        schemes = (sampling.episodes, sampling.classes, sampling.examples)
+    elif isinstance(sampling, IndependentEpisodes):
+        numbers = {"num_episodes": sampling.num_episodes}
+        schemes = sampling.sampling.levels
+    else:
+        schemes = sampling.levels
+    for scheme in schemes:
+        if scheme is None:
+            continue
+        for field, value in numeric_fields(scheme).items():
+            numbers[f"{field} of level {scheme.name!r}"] = value
+    for name, value in numbers.items():
         if np.ndim(value):
             raise ValueError(
                 f"{name} must be a single number, because a run has one setting, got "
                 f"an array of shape {np.shape(value)}"
             )
-
-
-def _numbers(
-    sampling: MultistageSampling | GroupedClasses | IndependentEpisodes,
-) -> Iterator[tuple[str, Any]]:
-    """All numeric fields and what to call them."""
-    if isinstance(sampling, GroupedClasses):
-        yield "num_classes", sampling.num_classes
-        yield "ways", sampling.ways
-        schemes = [sampling.episodes, sampling.classes, sampling.examples]
-    elif isinstance(sampling, IndependentEpisodes):
-        yield "num_episodes", sampling.num_episodes
-        schemes = sampling.sampling.levels
-    else:
-        schemes = sampling.levels
-    for scheme in schemes:
-        if scheme is not None:
-            for field, value in numeric_fields(scheme).items():
-                yield f"{field} of level {scheme.name!r}", value

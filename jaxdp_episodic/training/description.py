@@ -7,6 +7,7 @@ be taken again bit for bit.
 from __future__ import annotations
 
 import dataclasses
+import json
 import os
 import platform
 from collections.abc import Mapping, Sequence
@@ -21,6 +22,8 @@ from jaxdp_episodic.accounting.evaluation import num_cores
 from jaxdp_episodic.data.table import ExampleTable
 from jaxdp_episodic.describe.step import GaussianStep
 from jaxdp_episodic.training.budget import PrivacyBudget
+
+_DETERMINISTIC = "--xla_gpu_deterministic_ops=true"
 
 
 def described_run(
@@ -48,7 +51,11 @@ def described_run(
             "num_steps": budget.num_steps,
         },
         "learner": described_learner(learner),
-        "units": _num_units(data),  # so that a class that is gone is named as such
+        # By level, those without records included: what is gone is named as such.
+        "units": {
+            name: data.population.num_units(place)
+            for place, name in enumerate(data.level_names, start=1)
+        },
         "data": data.fingerprint,
         "seed": "from the operating system" if seed is None else seed,
         **settings,
@@ -57,14 +64,8 @@ def described_run(
 
 def described_step(step: GaussianStep) -> dict[str, Any]:
     """Returns the step without its population; the data's fingerprint stands for it."""
-    return {
-        "sampling": step.design.to_dict(),
-        "noise_multiplier": step.noise_multiplier,
-        "clip_unit": step.clip_unit,
-        "privacy_unit": step.privacy_unit,
-        "neighboring_relation": step.neighboring_relation,
-        "small_units": step.small_units,
-    }
+    fields = step.to_dict()
+    return {k: fields[k] for k in fields if k not in ("version", "type", "population")}
 
 
 def described_learner(learner: Any) -> dict[str, Any]:
@@ -78,16 +79,43 @@ def described_learner(learner: Any) -> dict[str, Any]:
     return plain
 
 
-def _num_units(data: ExampleTable) -> Mapping[str, int]:
-    """How many units the data have at each level, those without records included."""
-    tree = data.population
-    return {
-        name: tree.num_units(place)
-        for place, name in enumerate(data.level_names, start=1)
-    }
+class RunMismatchError(ValueError):
+    """A checkpoint belongs to a run with other settings."""
 
 
-_DETERMINISTIC = "--xla_gpu_deterministic_ops=true"
+def refuse_other_run(saved: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
+    """Refuses to go on with a run whose description differs, and shows how.
+
+    Args:
+      saved: description in the checkpoint.
+      wanted: description of the run that wants to go on. Nested dictionaries of plain
+        values, as in JSON.
+
+    Raises:
+      RunMismatchError: they differ anywhere.
+    """
+    old, new = _flat(saved), _flat(json.loads(json.dumps(wanted)))
+    missing = "(nothing)"
+    differences = [
+        f"{key}: {old.get(key, missing)} in the checkpoint, {new.get(key, missing)} now"
+        for key in sorted(old.keys() | new.keys())
+        if old.get(key, missing) != new.get(key, missing)
+    ]
+    if differences:
+        raise RunMismatchError(
+            "the checkpoint is of another run: " + "; ".join(differences)
+        )
+
+
+def _flat(value: Any, prefix: str = "") -> dict[str, Any]:
+    """Nested dictionaries and lists as one dictionary of dotted keys."""
+    if isinstance(value, Mapping):
+        items = [(f"{prefix}.{k}" if prefix else str(k), v) for k, v in value.items()]
+    elif isinstance(value, list):
+        items = [(f"{prefix}[{i}]", v) for i, v in enumerate(value)]
+    else:
+        return {prefix: value}
+    return {k: v for key, item in items for k, v in _flat(item, key).items()}
 
 
 def described_environment(devices: Sequence[Any], block_size: int) -> dict[str, Any]:

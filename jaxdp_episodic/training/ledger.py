@@ -37,6 +37,15 @@ from jaxdp_episodic.report.ledger_file import (
 from jaxdp_episodic.training.budget import BudgetExhaustedError, PrivacyBudget
 from jaxdp_episodic.training.checkpoint import Snapshot
 
+try:
+    import fcntl
+except ImportError:  # Windows: nothing there locks a file for as long as we live
+    fcntl = None
+
+# An edit in the middle is found at the next seal, also without a checkpoint.
+_STEPS_A_SEAL = 1000
+_BINARY = getattr(os, "O_BINARY", 0)
+
 
 class Ledger:
     """Counts the steps that were charged and refuses the one too many.
@@ -204,16 +213,6 @@ def _comes_out_the_same(
     return False
 
 
-try:
-    import fcntl
-except ImportError:  # Windows: nothing there locks a file for as long as we live
-    fcntl = None
-
-# An edit in the middle is found at the next seal, also without a checkpoint.
-_STEPS_A_SEAL = 1000
-_BINARY = getattr(os, "O_BINARY", 0)
-
-
 class LedgerFile:
     """A ledger on the disk, held by one process; a context manager that seals it.
 
@@ -236,7 +235,10 @@ class LedgerFile:
         self._path = path
         self._descriptor = os.open(path, os.O_RDWR | os.O_APPEND | _BINARY)
         try:
-            self._lock()
+            if not is_locked_by_us(self._descriptor):
+                raise BlockingIOError(
+                    f"ledger {path} is in use: another process charges to it"
+                )
             with os.fdopen(os.dup(self._descriptor), "rb") as file:
                 self.content, self._chain = scan(file, path, contains)
             self.charged = self.content.end.charged
@@ -281,9 +283,7 @@ class LedgerFile:
         """Seals the ledger, if it can be, and lets it go."""
         try:
             if not self._is_sealed and not self._in_doubt:
-                with suppress(
-                    OSError
-                ):  # a full disk: every charge is there all the same
+                with suppress(OSError):  # a full disk: the charges are there
                     self.seal()
         finally:
             os.close(self._descriptor)
@@ -345,16 +345,6 @@ class LedgerFile:
                 f"{ours.st_size:,} bytes instead of {self._chain.num_bytes:,}"
             )
 
-    def _lock(self) -> None:
-        if fcntl is None:
-            return
-        try:
-            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise BlockingIOError(
-                f"ledger {self._path} is in use: another process charges to it"
-            ) from None
-
     def _finish_last_line(self) -> None:
         """Repairs what a crash cut off: a charge stays one, another line goes."""
         cut = self.content.unfinished
@@ -390,7 +380,7 @@ def create_ledger(path: Path, budget: PrivacyBudget, *, is_seeded: bool) -> None
     chain.add(lines[0])
     lines.append(_described(chain, budget.step))
     with atomic_path(path) as temporary:
-        with open(temporary, "xb", opener=_owner_only) as file:
+        with open(temporary, "xb", opener=owner_only) as file:
             file.writelines(lines)
 
 
@@ -405,5 +395,16 @@ def _described(chain: Chain, step: GaussianStep) -> bytes:
     return line
 
 
-def _owner_only(path: str, flags: int) -> int:
+def owner_only(path: str, flags: int) -> int:
+    """Opens a file, for `open`, that nobody but its owner may read."""
     return os.open(path, flags | _BINARY, 0o600)
+
+
+def is_locked_by_us(descriptor: int) -> bool:
+    """Locks a file for as long as it is open; False if another process has it."""
+    try:
+        if fcntl is not None:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True

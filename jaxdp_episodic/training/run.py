@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.util
-import math
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -22,7 +21,7 @@ from jaxdp_episodic.describe.schemes import MultistageSampling, WithoutReplaceme
 from jaxdp_episodic.training import run_files
 from jaxdp_episodic.training.budget import PrivacyBudget, plan_budget, public_view
 from jaxdp_episodic.training.checks import mean_units_are_public
-from jaxdp_episodic.training.config import TrainingConfig, built_model, num_parameters
+from jaxdp_episodic.training.config import TrainingConfig, built_model
 from jaxdp_episodic.training.display import Display
 from jaxdp_episodic.training.evaluation import Evaluation, Score
 from jaxdp_episodic.training.report import (
@@ -31,7 +30,7 @@ from jaxdp_episodic.training.report import (
     markdown_report,
     privacy_statement,
 )
-from jaxdp_episodic.training.run_files import HELD_OUT, read_log
+from jaxdp_episodic.training.run_files import HELD_OUT, plain_values, read_log
 from jaxdp_episodic.training.trainer import Trainer
 
 REPORT, PICTURE, RELEASE = "report.md", "report.png", "release"
@@ -165,7 +164,7 @@ def _trainer(
             "optimizer": config.optimizer.to_dict(),
         },
     )
-    return trainer, evaluations, num_parameters(params)
+    return trainer, evaluations, sum(leaf.size for leaf in jax.tree.leaves(params))
 
 
 @contextmanager
@@ -202,10 +201,10 @@ def _finish(trainer: Trainer, folder: Path, title: str, console: Console) -> Res
     }
     statement = privacy_statement(budget, taken, **how)
     uncounted = epsilon_without_last_stage(budget, taken)
-    facts = {
+    facts: dict[str, Any] = {
         "steps": taken,
-        "epsilon spent": _number(spent),
-        "epsilon without counting the draw of examples": _number(uncounted),
+        "epsilon spent": spent,
+        "epsilon without counting the draw of examples": uncounted,
         "target": f"epsilon {budget.epsilon:g}, delta {budget.delta:g}",
         "noise": trainer.noise,
         "noise multiplier": budget.step.noise_multiplier,
@@ -217,6 +216,7 @@ def _finish(trainer: Trainer, folder: Path, title: str, console: Console) -> Res
     }
     if trainer.is_seeded or not budget.is_private:
         facts["not private"] = _SEEDED if budget.is_private else "there is no noise"
+    facts = plain_values(facts)
     picture = None
     if importlib.util.find_spec("matplotlib") is None:
         console.print("no picture: matplotlib, of the extra [plot], is not installed")
@@ -279,11 +279,6 @@ def released_facts(facts: Mapping[str, Any], budget: PrivacyBudget) -> dict[str,
         hidden |= {"steps", "noise multiplier", "mean units a step"}
         hidden |= {name for name in facts if name.startswith("epsilon ")}
     return {name: value for name, value in facts.items() if name not in hidden}
-
-
-def _number(value: float) -> float | str:
-    """The value, infinity as JSON can hold it."""
-    return value if math.isfinite(value) else "inf"
 
 
 def _ways(config: TrainingConfig) -> int | None:

@@ -23,18 +23,18 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
-from types import TracebackType
 from typing import Any, NamedTuple, Self
 
+from jaxdp_episodic.files.atomic import atomic_path
 from jaxdp_episodic.report.ledger_file import has_charges
 from jaxdp_episodic.training import checks
 from jaxdp_episodic.training.checkpoint import Checkpoints, Snapshot
-from jaxdp_episodic.training.ledger import Ledger, LedgerFile
-
-try:
-    import fcntl
-except ImportError:  # Windows: nothing there locks a file for as long as we live
-    fcntl = None
+from jaxdp_episodic.training.ledger import (
+    Ledger,
+    LedgerFile,
+    is_locked_by_us,
+    owner_only,
+)
 
 LOG, CHECKPOINTS, LEDGER, LOCK = "log.jsonl", "checkpoints", "ledger.jsonl", ".lock"
 
@@ -86,18 +86,16 @@ def locked(folder: Path) -> Iterator[None]:
     """
     folder.mkdir(parents=True, exist_ok=True)
     place = folder.resolve()
-    if fcntl is None or place in _held.get():
+    if place in _held.get():
         yield
         return
     descriptor = os.open(place / LOCK, os.O_RDWR | os.O_CREAT, 0o600)
     try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+        if not is_locked_by_us(descriptor):
             owner = os.read(descriptor, 20).decode("ascii", "replace") or "unknown"
             raise BlockingIOError(
                 f"{folder} is in use: another run (process {owner}) is training there"
-            ) from None
+            )
         os.ftruncate(descriptor, 0)
         os.write(descriptor, str(os.getpid()).encode())
         token = _held.set(_held.get() | {place})
@@ -130,7 +128,7 @@ class RunLog:
 
     def write(self, record: Mapping[str, Any]) -> None:
         """Appends one record; numbers that JSON lacks become strings."""
-        self._file.write(json.dumps(_plain(record), allow_nan=False) + "\n")
+        self._file.write(json.dumps(plain_values(record), allow_nan=False) + "\n")
         self._file.flush()
 
     def sync(self) -> None:
@@ -140,12 +138,7 @@ class RunLog:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         self._file.close()
 
 
@@ -156,7 +149,21 @@ def read_log(path: Path) -> list[dict[str, Any]]:
       OSError: a file that cannot be read.
       ValueError: a line, other than the last, that is no JSON object.
     """
-    return list(_records(path))
+    records = []
+    lines = path.read_text(encoding="utf-8").split("\n")
+    for number, line in enumerate(lines, start=1):
+        if not line:
+            continue
+        try:
+            record = json.loads(line)
+        except ValueError:
+            if number >= len(lines) - 1:
+                break  # cut off in the middle of a write
+            raise ValueError(f"{path}, line {number}: not JSON") from None
+        if not isinstance(record, dict):
+            raise ValueError(f"{path}, line {number}: not a JSON object")
+        records.append(record)
+    return records
 
 
 def releasable_records(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -171,43 +178,20 @@ def releasable_records(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [record for record in public if record.keys() - {"step"}]
 
 
-def _records(path: Path) -> Iterator[dict[str, Any]]:
-    lines = path.read_text(encoding="utf-8").split("\n")
-    for number, line in enumerate(lines, start=1):
-        if not line:
-            continue
-        try:
-            record = json.loads(line)
-        except ValueError:
-            if number >= len(lines) - 1:
-                return  # cut off in the middle of a write
-            raise ValueError(f"{path}, line {number}: not JSON") from None
-        if not isinstance(record, dict):
-            raise ValueError(f"{path}, line {number}: not a JSON object")
-        yield record
-
-
 def _rewrite(path: Path, keep_through: int) -> None:
     """Drops the records of later steps, atomically."""
-    kept = [r for r in _records(path) if r.get("step", 0) <= keep_through]
-    temporary = path.with_name(path.name + ".tmp")
-    with open(temporary, "w", encoding="utf-8", opener=_owner_only) as file:
-        file.writelines(json.dumps(record) + "\n" for record in kept)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(temporary, path)
+    kept = [r for r in read_log(path) if r.get("step", 0) <= keep_through]
+    with atomic_path(path) as temporary:
+        with open(temporary, "w", encoding="utf-8", opener=owner_only) as file:
+            file.writelines(json.dumps(record) + "\n" for record in kept)
 
 
-def _owner_only(path: str, flags: int) -> int:
-    return os.open(path, flags, 0o600)
-
-
-def _plain(value: Any) -> Any:
+def plain_values(value: Any) -> Any:
     """The value as JSON can hold it: NaN and infinities as strings."""
     if isinstance(value, Mapping):
-        return {str(key): _plain(item) for key, item in value.items()}
+        return {str(key): plain_values(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
+        return [plain_values(item) for item in value]
     if hasattr(value, "item"):
         value = value.item()
     if isinstance(value, float) and not math.isfinite(value):

@@ -21,6 +21,7 @@ from jaxdp_episodic.data.table import ExampleTable
 from jaxdp_episodic.files.atomic import write_atomically
 from jaxdp_episodic.training import run_files
 from jaxdp_episodic.training.budget import public_view
+from jaxdp_episodic.training.evaluation import Score
 from jaxdp_episodic.training.report import STATEMENT
 from jaxdp_episodic.training.run import RELEASE, plan, run_training
 from jaxdp_episodic.training.search_space import Search
@@ -100,7 +101,16 @@ def run_search(
             if run["score"] is not None:
                 continue
             console.rule(f"run {place + 1} of {len(state['runs'])}")
-            run["score"] = _score(search, folder, place, run, budget, base, console)
+            target = folder / RUNS / f"{place:04d}"
+            result = run_training(
+                search.config(run["values"], budget.run_epsilon),
+                target,
+                resume=bool(run_files.files_of_a_run(target)),
+                title=f"Run {place + 1}",
+                base=base,
+                console=console,
+            )
+            run["score"] = _larger_is_better(result.scores[search.settings.split])
             _save(folder, state)
         return _finish(search, folder, state, budget)
 
@@ -152,26 +162,7 @@ def _save(folder: Path, state: dict[str, Any]) -> None:
     write_atomically(folder / STATE, lambda file: file.write(text.encode()))
 
 
-def _score(
-    search: Search,
-    folder: Path,
-    place: int,
-    run: dict[str, Any],
-    budget: SearchBudget,
-    base: Path | None,
-    console: Console,
-) -> float | str:
-    """Trains one run, or goes on with it; larger scores are better."""
-    target = folder / RUNS / f"{place:04d}"
-    result = run_training(
-        search.config(run["values"], budget.run_epsilon),
-        target,
-        resume=bool(run_files.files_of_a_run(target)),
-        title=f"Run {place + 1}",
-        base=base,
-        console=console,
-    )
-    score = result.scores[search.settings.split]
+def _larger_is_better(score: Score) -> float | str:
     value = -score.mean if score.name == "rmse" else score.mean
     return float(value) if math.isfinite(value) else "-inf"
 

@@ -18,8 +18,11 @@ from jaxdp_episodic.training.budget import PrivacyBudget, SpentAhead
 from jaxdp_episodic.training.checkpoint import (
     Checkpoints,
     Snapshot,
+    TrainingState,
     as_arrays,
+    initial_state,
     new_secrets,
+    updater,
 )
 from jaxdp_episodic.training.description import described_environment, described_run
 from jaxdp_episodic.training.discrete_noise import step_seed
@@ -44,7 +47,6 @@ from jaxdp_episodic.training.run_files import (
     opened_records,
     read_log,
 )
-from jaxdp_episodic.training.update import TrainingState, initial_state, updater
 
 # Gradients of single examples are small and quick: many side by side.
 _SINGLE_EXAMPLES_AT_ONCE = 64
@@ -274,8 +276,7 @@ class Trainer:
             ("checkpoint_every", checkpoint_every),
             ("log_every", log_every),
         ):
-            if _validation.integer_array(name, every, minimum=1).ndim:
-                raise ValueError(f"{name} must be a number, got {every!r}")
+            _validation.whole_number(name, every)
         with run_files.locked(folder):
             if self._folder != folder.resolve():
                 run_files.refuse_other_files(folder)

@@ -6,9 +6,10 @@ from scipy import stats
 import jaxdp_episodic as jde
 from jaxdp_episodic.audit.simulation import (
     NUM_BINS,
-    loss_counts,
-    loss_histogram,
+    exceedances,
+    histogram,
     make_part,
+    tallied,
 )
 from jaxdp_episodic.audit.worst_case import dominating_branches, worst_case
 
@@ -38,12 +39,13 @@ OUTER = two_levels(clip_unit="example")
 
 
 def exceeding(parts, thresholds, *, with_unit, key=0, draws=DRAWS):
-    counts, number = loss_counts(
+    counts, number = tallied(
         parts,
         jax.random.key(key),
         draws,
+        exceedances,
+        thresholds,
         with_unit=with_unit,
-        thresholds=np.asarray(thresholds),
     )
     assert number >= draws
     return counts / number, number
@@ -110,15 +112,12 @@ def test_steps_add_up():
 
 def test_the_histogram_counts_what_exceeds():
     part = make_part(worst_case(TASKS), 1)
-    histogram = loss_histogram(
-        [part], jax.random.key(4), DRAWS, with_unit=True, reach=2.0
-    )
+    run = [part], jax.random.key(4), DRAWS
+    bins, _ = tallied(*run, histogram, [2.0], with_unit=True)
     edges = np.linspace(-2, 2, NUM_BINS + 1)[[300, 1024, 1500]]
-    counts, number = loss_counts(
-        [part], jax.random.key(4), DRAWS, with_unit=True, thresholds=edges
-    )
-    assert histogram.sum() == number
-    above = np.array([histogram[place:].sum() for place in (300, 1024, 1500)])
+    counts, number = tallied(*run, exceedances, edges, with_unit=True)
+    assert bins.sum() == number
+    above = np.array([bins[place:].sum() for place in (300, 1024, 1500)])
     # The same draws, but for losses that lie on an edge up to float32.
     assert np.all(np.abs(above - counts) <= 5)
 
@@ -126,12 +125,13 @@ def test_the_histogram_counts_what_exceeds():
 @pytest.mark.parametrize("draws", [1, 2, 1000, 300_000])
 def test_all_draws_are_made_and_told(draws):
     told = []
-    _, number = loss_counts(
+    _, number = tallied(
         [make_part(worst_case(TASKS), 1)],
         jax.random.key(0),
         draws,
+        exceedances,
+        [0.0],
         with_unit=True,
-        thresholds=np.zeros(1),
         on_draws=told.append,
     )
     assert sum(told) == number >= draws

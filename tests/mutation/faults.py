@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from jaxdp_episodic.accounting import run
 from jaxdp_episodic.draw import sampler
 from jaxdp_episodic.training import (
-    blocks,
     discrete_noise,
+    episode,
     ledger,
     private_gradient,
     trainer,
@@ -206,7 +206,7 @@ FAULTS = (
         "dropped Poisson tasks, behind the first block",
         (
             Edit(
-                blocks,
+                episode,
                 "make_blocks",
                 "range(0, max(number, 1), block_size)",
                 "range(0, 1, block_size)",

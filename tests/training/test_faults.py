@@ -30,7 +30,8 @@ from jaxdp_episodic.data.table import ExampleTable
 from jaxdp_episodic.draw.sampler import Draw
 from jaxdp_episodic.report.ledger_file import read_ledger
 from jaxdp_episodic.training import MLP, ProtoNet, Trainer, run_files, split_model
-from jaxdp_episodic.training.checkpoint import Checkpoints, RunMismatchError
+from jaxdp_episodic.training.checkpoint import Checkpoints
+from jaxdp_episodic.training.description import RunMismatchError
 from jaxdp_episodic.training.episode import make_blocks
 from jaxdp_episodic.training.report import export_run, load_parameters
 from training_runs import (

@@ -113,14 +113,7 @@ def input_canaries(
     entries shuffled; their targets, where there are any, are mirrored at the mean and
     three times as far away.
 
-    Args:
-      data: of the run.
-      step: of the run.
-      number: of canaries, >= 1.
-      generator: chooses and makes them.
-
-    Raises:
-      ValueError: more canaries than there are units for them.
+    Arguments and errors are those of `gradient_canaries`.
     """
     chosen = _chosen(data, step, number, generator)
     table, rows = chosen.table, chosen.rows
@@ -151,8 +144,9 @@ def _chosen(
     unit = names.index(str(step.privacy_unit))
     is_example = unit == len(names) - 1
     # A unit of this level has one canary: the clip unit or, lower down, an own parent.
-    apart = _clip_place(step, names)
-    apart = unit - is_example if apart is None else min(apart, unit - is_example)
+    apart = unit - is_example
+    if step.clip_unit in names:  # else it is formed anew
+        apart = min(apart, names.index(str(step.clip_unit)))
     apart = max(apart, 0)
     places = _units_of_rows(data.population)
     homes = np.unique(places[apart])
@@ -182,12 +176,6 @@ def _chosen(
         for group in groups
     )
     return _Chosen(data, rows, owner, others)
-
-
-def _clip_place(step: GaussianStep, names: list[str]) -> int | None:
-    """The clip unit's place among the data's levels; None where it is formed anew."""
-    clip = str(step.clip_unit)
-    return names.index(clip) if clip in names else None
 
 
 def _is_poisson(step: GaussianStep) -> bool:

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import optax
 
@@ -17,16 +16,12 @@ from jaxdp_episodic.audit.canaries import Canaries, CanaryLearner, recording
 from jaxdp_episodic.audit.worst_case import log_likelihood_ratio, worst_case
 from jaxdp_episodic.data.table import ExampleTable
 from jaxdp_episodic.describe.designs import GroupedClasses
-from jaxdp_episodic.describe.schemes import (
-    MultistageSampling,
-    Poisson,
-    WithoutReplacement,
-)
+from jaxdp_episodic.describe.schemes import MultistageSampling, WithoutReplacement
 from jaxdp_episodic.describe.step import GaussianStep
 from jaxdp_episodic.draw.sampler import EpisodeSampler
 from jaxdp_episodic.training.budget import PrivacyBudget
 from jaxdp_episodic.training.config import TrainingConfig, built_model
-from jaxdp_episodic.training.episode import Block, to_episode
+from jaxdp_episodic.training.episode import Block, block_of, to_episode
 from jaxdp_episodic.training.run import plan
 from jaxdp_episodic.training.trainer import Trainer
 
@@ -163,16 +158,15 @@ def on_data(step: GaussianStep, data: ExampleTable) -> GaussianStep:
         return step
     names = [level.name for level in design.levels]
     depth = names.index(str(step.privacy_unit)) + 1
-    within = map(_without_size, design.levels[depth:])
+    within = (
+        dataclasses.replace(level, population=None)
+        if isinstance(level, WithoutReplacement)
+        else level
+        for level in design.levels[depth:]
+    )
     return dataclasses.replace(
         step, sampling=MultistageSampling(*design.levels[:depth], *within)
     )
-
-
-def _without_size(level: Poisson | WithoutReplacement) -> Poisson | WithoutReplacement:
-    if isinstance(level, WithoutReplacement):
-        return dataclasses.replace(level, population=None)
-    return level
 
 
 def released_ratios(
@@ -240,13 +234,8 @@ def falls_of_losses(
 ) -> np.ndarray:
     """Trains with input canaries; returns (canaries,) by how much each one's loss fell.
 
-    Args:
-      training: the run.
-      canaries: of `input_canaries`.
-      data: the canaries' table, with some of them in.
-      num_steps: to be taken, unseeded.
-      generator: chooses the canaries' companions when the model is asked about them.
-      on_step: is called after every step.
+    Arguments are those of `released_ratios`, with canaries of `input_canaries`;
+    ``generator`` chooses their companions when the model is asked about them.
     """
     trainer = training.trainer(data, num_steps=num_steps)
     for _ in _steps_of(trainer, on_step):
@@ -314,11 +303,13 @@ def canary_losses(
         return jax.lax.map(loss, block)
 
     for _ in range(_CONTEXTS):
-        slots = [
-            make(canaries, canary, slot_shape, shots, generator)
-            for canary in range(canaries.number)
-        ]
-        block = _block(canaries, np.stack(slots))
+        slots = np.stack(
+            [
+                make(canaries, canary, slot_shape, shots, generator)
+                for canary in range(canaries.number)
+            ]
+        )
+        block = block_of(canaries.table, slots, slots >= 0, np.ones(len(slots)))
         for place, one in enumerate(params):
             total[place] += np.asarray(losses(one, block), np.float64)
     return total / _CONTEXTS
@@ -375,19 +366,3 @@ def _classes(
     if is_example:
         slots[0, shots] = rows[0]
     return slots
-
-
-def _block(canaries: Canaries, slots: np.ndarray) -> Block:
-    """The rows as a block, one episode each."""
-    table = canaries.table
-    mask = slots >= 0
-    features = table.features[np.where(mask, slots, 0)]
-    shape = mask.shape + (1,) * (features.ndim - mask.ndim)
-    of_example = table.class_places if table.targets is None else table.targets
-    targets = np.where(mask, of_example[np.where(mask, slots, 0)], 0)
-    return Block(
-        jnp.asarray(features * mask.reshape(shape).astype(features.dtype)),
-        jnp.asarray(targets, jnp.float32),
-        jnp.asarray(mask, jnp.float32),
-        jnp.ones(len(slots), jnp.float32),
-    )

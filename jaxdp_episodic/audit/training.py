@@ -166,12 +166,9 @@ def audit_steps(
         )
         for delta in deltas
     )
+    steps_in_and_out = [on_data(training.budget.step, t) for t in _tables(canaries)]
     claimed = np.max(
-        [
-            epsilon(on_data(training.budget.step, table), num_steps=1, delta=deltas)
-            for table in _tables(canaries)
-        ],
-        axis=0,
+        [epsilon(step, num_steps=1, delta=deltas) for step in steps_in_and_out], axis=0
     )
     return ReleaseAudit(claimed, bounds)
 

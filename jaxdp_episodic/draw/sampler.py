@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -45,7 +45,7 @@ def rows_and_levels(
     sampling: Sampling,
     population: Population,
     clip_unit: str,
-) -> tuple[Rows, Sequence[Level]]:
+) -> tuple[TreeRows | FixedRows | GroupedRows, Sequence[Level]]:
     """Returns what forms the rows of a draw, and the levels drawn below them.
 
     Raises:
@@ -68,8 +68,10 @@ def rows_and_levels(
     return GroupedRows(sampling), (examples,)
 
 
-class Rows(Protocol):
-    """How the rows come about.
+class TreeRows:
+    """The drawn units of one level of the tree; of no level: the step, once.
+
+    All three kinds of rows have these attributes and a method `draw`.
 
     Attributes:
       inner_shape: axes of a row that the design forms, before those of the levels
@@ -79,19 +81,6 @@ class Rows(Protocol):
       levels: those that are drawn to form the rows.
     """
 
-    inner_shape: tuple[int, ...]
-    expected: float
-    largest: int
-    levels: Sequence[Level]
-
-    def draw(self, generator: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-        """Returns (J, *inner_shape) units to draw below, and the (J,) clip units."""
-        ...
-
-
-class TreeRows:
-    """The drawn units of one level of the tree; of no level: the step, once."""
-
     def __init__(self, levels: Sequence[Level]) -> None:
         self.inner_shape: tuple[int, ...] = ()
         self.levels = levels
@@ -99,7 +88,10 @@ class TreeRows:
         self.largest = largest_total(levels)
 
     def draw(self, generator: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-        """Returns the drawn units, twice; the root once where no level is drawn."""
+        """Returns (J, *inner_shape) units to draw below, and the (J,) clip units.
+
+        They are the same; the root once where no level is drawn.
+        """
         units = draw_units(self.levels, generator)
         return units, units.copy() if self.levels else np.full(1, NO_UNIT)
 

@@ -79,6 +79,13 @@ def _block(draw: Draw, table: ExampleTable, rows: np.ndarray) -> Block:
     else:
         examples = np.zeros((len(rows), *draw.mask.shape[1:]), np.int64)
         mask = np.zeros(examples.shape, bool)
+    return block_of(table, examples, mask, present)
+
+
+def block_of(
+    table: ExampleTable, examples: np.ndarray, mask: np.ndarray, present: np.ndarray
+) -> Block:
+    """Returns the block with these examples in its slots, and nothing where masked."""
     examples = np.where(mask, examples, 0)
     features = table.features
     # Not a product: what stands in for a masked slot is example 0, and were that one

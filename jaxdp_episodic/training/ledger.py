@@ -64,11 +64,7 @@ class Ledger:
     """
 
     def __init__(
-        self,
-        budget: PrivacyBudget,
-        *,
-        charged: int = 0,
-        mark: LedgerMark | None = None,
+        self, budget: PrivacyBudget, *, charged: int = 0, mark: LedgerMark | None = None
     ) -> None:
         if not 0 <= charged <= budget.permitted_steps:
             raise ValueError(
@@ -252,8 +248,7 @@ class LedgerFile:
     @property
     def mark(self) -> LedgerMark:
         """The ledger as it is known to be on the disk."""
-        chain = self._chain
-        run = self.content.end.run
+        chain, run = self._chain, self.content.end.run
         return LedgerMark(run, self.charged, chain.num_bytes, chain.sha256())
 
     def charge(self, number: int = 1) -> None:
@@ -376,23 +371,18 @@ def create_ledger(path: Path, budget: PrivacyBudget, *, is_seeded: bool) -> None
         delta=budget.delta,
         is_seeded=is_seeded,
     )
-    lines = [chain.line(first)]
-    chain.add(lines[0])
-    lines.append(_described(chain, budget.step))
-    with atomic_path(path) as temporary:
-        with open(temporary, "xb", opener=owner_only) as file:
-            file.writelines(lines)
-
-
-def _described(chain: Chain, step: GaussianStep) -> bytes:
-    line = chain.line({"step": step.to_dict()})
-    if len(line) > MOST_DESCRIBED // 2:
+    start = chain.line(first)
+    chain.add(start)
+    step = chain.line({"step": budget.step.to_dict()})
+    if len(step) > MOST_DESCRIBED // 2:
         raise ValueError(
-            f"the ledger cannot describe the step: {len(line):,} bytes, mostly its "
+            f"the ledger cannot describe the step: {len(step):,} bytes, mostly its "
             f"population, of at most {MOST_DESCRIBED // 2:,}; state public bounds of "
             "the sizes in the sampling instead"
         )
-    return line
+    with atomic_path(path) as temporary:
+        with open(temporary, "xb", opener=owner_only) as file:
+            file.writelines((start, step))
 
 
 def owner_only(path: str, flags: int) -> int:

@@ -283,27 +283,24 @@ class Trainer:
                 path = folder / run_files.LEDGER
                 create_ledger(path, self.budget, is_seeded=self.is_seeded)
                 self._folder = folder.resolve()
-            return self._train_in(
-                folder,
-                evaluations,
-                lambda step: bool(evaluate_every) and step % (evaluate_every or 1) == 0,
-                lambda step: step % checkpoint_every == 0,
-                lambda step: step % log_every == 0,
-                on_step,
-            )
+            every = evaluate_every, checkpoint_every, log_every
+            return self._train_in(folder, evaluations, every, on_step)
 
     def _train_in(
         self,
         folder: Path,
         evaluations: Mapping[str, Evaluation] | None,
-        evaluates: Callable[[int], bool],
-        commits: Callable[[int], bool],
-        logs: Callable[[int], bool],
+        every: tuple[int | None, int, int],
         on_step: Callable[[StepProgress], None] | None,
     ) -> list[dict[str, Any]]:
         """`train` in a folder that is locked and holds this run or none."""
         start, last = self._now[1], self.budget.num_steps
         spent = SpentAhead(self.budget)
+
+        def is_due(place: int, step: int) -> bool:
+            often = every[place]
+            return step == last or (often is not None and step % often == 0)
+
         with opened_records(
             folder, self.ledger, self._environment, self.snapshot
         ) as files:
@@ -317,10 +314,10 @@ class Trainer:
                     diagnostics = self.step(blocks)
                     step = self._now[1]
                     held_out = {}
-                    if step == last or evaluates(step):
+                    if is_due(0, step):
                         held_out = self._evaluate(evaluations)
                     progress = None
-                    if step == last or logs(step) or held_out:
+                    if is_due(2, step) or held_out:
                         private: dict[str, Any] = dict(diagnostics)
                         private["seconds"] = time.perf_counter() - begun
                         epsilon = spent.at(step)
@@ -330,7 +327,7 @@ class Trainer:
                     complete = self.snapshot()
                     if on_step is not None and progress is not None:
                         on_step(progress)
-                    if step == last or commits(step):
+                    if is_due(1, step):
                         files.commit(complete)
             except KeyboardInterrupt as interrupt:
                 # Whoever calls `train` again takes the rest again, charged already.

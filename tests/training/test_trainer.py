@@ -391,7 +391,7 @@ def test_the_divisor_must_be_public():
         ({"shots": 0}, ValueError, "shots must be a whole number >= 1"),
         ({"shots": 3}, ValueError, "shots must be less than"),
         ({"block_size": 0}, ValueError, "block_size must be a whole number >= 1"),
-        ({"block_size": [1, 2]}, ValueError, "block_size must be a number"),
+        ({"block_size": [1, 2]}, ValueError, "block_size must be one number"),
         ({"l2_clip_norm": 1e30}, ValueError, "l2_clip_norm must be a number in"),
         ({"normalizer": 1e30}, ValueError, "normalizer must be a number in"),
         ({"seed": -1}, ValueError, "seed must be a whole number >= 0"),

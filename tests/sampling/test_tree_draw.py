@@ -1,4 +1,4 @@
-"""Draws below many units at once: whichever way is taken, the same law."""
+"""Draws below many units at once: whichever way is taken, the same distribution."""
 
 import itertools
 

@@ -37,8 +37,8 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 import optax
-from circumstances import circumstances
 from flax import nnx
+from provenance import provenance
 
 import jaxdp_episodic as jde
 from jaxdp_episodic.data.table import ExampleTable
@@ -356,7 +356,7 @@ def written(summary: Summary, out: Path) -> None:
     }
     out.mkdir(parents=True, exist_ok=True)
     document = {
-        **circumstances(),
+        **provenance(),
         "facts": facts,
         "moments": dict(moments),
         "violations": summary.violations,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -292,7 +293,9 @@ def canary_losses(
             f"{slot_shape}"
         )
     total = np.zeros((len(params), canaries.number))
-    make = _task if axes == 1 else _classes
+    slots_of = _task if axes == 1 else _classes
+    make = functools.partial(slots_of, canaries.table.class_places, generator)
+    groups = [canaries.rows[canaries.owner == c] for c in range(canaries.number)]
 
     @jax.jit
     def losses(one: Any, block: Block) -> Any:
@@ -303,12 +306,7 @@ def canary_losses(
         return jax.lax.map(loss, block)
 
     for _ in range(_CONTEXTS):
-        slots = np.stack(
-            [
-                make(canaries, canary, slot_shape, shots, generator)
-                for canary in range(canaries.number)
-            ]
-        )
+        slots = np.stack([make(rows, slot_shape, shots) for rows in groups])
         block = block_of(canaries.table, slots, slots >= 0, np.ones(len(slots)))
         for place, one in enumerate(params):
             total[place] += np.asarray(losses(one, block), np.float64)
@@ -316,15 +314,13 @@ def canary_losses(
 
 
 def _task(
-    canaries: Canaries,
-    canary: int,
+    places: np.ndarray,
+    generator: np.random.Generator,
+    rows: np.ndarray,
     slot_shape: tuple[int, ...],
     shots: int,
-    generator: np.random.Generator,
 ) -> np.ndarray:
-    """(n,) rows of one task, -1 where a slot stays empty."""
-    places = canaries.table.class_places
-    rows = canaries.rows[canaries.owner == canary]
+    """(n,) rows of one task, -1 where a slot stays empty; ``rows`` are the canary's."""
     task = np.flatnonzero(places == places[rows[0]])
     slots = np.full(slot_shape, -1)
     if len(rows) == 1 and len(task) > 1:  # an example: learned from the others
@@ -338,16 +334,14 @@ def _task(
 
 
 def _classes(
-    canaries: Canaries,
-    canary: int,
+    places: np.ndarray,
+    generator: np.random.Generator,
+    rows: np.ndarray,
     slot_shape: tuple[int, ...],
     shots: int,
-    generator: np.random.Generator,
 ) -> np.ndarray:
-    """(ways, n) rows of an episode of classes, -1 where a slot stays empty."""
+    """(ways, n) rows of an episode of classes, likewise."""
     ways, number = slot_shape
-    places = canaries.table.class_places
-    rows = canaries.rows[canaries.owner == canary]
     own = np.unique(places[rows])
     is_example = len(rows) == 1 and np.sum(places == own[0]) > 1
     asked = generator.permutation(own)[:ways]
@@ -358,11 +352,9 @@ def _classes(
         members = np.flatnonzero(places == class_)
         if is_example:
             members = np.setdiff1d(members, rows)
-        members = generator.permutation(members)
-        if is_example or way >= len(asked):
-            slots[way, : min(shots, len(members))] = members[:shots]
-            continue
-        slots[way, : min(number, len(members))] = members[:number]
+        most = shots if is_example or way >= len(asked) else number
+        members = generator.permutation(members)[:most]
+        slots[way, : len(members)] = members
     if is_example:
         slots[0, shots] = rows[0]
     return slots

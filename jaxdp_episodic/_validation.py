@@ -82,6 +82,23 @@ def order_array(name: str, value: Any) -> np.ndarray:
     return _in_range(name, value, array, good, "be > 1 and finite")
 
 
+def single(name: str, array: np.ndarray) -> Any:
+    """Returns the one element of an array without axes, as a number of Python."""
+    if array.ndim:
+        raise ValueError(f"{name} must be one number, got an array of {array.shape}")
+    return array.item()
+
+
+def whole_number(
+    name: str, value: Any, *, minimum: int = 1, maximum: int | None = None
+) -> int:
+    """Returns ``value`` as one whole number from ``minimum`` to ``maximum``."""
+    number = single(name, integer_array(name, value, minimum=minimum))
+    if maximum is not None and number > maximum:
+        raise ValueError(f"{name} must be at most {maximum:,}, got {shown(value)}")
+    return number
+
+
 def choice(name: str, value: Any, allowed: Iterable[str]) -> str:
     """Returns ``value`` if it is one of ``allowed``, else names the nearest."""
     options = tuple(allowed)

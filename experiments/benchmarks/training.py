@@ -38,8 +38,7 @@ from flax import nnx
 from presentation import describe_machine
 
 from jaxdp_episodic.training import MAML, ConvNet, PrivateGradient, ProtoNet
-from jaxdp_episodic.training.blocks import Block
-from jaxdp_episodic.training.contribution import contribution_loss
+from jaxdp_episodic.training.episode import Block, contribution_loss
 from jaxdp_episodic.training.models import split_model
 
 FOLDER = Path(__file__).parent

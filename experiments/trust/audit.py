@@ -27,8 +27,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from circumstances import circumstances
 from page import ASKED, PAIR
+from provenance import provenance
 from rich.console import Console
 
 import jaxdp_episodic as jde
@@ -45,7 +45,7 @@ from jaxdp_episodic.audit import (
 from jaxdp_episodic.audit.confidence import EpsilonBound
 from jaxdp_episodic.audit.mechanism import total_draws
 from jaxdp_episodic.audit.one_run import Guesses
-from jaxdp_episodic.audit.progress import AuditProgress
+from jaxdp_episodic.audit.report import AuditProgress
 from jaxdp_episodic.audit.training import (
     KINDS,
     Training,
@@ -282,7 +282,7 @@ def write(
     rows = [row for some in found.values() for row in some]
     document = audit_document(
         rows,
-        **circumstances(),
+        **provenance(),
         delta=DELTA,
         confidence=0.95,
         draws=draws,
@@ -309,7 +309,7 @@ def read(out: Path, draws: dict[str, int]) -> tuple[Found, dict[str, float]]:
 def _read(
     document: dict[str, Any], draws: dict[str, int]
 ) -> tuple[Found, dict[str, float]]:
-    same = {"draws": draws, "versions": circumstances()["versions"], "delta": DELTA}
+    same = {"draws": draws, "versions": provenance()["versions"], "delta": DELTA}
     for name, wanted in same.items():
         if document[name] != wanted:
             raise ValueError(f"made with {name} {document[name]}, not {wanted}")

@@ -19,7 +19,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from circumstances import circumstances
+from provenance import provenance
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tests"))
 
@@ -90,7 +90,7 @@ def main() -> int:
 def write(out: Path, results: list[dict[str, Any]]) -> None:
     """Leaves what was found so far."""
     document = {
-        **circumstances(),
+        **provenance(),
         "cases": sum(result["cases"] for result in results),
         "results": results,
     }

@@ -37,13 +37,13 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 import optax
-from circumstances import circumstances
 from flax import nnx
+from provenance import provenance
 
 import jaxdp_episodic as jde
 from jaxdp_episodic.data.table import ExampleTable
 from jaxdp_episodic.report.ledger_file import CHARGE, LedgerError, read_ledger
-from jaxdp_episodic.training import MLP, ProtoNet, Trainer, run_folder, split_model
+from jaxdp_episodic.training import MLP, ProtoNet, Trainer, run_files, split_model
 from jaxdp_episodic.training.budget import PrivacyBudget
 
 FAULTS = ("charge-late", "forget")
@@ -132,7 +132,7 @@ def made_trainer(seed: int) -> Trainer:
 def train_in(folder: Path, seed: int, fault: str | None) -> None:
     """Starts or goes on with a run; writes its parameters when it is finished."""
     run = made_trainer(seed)
-    if run_folder.files_of_a_run(folder):
+    if run_files.files_of_a_run(folder):
         run.resume(folder)
     witness = os.open(folder / WITNESS, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     take = run.step
@@ -219,7 +219,7 @@ def inspected(folder: Path) -> tuple[Kill, list[str]]:
     """Returns what a killed process left, and what is wrong with it."""
     released = released_in(folder)
     steps = len(released.hashes)
-    path = folder / run_folder.LEDGER
+    path = folder / run_files.LEDGER
     if not path.exists():
         wrong = ["released without a ledger"] if steps else []
         return Kill("before the ledger was made", steps, 0, 0), wrong
@@ -227,7 +227,7 @@ def inspected(folder: Path) -> tuple[Kill, list[str]]:
         charged = read_ledger(path).charged
     except LedgerError as error:
         return Kill("(damaged ledger)", steps, -1, 0), [str(error)]
-    checkpoints = folder / run_folder.CHECKPOINTS
+    checkpoints = folder / run_files.CHECKPOINTS
     names = [p.name for p in checkpoints.iterdir()] if checkpoints.is_dir() else []
     latest = max((int(n) for n in names if n.isdigit()), default=0)
     moment = "between two steps"
@@ -256,7 +256,7 @@ def violations(hashes: dict[int, set[str]], charged: int) -> list[str]:
 def finished(folder: Path, whole: Path) -> list[str]:
     """Returns what is wrong with a run that was killed, against one that was not."""
     _, wrong = inspected(folder)
-    if read_ledger(folder / run_folder.LEDGER).charged != STEPS:
+    if read_ledger(folder / run_files.LEDGER).charged != STEPS:
         wrong.append("the ledger has not the steps of the run")
     with np.load(folder / PARAMETERS) as ours, np.load(whole / PARAMETERS) as theirs:
         if any(not np.array_equal(ours[name], theirs[name]) for name in theirs):
@@ -266,7 +266,7 @@ def finished(folder: Path, whole: Path) -> list[str]:
 
 def forget_charges(folder: Path) -> None:
     """Takes the last charges out of a ledger: the planted fault."""
-    path = folder / run_folder.LEDGER
+    path = folder / run_files.LEDGER
     text = path.read_bytes() if path.exists() else b""
     while text.endswith(CHARGE):
         text = text[: -len(CHARGE)]
@@ -356,7 +356,7 @@ def written(summary: Summary, out: Path) -> None:
     }
     out.mkdir(parents=True, exist_ok=True)
     document = {
-        **circumstances(),
+        **provenance(),
         "facts": facts,
         "moments": dict(moments),
         "violations": summary.violations,

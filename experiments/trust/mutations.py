@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from circumstances import circumstances
+from provenance import provenance
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tests"))
 
@@ -67,7 +67,7 @@ def document(rows: Sequence[Found], effort: Effort) -> dict[str, object]:
     """Returns the rows as plain values for JSON."""
     return {
         "version": 1,
-        **circumstances(),
+        **provenance(),
         "effort": effort._asdict(),
         "all_caught": all(row.is_caught for row in rows),
         "faults": [

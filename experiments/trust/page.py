@@ -50,7 +50,7 @@ def tables(results: Results) -> dict[str, str]:
     facts += [[f"killed {name}", f"{n:,}"] for name, n in kills["moments"].items()]
     return {
         "summary": summary(results),
-        "circumstances": circumstances(results),
+        "provenance": provenance(results),
         "mechanisms": mechanisms(audit["rows"]),
         "runs": runs(audit["rows"]),
         "faults": faults(results["mutations"]["faults"]),
@@ -120,7 +120,7 @@ def disproved(rows: list[dict[str, Any]]) -> str:
     return f"{number or 'no'} claim{'s' if number > 1 else ''} disproved"
 
 
-def circumstances(results: Results) -> str:
+def provenance(results: Results) -> str:
     """By which command, when and on what."""
     rows = []
     for name, command in COMMANDS.items():

@@ -4,22 +4,23 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
+from scipy import special
 
 from jaxdp_episodic import _validation
 from jaxdp_episodic.audit import ratio_test
-from jaxdp_episodic.numerics.binomial import log_binomial_tail
 
 # Counts disprove a claim at this confidence only. Exact claims leave no room: at 95 %
 # the audits of a faultless mechanism would disprove one in twenty.
 VERDICT = 0.9999
-_BISECTIONS = 64
 _MOST_TRIALS = 10**10
-# Rounding: 1 - p of a p near 1e-9 keeps seven digits. Errs to the safe side.
+# Against rounding, which is below 1e-9; errs to the safe side.
 _OUTWARD = 1e-7
+
+
+FORWARD, BACKWARD = "forward", "backward"
 
 
 class EpsilonBound(NamedTuple):
@@ -101,46 +102,11 @@ def clopper_pearson(
         )
     if not 0 < error <= 0.5:
         raise ValueError(f"error must lie in (0, 1/2], got {error!r}")
-    return _low(k, n, math.log(error)), _high(k, n, math.log(error))
-
-
-def _low(k: np.ndarray, n: np.ndarray, log_error: float) -> np.ndarray:
-    """The chance at which k or more are as rare as the error."""
-
-    def is_rare(log_p: np.ndarray) -> np.ndarray:
-        return log_binomial_tail(k, n, np.exp(log_p), side="upper") <= log_error
-
-    # A tail at k >= 1 is at most n p, so the bound is at least error / n.
-    least = log_error - math.log(2) - np.log(n)
-    most = np.where(k > 0, np.log(np.maximum(k, 0.5) / n), least)
-    with np.errstate(all="ignore"):
-        low, _ = _bisected(is_rare, least, most)
-    return np.where(k > 0, np.exp(low) * (1 - _OUTWARD), 0.0)
-
-
-def _high(k: np.ndarray, n: np.ndarray, log_error: float) -> np.ndarray:
-    """The chance at which k or fewer are as rare as the error."""
-
-    def is_common(log_p: np.ndarray) -> np.ndarray:
-        rest = -np.expm1(log_p)
-        return log_binomial_tail(n - k, n, rest, side="upper") > log_error
-
-    with np.errstate(all="ignore"):
-        least = np.log(np.maximum(k, 0.5) / n)
-        _, high = _bisected(is_common, least, np.full(k.shape, -1e-17))
-    high = np.minimum(np.exp(high) * (1 + _OUTWARD), 1.0)
-    return np.where(k < n, high, 1.0)
-
-
-def _bisected(
-    holds: Callable[[np.ndarray], np.ndarray], low: np.ndarray, high: np.ndarray
-) -> tuple[np.ndarray, np.ndarray]:
-    """Narrows [low, high], of which the lower end holds and the upper does not."""
-    for _ in range(_BISECTIONS):
-        middle = 0.5 * (low + high)
-        good = holds(middle)
-        low, high = np.where(good, middle, low), np.where(good, high, middle)
-    return low, high
+    # Where there is no tail the quantile is 0 or 1; the arguments must be > 0 all the
+    # same.
+    low = special.betaincinv(np.maximum(k, 0.5), n - k + 1, error) * (1 - _OUTWARD)
+    high = special.betainccinv(k + 1, np.maximum(n - k, 0.5), error) * (1 + _OUTWARD)
+    return np.where(k > 0, low, 0.0), np.where(k < n, np.minimum(high, 1.0), 1.0)
 
 
 def log_ratio_bound(
@@ -213,10 +179,10 @@ def best_event(
     delta: float,
     error: float,
 ) -> tuple[float, int]:
-    """Returns the largest `log_ratio_bound` that an event promises, and its place.
+    """Returns the largest `log_ratio_bound` expected of an event, and its place.
 
-    A choice, not a bound: it takes the normal law in place of the exact ones, and must
-    be followed by counts of fresh draws.
+    A choice, not a bound: it takes a normal distribution in place of the exact ones,
+    and must be followed by counts of fresh draws.
 
     Args:
       hits: (k,) counts of each event among ``num_draws`` draws where it is likely.
@@ -237,3 +203,46 @@ def best_event(
     place = int(np.argmax(ratio))
     best = float(ratio[place])
     return (math.log(best) if best > 0 else -math.inf), place
+
+
+def event_bound(
+    hits: int,
+    false_hits: int,
+    num_draws: int,
+    *,
+    delta: float,
+    confidence: float,
+    direction: str,
+    threshold: float,
+    share: float = 1.0,
+) -> EpsilonBound:
+    """Returns the bound that counts of a chosen event show; see `EpsilonBound`.
+
+    Args:
+      hits: counts of the event where it is likely.
+      false_hits: counts where it is not.
+      num_draws: of each of the two, none of which chose the event.
+      delta: in [0, 1).
+      confidence: of the bound, or of several.
+      direction: of the event.
+      threshold: of the event.
+      share: what part of the error this bound may take.
+    """
+    error = share * (1 - confidence)
+    value = log_ratio_bound(hits, false_hits, num_draws, delta=delta, error=error)
+    return EpsilonBound(
+        epsilon=float(value),
+        delta=float(delta),
+        confidence=confidence,
+        direction=direction,
+        threshold=float(threshold),
+        hits=hits,
+        false_hits=false_hits,
+        num_draws=num_draws,
+    )
+
+
+def check_confidence(confidence: float) -> None:
+    """Refuses a confidence out of [0.5, 1)."""
+    if not 0.5 <= confidence < 1:
+        raise ValueError(f"confidence must lie in [0.5, 1), got {confidence!r}")

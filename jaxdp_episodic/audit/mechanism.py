@@ -15,24 +15,27 @@ from jaxdp_episodic.accounting.api import epsilon
 from jaxdp_episodic.accounting.dominating_pair import run_of
 from jaxdp_episodic.accounting.question import EpsilonAt
 from jaxdp_episodic.accounting.rdp.method import rdp_bound
-from jaxdp_episodic.audit.confidence import EpsilonBound, best_event, log_ratio_bound
+from jaxdp_episodic.audit.confidence import (
+    BACKWARD,
+    FORWARD,
+    EpsilonBound,
+    best_event,
+    check_confidence,
+    event_bound,
+)
 from jaxdp_episodic.audit.simulation import (
     NUM_BINS,
-    loss_counts,
-    loss_histogram,
+    exceedances,
+    histogram,
     make_part,
+    tallied,
 )
-from jaxdp_episodic.audit.worst_case import (
-    Branches,
-    dominating_branches,
-    worst_case,
-)
+from jaxdp_episodic.audit.worst_case import Branches, dominating_branches, worst_case
 from jaxdp_episodic.describe.step import ComposedSteps, GaussianStep
 
 # Share of the draws by which the event is chosen; the others are counted.
 _CHOOSING = 0.1
 _MOST_DRAWS = 10**10
-FORWARD, BACKWARD = "forward", "backward"
 
 
 class MechanismAudit(NamedTuple):
@@ -89,7 +92,7 @@ def audit_mechanism(
         `Population` the path that costs most by Rényi-DP is simulated.
       delta: in (0, 1).
       num_steps: whole number >= 1; None for a composed run.
-      num_draws: runs to simulate in each of the two worlds, 100 to 10^10.
+      num_draws: runs to simulate with the unit, and as many without, 100 to 10^10.
       confidence: of each lower bound, in [0.5, 1).
       seed: of the simulation.
       on_draws: is called now and then with the number of runs simulated since, of
@@ -109,7 +112,8 @@ def audit_mechanism(
         run["num_steps"] = num_steps
     exact = float(epsilon(step, **run))
     claimed_rdp = float(epsilon(step, method="rdp", **run))
-    _check_numbers(num_draws, confidence)
+    _validation.whole_number("num_draws", num_draws, minimum=100, maximum=_MOST_DRAWS)
+    check_confidence(confidence)
     path = _worst_path(step, num_steps, delta)
     begun = time.perf_counter()
     tables = [
@@ -137,7 +141,7 @@ def audit_mechanism(
 
 
 def total_draws(step: GaussianStep | ComposedSteps, num_draws: int) -> int:
-    """Returns about how many runs an audit simulates, the two worlds taken together."""
+    """Returns about how many runs an audit simulates, with the unit and without."""
     parts = step.steps if isinstance(step, ComposedSteps) else (step,)
     is_one = all(_alike(dominating_branches(p), worst_case(p)) for p in parts)
     return 2 * num_draws * (1 if is_one else 2)
@@ -158,7 +162,7 @@ def audit_branches(
     Args:
       run: what can happen in a step, and how many such steps there are.
       delta: in (0, 1).
-      num_draws: in each world, those included by which the event is chosen.
+      num_draws: with the unit and without, those that choose the event included.
       reach: largest loss that can be a threshold, > 0.
       key: typed key.
       confidence: of the bound.
@@ -168,73 +172,65 @@ def audit_branches(
     keys = jax.random.split(key, 4)
     choosing = max(int(_CHOOSING * num_draws), 1)
     counting = num_draws - choosing
-    histograms = [
-        loss_histogram(
-            parts,
-            keys[place],
-            choosing,
-            with_unit=world,
-            reach=reach,
-            on_draws=on_draws,
-        )
-        for place, world in enumerate((True, False))
-    ]
-    error = 1 - confidence
-    promises = []
+    with_unit, without = (
+        tallied(
+            parts, key, choosing, histogram, [reach], with_unit=is_in, on_draws=on_draws
+        )[0]
+        for key, is_in in zip(keys[:2], (True, False), strict=True)
+    )
+    candidates = []
     for direction, counts in (
-        (FORWARD, _tails(histograms[0], reach)),
-        (BACKWARD, _tails(histograms[1][::-1], reach)),
+        (FORWARD, _tails(with_unit, reach)),
+        (BACKWARD, _tails(without[::-1], reach)),
     ):
-        promised, place = best_event(
+        expected, place = best_event(
             *counts,
-            int(histograms[0].sum()),
+            int(with_unit.sum()),
             num_later=counting,
             delta=delta,
-            error=error,
+            error=1 - confidence,
         )
-        promises.append((promised, place, direction))
-    _, place, direction = max(promises)
+        candidates.append((expected, place, direction))
+    _, place, direction = max(candidates)
     edge = np.linspace(-reach, reach, NUM_BINS + 1)[1:-1][place]
-    threshold = np.asarray([edge if direction == FORWARD else -edge], np.float32)
-    found = []
-    for row, world in enumerate((True, False)):
-        above, number = loss_counts(
+    threshold = edge if direction == FORWARD else -edge
+    (above_with, number), (above_without, _) = (
+        tallied(
             parts,
-            keys[2 + row],
+            key,
             counting,
-            with_unit=world,
-            thresholds=threshold,
+            exceedances,
+            [threshold],
+            with_unit=is_in,
             on_draws=on_draws,
         )
-        found.append((int(above[0]), number))
-    (above_with, number), (above_without, _) = found
-    hits, misses = above_with, above_without
+        for key, is_in in zip(keys[2:], (True, False), strict=True)
+    )
+    hits, misses = int(above_with[0]), int(above_without[0])
     if direction == BACKWARD:
-        hits, misses = number - above_without, number - above_with
-    value = log_ratio_bound(hits, misses, number, delta=delta, error=error)
-    return EpsilonBound(
-        float(value),
-        float(delta),
-        confidence,
-        direction,
-        float(threshold[0]),
+        hits, misses = number - misses, number - hits
+    return event_bound(
         hits,
         misses,
         number,
+        delta=delta,
+        confidence=confidence,
+        direction=direction,
+        threshold=float(np.float32(threshold)),
     )
 
 
-def _tails(histogram: np.ndarray, reach: float) -> tuple[np.ndarray, np.ndarray]:
-    """How many losses lie above each inner edge, in this world and in the other.
+def _tails(counts: np.ndarray, reach: float) -> tuple[np.ndarray, np.ndarray]:
+    """How many losses lie above each inner edge, here and on the other side.
 
-    The other world's number is not counted but estimated from this one's, as the loss
+    The other side's number is not counted but estimated from this one's, as the loss
     is the logarithm of their ratio: a choice by rare counts would fall for luck.
     """
     width = 2 * reach / NUM_BINS
     middles = -reach + width * (np.arange(NUM_BINS) + 0.5)
-    rows = histogram, histogram * np.exp(-middles)
+    rows = counts, counts * np.exp(-middles)
     here, there = (np.cumsum(row[::-1])[::-1][1:] for row in rows)
-    return here, np.minimum(there, histogram.sum())
+    return here, np.minimum(there, counts.sum())
 
 
 def _checked_parts(step: Any, num_steps: int | None) -> list[tuple[GaussianStep, int]]:
@@ -253,10 +249,7 @@ def _checked_parts(step: Any, num_steps: int | None) -> list[tuple[GaussianStep,
         counts = [int(np.asarray(count)) for count in step.counts]
         parts = list(zip(step.steps, counts, strict=True))
     else:
-        number = _validation.integer_array("num_steps", num_steps, minimum=1)
-        if number.ndim:
-            raise ValueError(f"num_steps must be one number, got {num_steps!r}")
-        parts = [(step, int(number))]
+        parts = [(step, _validation.whole_number("num_steps", num_steps))]
     for one, _ in parts:
         noise = float(one.noise_multiplier)
         if not 0 < noise < math.inf:
@@ -268,16 +261,6 @@ def _checked_parts(step: Any, num_steps: int | None) -> list[tuple[GaussianStep,
     if not parts:
         raise ValueError("the run must have at least one step to audit, got none")
     return parts
-
-
-def _check_numbers(num_draws: Any, confidence: float) -> None:
-    number = _validation.integer_array("num_draws", num_draws, minimum=100)
-    if number.ndim or number > _MOST_DRAWS:
-        raise ValueError(
-            f"num_draws must be a number in 100 .. {_MOST_DRAWS:,}, got {num_draws!r}"
-        )
-    if not 0.5 <= confidence < 1:
-        raise ValueError(f"confidence must lie in [0.5, 1), got {confidence!r}")
 
 
 def _worst_path(

@@ -7,6 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from jaxdp_episodic import _validation
+from jaxdp_episodic.audit.confidence import check_confidence
 from jaxdp_episodic.numerics.binomial import log_binomial_mass, log_binomial_tail
 
 _LARGEST_EPSILON = 64.0
@@ -71,9 +72,10 @@ def one_run_p_value(
     Reference: Steinke, Nasr, Jagielski (2023), "Privacy Auditing with One (1) Training
     Run", arXiv:2305.08846, Theorem 5.2 and Algorithm 1 (white and black box alike).
     """
-    m = _whole("num_canaries", num_canaries, least=1)
-    r = _whole("num_guesses", num_guesses, most=m)
-    v = _whole("num_correct", num_correct, most=r)
+    whole = _validation.whole_number
+    m = whole("num_canaries", num_canaries)
+    r = whole("num_guesses", num_guesses, minimum=0, maximum=m)
+    v = whole("num_correct", num_correct, minimum=0, maximum=r)
     chance, trials = np.asarray(1 / (1 + np.exp(-epsilon))), np.asarray(float(r))
     if v == 0:
         return 1.0
@@ -103,7 +105,7 @@ def one_run_epsilon(
       TypeError: an argument of the wrong type.
       ValueError: a number out of range.
     """
-    _check_confidence(confidence)
+    check_confidence(confidence)
     if not 0 <= delta < 1:
         raise ValueError(f"delta must lie in [0, 1), got {delta!r}")
 
@@ -153,7 +155,7 @@ def best_guesses(
         )
     if np.isnan(scores).any():
         raise ValueError("scores must not be NaN")
-    _check_confidence(confidence)
+    check_confidence(confidence)
     number = len(scores)
     order = np.argsort(scores, kind="stable")
     each = 1 - (1 - confidence) / len(fractions)
@@ -164,16 +166,3 @@ def best_guesses(
         bound = one_run_epsilon(number, 2 * half, right, delta=delta, confidence=each)
         found.append(Guesses(bound, delta, confidence, number, 2 * half, right))
     return max(found, key=lambda guesses: guesses.epsilon)
-
-
-def _whole(name: str, value: int, *, least: int = 0, most: int | None = None) -> int:
-    array = _validation.integer_array(name, value, minimum=least)
-    if array.ndim or (most is not None and array > most):
-        upper = "" if most is None else f" and at most {most}"
-        raise ValueError(f"{name} must be one number >= {least}{upper}, got {value!r}")
-    return int(array)
-
-
-def _check_confidence(confidence: float) -> None:
-    if not 0.5 <= confidence < 1:
-        raise ValueError(f"confidence must lie in [0.5, 1), got {confidence!r}")

@@ -2,9 +2,9 @@
 
 Two intervals, each with half of the error, waste a good part of it: both chances must
 be badly off at once. Here the two counts are ordered by one score, and the probability
-of an outcome at least as extreme is computed from the two binomial laws, at every value
-of the unknown q that its own interval allows (Berger and Boos 1994). It is bounded from
-above on every cell of a grid, so nothing is left to an approximation.
+of an outcome at least as extreme is computed from the two binomial distributions, at
+every value of the unknown q that its own interval allows (Berger and Boos 1994). It is
+bounded from above on every cell of a grid, so nothing is left to an approximation.
 """
 
 from __future__ import annotations

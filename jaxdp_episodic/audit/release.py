@@ -12,9 +12,12 @@ import numpy as np
 from jaxdp_episodic import _validation
 from jaxdp_episodic.accounting.api import epsilon
 from jaxdp_episodic.audit.confidence import (
+    BACKWARD,
+    FORWARD,
     EpsilonBound,
     best_event,
-    log_ratio_bound,
+    check_confidence,
+    event_bound,
 )
 from jaxdp_episodic.describe.step import ComposedSteps, GaussianStep
 
@@ -109,21 +112,18 @@ def audit_release(
             f"claimed must have one epsilon a delta, got shapes {claims.shape} and "
             f"{levels.shape}"
         )
-    number = _validation.integer_array("num_draws", num_draws, minimum=100)
-    if number.ndim:
-        raise ValueError(f"num_draws must be one number, got {num_draws!r}")
-    if not 0.5 <= confidence < 1:
-        raise ValueError(f"confidence must lie in [0.5, 1), got {confidence!r}")
+    number = _validation.whole_number("num_draws", num_draws, minimum=100)
+    check_confidence(confidence)
     calls = _Calls(
         release, score, jax.random.key(seed), is_jax, draws_at_once, on_draws
     )
-    choosing = int(_CHOOSING * int(number))
+    choosing = int(_CHOOSING * number)
     pilot = calls.scores(choosing, True), calls.scores(choosing, False)
     direction = None
     if score is None:
         direction = pilot[0].mean(axis=0) - pilot[1].mean(axis=0)
         pilot = pilot[0] @ direction, pilot[1] @ direction
-    counting = int(number) - choosing
+    counting = number - choosing
     scores = (
         calls.scores(counting, True, direction),
         calls.scores(counting, False, direction),
@@ -168,12 +168,11 @@ def score_bound(
         )
     if any(np.isnan(s).any() for s in (*pilot, *scores)):
         raise ValueError("scores must not be NaN")
-    error = share * (1 - confidence)
     number = len(scores[0])
-    promises = []
+    candidates = []
     for direction, sign, (likely, unlikely) in (
-        ("forward", 1.0, (0, 1)),
-        ("backward", -1.0, (1, 0)),
+        (FORWARD, 1.0, (0, 1)),
+        (BACKWARD, -1.0, (1, 0)),
     ):
         edges = _thresholds(sign * np.concatenate(pilot))
         hits, misses = (
@@ -181,23 +180,27 @@ def score_bound(
             for w in (likely, unlikely)
         )
         # One more: an event that has not come yet is not one that never comes.
-        promised, place = best_event(
-            hits, misses + 1, len(pilot[0]), num_later=number, delta=delta, error=error
+        expected, place = best_event(
+            hits,
+            misses + 1,
+            len(pilot[0]),
+            num_later=number,
+            delta=delta,
+            error=share * (1 - confidence),
         )
-        promises.append((promised, sign, edges[place], direction))
-    _, sign, edge, direction = max(promises)
+        candidates.append((expected, sign, edges[place], direction))
+    _, sign, edge, direction = max(candidates)
     above = [int(np.sum(sign * one > edge)) for one in scores]
     hits, misses = above if sign > 0 else above[::-1]
-    value = log_ratio_bound(hits, misses, number, delta=delta, error=error)
-    return EpsilonBound(
-        float(value),
-        delta,
-        confidence,
-        direction,
-        float(sign * edge),
+    return event_bound(
         hits,
         misses,
         number,
+        delta=delta,
+        confidence=confidence,
+        direction=direction,
+        threshold=sign * edge,
+        share=share,
     )
 
 
@@ -226,12 +229,12 @@ class _Calls:
         self._at_once, self._on_draws = at_once, on_draws
         of_release = self._flat if score is None else score
         self._scored: dict[bool, Callable[[jax.Array], Any]] = {
-            world: lambda one, world=world: of_release(release(one, world))
-            for world in (True, False)
+            is_in: lambda one, is_in=is_in: of_release(release(one, is_in))
+            for is_in in (True, False)
         }
         if is_jax:  # compiled once, for the pilot and for what is counted
-            for world, scored in self._scored.items():
-                self._scored[world] = jax.jit(jax.vmap(scored))
+            for is_in, scored in self._scored.items():
+                self._scored[is_in] = jax.jit(jax.vmap(scored))
 
     def _flat(self, released: Any) -> Any:
         """All numbers of a release, as one vector."""

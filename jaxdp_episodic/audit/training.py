@@ -13,9 +13,7 @@ from jaxdp_episodic.audit.canaries import (
     gradient_canaries,
     input_canaries,
 )
-from jaxdp_episodic.audit.one_run import Guesses, best_guesses
-from jaxdp_episodic.audit.release import DELTAS, ReleaseAudit, score_bound
-from jaxdp_episodic.audit.worlds import (
+from jaxdp_episodic.audit.in_out import (
     OnStep,
     Training,
     falls_of_losses,
@@ -23,6 +21,8 @@ from jaxdp_episodic.audit.worlds import (
     released_ratios,
     training_of_config,
 )
+from jaxdp_episodic.audit.one_run import Guesses, best_guesses
+from jaxdp_episodic.audit.release import DELTAS, ReleaseAudit, score_bound
 from jaxdp_episodic.data.table import ExampleTable
 
 __all__ = [
@@ -99,7 +99,9 @@ def audit_run(
       NotImplementedError: input canaries for episodes with levels within.
     """
     _validation.choice("kind", kind, KINDS)
-    steps = _num_steps(training, num_steps)
+    steps = training.budget.num_steps
+    if num_steps is not None:
+        steps = _validation.whole_number("num_steps", num_steps)
     generator = np.random.default_rng(seed)
     step = training.budget.step
     make = gradient_canaries if kind == GRADIENT else input_canaries
@@ -131,7 +133,7 @@ def audit_steps(
 
     Every step draws afresh, and a gradient canary's contribution does not depend on the
     parameters: the steps of a run on data with the canary, and of one on data without,
-    are so many independent draws of the step's mechanism in its two worlds. What is
+    are so many independent draws of the step's mechanism, in and out. What is
     tested is the whole of `Trainer.step`: sampler, blocks, clipping, noise, keys.
 
     Args:
@@ -142,15 +144,12 @@ def audit_steps(
       seed: chooses the canary. The training itself is never seeded.
       on_step: is called after every step.
     """
-    number = _validation.integer_array("num_draws", num_draws, minimum=100)
-    if number.ndim:
-        raise ValueError(f"num_draws must be one number, got {num_draws!r}")
+    steps = _validation.whole_number("num_draws", num_draws, minimum=100)
     generator = np.random.default_rng(seed)
     canaries = gradient_canaries(training.data, training.budget.step, 1, generator)
-    steps = int(number)
     ratios = []
-    for place, world in enumerate((True, False)):
-        data = canaries.data(np.asarray([world]))
+    for place, is_in in enumerate((True, False)):
+        data = canaries.data(np.asarray([is_in]))
 
         def tell(taken: int, _: int, place: int = place) -> None:
             if on_step is not None:
@@ -167,12 +166,9 @@ def audit_steps(
         )
         for delta in deltas
     )
+    steps_in_and_out = [on_data(training.budget.step, t) for t in _tables(canaries)]
     claimed = np.max(
-        [
-            epsilon(on_data(training.budget.step, table), num_steps=1, delta=deltas)
-            for table in _tables(canaries)
-        ],
-        axis=0,
+        [epsilon(step, num_steps=1, delta=deltas) for step in steps_in_and_out], axis=0
     )
     return ReleaseAudit(claimed, bounds)
 
@@ -197,12 +193,3 @@ def _tables(canaries: Canaries) -> tuple[ExampleTable, ExampleTable]:
     """The data with all canaries and with none: the largest and smallest sizes."""
     everyone = np.ones(canaries.number, bool)
     return canaries.data(everyone), canaries.data(~everyone)
-
-
-def _num_steps(training: Training, num_steps: int | None) -> int:
-    if num_steps is None:
-        return training.budget.num_steps
-    array = _validation.integer_array("num_steps", num_steps, minimum=1)
-    if array.ndim:
-        raise ValueError(f"num_steps must be one number, got {num_steps!r}")
-    return int(array)

@@ -40,10 +40,10 @@ class Branches(NamedTuple):
       without_unit: (c,) the same without it, or with another content in its place.
       turn: the release at which both are equally likely; used if ``is_mirrored``.
       multiplier: (k,) by which all means are multiplied; the draw of it is visible.
-      multiplier_weight: (k,) its law.
+      multiplier_weight: (k,) its probabilities.
       is_mirrored: a dominating pair whose two directions are alike: each of the two
-        laws has the losses above 0 of the table's forward direction, and below 0
-        mirrored those of the other law.
+        distributions has the losses above 0 of the table's forward direction, and
+        below 0 mirrored those of the other.
     """
 
     outer_rate: float
@@ -234,7 +234,7 @@ def _table(outer: float, weight: Any, with_unit: Any, without_unit: Any) -> Bran
 
 
 def _contributions(levels: tuple[Scheme, ...]) -> tuple[np.ndarray, np.ndarray]:
-    """The law of the number of clipped contributions of one drawn unit."""
+    """Distribution of the number of clipped contributions of one drawn unit."""
     number, weight = _one()
     for scheme in levels:
         if not isinstance(scheme, Poisson):
@@ -245,17 +245,17 @@ def _contributions(levels: tuple[Scheme, ...]) -> tuple[np.ndarray, np.ndarray]:
             continue
         children = int(np.asarray(scheme.population))
         rate = float(np.asarray(scheme.sampling_probability))
-        law = np.zeros(int(number.max()) * children + 1)
-        _check_number(len(law) - 1)
+        mass = np.zeros(int(number.max()) * children + 1)
+        _check_number(len(mass) - 1)
         for times, chance in zip(number, weight, strict=True):
             drawn, chances = _binomial(int(times) * children, rate)
-            law[drawn.astype(int)] += chance * chances
-        number, weight = np.flatnonzero(law).astype(np.float64), law[law > 0]
+            mass[drawn.astype(int)] += chance * chances
+        number, weight = np.flatnonzero(mass).astype(np.float64), mass[mass > 0]
     return number, weight
 
 
 def _binomial(trials: int, rate: float) -> tuple[np.ndarray, np.ndarray]:
-    """The binomial law without its negligible values, as numbers and chances."""
+    """A binomial distribution without negligible values, as numbers and chances."""
     if trials * rate > _MOST_CONTRIBUTIONS**2:
         _check_number(trials)
     first = 0

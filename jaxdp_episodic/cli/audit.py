@@ -13,8 +13,8 @@ import numpy as np
 from rich.console import Console
 
 from jaxdp_episodic.audit.mechanism import audit_mechanism, total_draws
-from jaxdp_episodic.audit.progress import AuditProgress
 from jaxdp_episodic.audit.report import (
+    AuditProgress,
     AuditRow,
     audit_document,
     audit_markdown,

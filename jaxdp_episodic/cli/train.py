@@ -31,7 +31,7 @@ class Train:
         # Imported here: Flax costs a second, which no help should pay.
         from jaxdp_episodic.training.config import read_config
         from jaxdp_episodic.training.run import run_training
-        from jaxdp_episodic.training.run_folder import files_of_a_run
+        from jaxdp_episodic.training.run_files import files_of_a_run
 
         def trained() -> list[str]:
             with ended_by_sigterm():
@@ -69,8 +69,7 @@ class Tune:
         """Searches; returns the exit code."""
         use_all_cores()
         # Imported here: Flax costs a second, which no help should pay.
-        from jaxdp_episodic.training.search import RELEASE, run_search
-        from jaxdp_episodic.training.search_budget import search_budget
+        from jaxdp_episodic.training.search import RELEASE, run_search, search_budget
         from jaxdp_episodic.training.search_space import read_search
 
         base, out = self.file.parent, self.out

@@ -16,7 +16,7 @@ from jaxdp_episodic.describe.schemes import (
 )
 from jaxdp_episodic.describe.serialization import spec_from_dict, spec_to_dict
 from jaxdp_episodic.describe.spec import Spec, frozen_number
-from jaxdp_episodic.describe.tree_paths import DistinctPaths
+from jaxdp_episodic.describe.tree import DistinctPaths
 
 __all__ = [
     "DistinctPaths",

@@ -11,6 +11,7 @@ from numpy.typing import ArrayLike
 
 from jaxdp_episodic import _validation
 from jaxdp_episodic.describe.schemes import (
+    RESERVED_LEVEL_NAME,
     MultistageSampling,
     Poisson,
     Scheme,
@@ -177,6 +178,32 @@ class IndependentEpisodes(Spec):
     def shape(self) -> tuple[int, ...]:
         """Broadcast shape of all numeric fields."""
         return levels_shape(self.sampling.levels, num_episodes=self.num_episodes)
+
+
+Sampling = MultistageSampling | GroupedClasses | IndependentEpisodes
+
+
+def checked_sampling(sampling: Any) -> Sampling:
+    """Returns a design as it is, and a single scheme wrapped; refuses all else."""
+    if isinstance(sampling, Poisson | WithoutReplacement):
+        return MultistageSampling(sampling)
+    if not isinstance(sampling, Sampling):
+        raise TypeError(
+            "sampling must be a Poisson, WithoutReplacement, MultistageSampling, "
+            f"GroupedClasses or IndependentEpisodes, got {sampling!r}"
+        )
+    return sampling
+
+
+def check_clip_unit(sampling: Sampling, clip_unit: str) -> None:
+    """Refuses what is no level and not "step"; episodic designs clip episodes only."""
+    names = (RESERVED_LEVEL_NAME, *sampling.level_names)
+    _validation.choice("clip_unit", clip_unit, names)
+    if not isinstance(sampling, MultistageSampling) and clip_unit != EPISODE:
+        raise NotImplementedError(
+            f"clip_unit={clip_unit!r} with {type(sampling).__name__} has no theorem "
+            "here; covered: clip_unit='episode'"
+        )
 
 
 def _check_named(field: str, scheme: Any, name: str) -> None:

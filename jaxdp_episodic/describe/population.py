@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 
 from jaxdp_episodic import _validation
-from jaxdp_episodic.describe import tree_building, tree_paths
+from jaxdp_episodic.describe import tree
 from jaxdp_episodic.describe.schemes import RESERVED_LEVEL_NAME, Scheme
 from jaxdp_episodic.describe.spec import Spec
-from jaxdp_episodic.describe.tree_paths import DistinctPaths
+from jaxdp_episodic.describe.tree import DistinctPaths
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -46,12 +46,12 @@ class Population(Spec):
     unit_ids: tuple[np.ndarray, ...] | None = field(default=None, compare=False)
 
     def __post_init__(self) -> None:
-        counts = tree_building.checked_counts(self.children_counts)
+        counts = tree.checked_counts(self.children_counts)
         names = _checked_names(self.level_names, num_levels=len(counts))
         object.__setattr__(self, "children_counts", counts)
         object.__setattr__(self, "level_names", names)
         if self.unit_ids is not None:
-            ids = tree_building.checked_ids(self.unit_ids, counts)
+            ids = tree.checked_ids(self.unit_ids, counts)
             object.__setattr__(self, "unit_ids", ids)
 
     @classmethod
@@ -75,7 +75,7 @@ class Population(Spec):
           TypeError: a leaf that is not a number.
           ValueError: ragged depth, no leaf at all, a negative or fractional leaf.
         """
-        counts = tree_building.counts_from_sizes(nested)
+        counts = tree.counts_from_sizes(nested)
         return cls(counts, () if level_names is None else tuple(level_names))
 
     @classmethod
@@ -107,7 +107,7 @@ class Population(Spec):
         """
         names = tuple(ids)
         _checked_names(names, num_levels=len(names) + 1)
-        counts, unit_ids = tree_building.tree_from_ids(ids)
+        counts, unit_ids = tree.tree_from_ids(ids)
         return cls(counts, names, unit_ids)
 
     @property
@@ -128,7 +128,7 @@ class Population(Spec):
         """
         used = self.num_levels if num_levels_used is None else num_levels_used
         _check_level("num_levels_used", used, 1, self.num_levels)
-        return tree_paths.distinct_paths(self.children_counts[:used])
+        return tree.distinct_paths(self.children_counts[:used])
 
     def describe_path(self, level: int, index: int) -> dict[str, Any]:
         """Returns the units on the way to one unit, by level name.
@@ -143,7 +143,7 @@ class Population(Spec):
         """
         _check_level("level", level, 1, self.num_levels)
         _check_level("index", index, 0, self.num_units(level) - 1)
-        units = tree_paths.path_to_unit(self.children_counts, level, index)
+        units = tree.path_to_unit(self.children_counts, level, index)
         ids = self.unit_ids or ()
         described: dict[str, Any] = {}
         for place, unit in enumerate(units):
@@ -175,7 +175,7 @@ class Population(Spec):
         last = min(self.num_levels, len(sampling_levels))
         _check_level("clip_level", clip_level, 2, last)
         _check_level("unit_level", unit_level, 1, clip_level - 1)
-        return tree_paths.max_contributions(
+        return tree.max_contributions(
             self.children_counts[unit_level:clip_level],
             sampling_levels[unit_level:clip_level],
         )

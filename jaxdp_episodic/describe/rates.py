@@ -15,7 +15,7 @@ from jaxdp_episodic.describe.schemes import (
     Scheme,
     WithoutReplacement,
 )
-from jaxdp_episodic.describe.tree_paths import DistinctPaths
+from jaxdp_episodic.describe.tree import DistinctPaths
 
 NEIGHBORING_RELATIONS = ("add_remove", "replace_one")
 
@@ -230,7 +230,7 @@ class _LevelRates:
 
 
 def _level_rates(scheme: Scheme, sizes: np.ndarray | None = None) -> _LevelRates:
-    """The rates of one scheme: (*its shape, P); ``sizes``: (P,) of a tree, or None."""
+    """The rates of one scheme: (*its shape, P); ``sizes``: known ones, or None."""
     group = sizes
     if group is None and scheme.population is not None:
         group = np.asarray(scheme.population, np.int64)[..., None]
@@ -253,36 +253,28 @@ def _grouped_rates(
     design: GroupedClasses, population: Population | None, used: int
 ) -> PathRates:
     """The three levels of `GroupedClasses`, down to level ``used``."""
-    paths = None
-    example_sizes = None
+    paths = example_sizes = None
     if population is not None:
         _check_fits(design.level_names[1:], population)
-        _check_class_count(design, population)
+        classes = population.num_units(1)
+        if np.any(np.asarray(design.num_classes) != classes):
+            raise ValueError(
+                f"population must have num_classes={design.num_classes!r} units at its "
+                f"first level, got {classes}"
+            )
         paths = population.distinct_paths(max(used - 1, 1))
         example_sizes = paths.sizes[:, -1] if used == 3 else None
     episodes = np.asarray(design.num_possible_episodes, np.int64)[..., None]
     classes = np.asarray(design.num_classes, np.int64)[..., None]
     always = np.ones(1)
-    levels = [
-        _LevelRates(always, episodes, None),
-        _LevelRates(always, classes, None),
-    ]
+    levels = [_LevelRates(always, size, None) for size in (episodes, classes)]
     if design.episodes is not None:
-        levels[0] = _level_rates_out_of(design.episodes, episodes)
+        levels[0] = _level_rates(design.episodes, episodes)
     if design.classes is not None:
-        levels[1] = _level_rates_out_of(design.classes, classes)
+        levels[1] = _level_rates(design.classes, classes)
     if used == 3:
         levels.append(_level_rates(design.examples, example_sizes))
     return _joined(levels[:used], paths)
-
-
-def _level_rates_out_of(scheme: Scheme, group: np.ndarray) -> _LevelRates:
-    """The rates of a scheme that draws from public groups of known size."""
-    if isinstance(scheme, Poisson):
-        rate = np.asarray(scheme.sampling_probability, np.float64)[..., None]
-        return _LevelRates(rate, group, None)
-    draw = np.asarray(scheme.size, np.int64)[..., None]
-    return _LevelRates(np.minimum(draw, group) / group, group, draw)
 
 
 def _joined(levels: list[_LevelRates], paths: DistinctPaths | None) -> PathRates:
@@ -301,35 +293,27 @@ def _most_children_drawn(
     scheme: Scheme, population: Population | None, level: int
 ) -> np.ndarray:
     """A public bound of the children that one draw picks of one unit of ``level``."""
+    bound = scheme.population
     if isinstance(scheme, WithoutReplacement):
         size = np.asarray(scheme.size, np.int64)
         # Only an exact population bounds from above; a lower bound would be unsound.
-        if scheme.population is None or not scheme.population_is_exact:
+        if bound is None or not scheme.population_is_exact:
             return size
-        _check_upper_bound(scheme, population, level)
-        return np.minimum(size, np.asarray(scheme.population, np.int64))
-    if scheme.population is None:
+    elif bound is None:
         raise ValueError(
             f"level {scheme.name!r}: clipping below the protected unit needs a public "
             "upper bound of the children of one unit; give Poisson(population=)"
         )
-    _check_upper_bound(scheme, population, level)
-    return np.asarray(scheme.population, np.int64)
-
-
-def _check_upper_bound(
-    scheme: Scheme, population: Population | None, level: int
-) -> None:
-    """Refuses a public number of children that the tree exceeds."""
-    if population is None or scheme.population is None:
-        return
-    largest = int(np.max(population.children_counts[level], initial=0))
-    if np.any(np.asarray(scheme.population) < largest):
-        raise ValueError(
-            f"level {scheme.name!r}: population must be an upper bound of the "
-            f"children of one unit, got {scheme.population!r} where the "
-            f"Population has a unit with {largest}"
-        )
+    bound = np.asarray(bound, np.int64)
+    if population is not None:
+        largest = int(np.max(population.children_counts[level], initial=0))
+        if np.any(bound < largest):
+            raise ValueError(
+                f"level {scheme.name!r}: population must be an upper bound of the "
+                f"children of one unit, got {scheme.population!r} where the "
+                f"Population has a unit with {largest}"
+            )
+    return bound if isinstance(scheme, Poisson) else np.minimum(scheme.size, bound)
 
 
 def _check_fits(level_names: tuple[str, ...], population: Population) -> None:
@@ -345,13 +329,3 @@ def _check_fits(level_names: tuple[str, ...], population: Population) -> None:
                 f"population must have the sampling's levels {level_names}, got "
                 f"{population.level_names}"
             )
-
-
-def _check_class_count(design: GroupedClasses, population: Population) -> None:
-    """Refuses a tree whose number of classes is not the public one."""
-    classes = population.num_units(1)
-    if np.any(np.asarray(design.num_classes) != classes):
-        raise ValueError(
-            f"population must have num_classes={design.num_classes!r} units at its "
-            f"first level, got {classes}"
-        )

@@ -37,7 +37,7 @@ def spec_from_dict(
     Args:
       allowed: the class, or the classes, that ``mapping["type"]`` may name.
       mapping: what `spec_to_dict` returned, or the same from a TOML or JSON file. It
-        may come from a stranger.
+        may be untrusted.
       where: how errors call the place of ``mapping``, e.g. ``"step.sampling"``;
         default: the names of the allowed classes.
 

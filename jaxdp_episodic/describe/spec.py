@@ -7,6 +7,7 @@ from typing import Any, ClassVar, Self
 
 import numpy as np
 
+from jaxdp_episodic import _validation
 from jaxdp_episodic.describe import serialization
 
 
@@ -56,6 +57,33 @@ def frozen_number(array: np.ndarray) -> Any:
         return array.item()
     array.setflags(write=False)
     return array
+
+
+def set_whole_numbers(
+    spec: Spec, *names: str, minimum: int = 1, maximum: int | None = None
+) -> None:
+    """Checks fields of a frozen spec, each one whole number in a range."""
+    for name in names:
+        value = _validation.whole_number(
+            name, getattr(spec, name), minimum=minimum, maximum=maximum
+        )
+        object.__setattr__(spec, name, value)
+
+
+def set_positive(spec: Spec, *names: str) -> None:
+    """Checks fields of a frozen spec, each one number > 0 and finite."""
+    for name in names:
+        array = _validation.positive_array(name, getattr(spec, name))
+        object.__setattr__(spec, name, float(_validation.single(name, array)))
+
+
+def check_flags(spec: Spec, *names: str) -> None:
+    """Checks fields of a spec, each true or false."""
+    for name in names:
+        if not isinstance(getattr(spec, name), bool):
+            raise TypeError(
+                f"{name} must be true or false, got {getattr(spec, name)!r}"
+            )
 
 
 def _value_key(value: Any) -> Any:

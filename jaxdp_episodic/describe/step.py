@@ -10,7 +10,14 @@ from typing import Any, ClassVar, cast
 import numpy as np
 
 from jaxdp_episodic import _validation
-from jaxdp_episodic.describe.designs import GroupedClasses, IndependentEpisodes
+from jaxdp_episodic.describe.designs import (
+    EPISODE,
+    GroupedClasses,
+    IndependentEpisodes,
+    Sampling,
+    check_clip_unit,
+    checked_sampling,
+)
 from jaxdp_episodic.describe.population import Population
 from jaxdp_episodic.describe.rates import (
     NEIGHBORING_RELATIONS,
@@ -18,6 +25,7 @@ from jaxdp_episodic.describe.rates import (
     path_rates,
 )
 from jaxdp_episodic.describe.schemes import (
+    RESERVED_LEVEL_NAME,
     MultistageSampling,
     Poisson,
     Scheme,
@@ -25,9 +33,8 @@ from jaxdp_episodic.describe.schemes import (
 )
 from jaxdp_episodic.describe.spec import Spec, frozen_number
 
-Sampling = MultistageSampling | GroupedClasses | IndependentEpisodes
 SMALL_UNITS = ("error", "keep")
-STEP, EPISODE = "step", "episode"
+STEP = RESERVED_LEVEL_NAME
 
 
 @dataclass(frozen=True, eq=False)
@@ -92,7 +99,7 @@ class GaussianStep(Spec):
     small_units: str | None = None
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "sampling", _checked_sampling(self.sampling))
+        object.__setattr__(self, "sampling", checked_sampling(self.sampling))
         noise = _validation.nonnegative_array("noise_multiplier", self.noise_multiplier)
         object.__setattr__(self, "noise_multiplier", frozen_number(noise))
         _validation.choice(
@@ -212,17 +219,6 @@ def compose(*steps_and_counts: tuple[GaussianStep, Any]) -> ComposedSteps:
     )
 
 
-def _checked_sampling(sampling: Any) -> Sampling:
-    if isinstance(sampling, Poisson | WithoutReplacement):
-        return MultistageSampling(sampling)
-    if not isinstance(sampling, Sampling):
-        raise TypeError(
-            "sampling must be a Poisson, WithoutReplacement, MultistageSampling, "
-            f"GroupedClasses or IndependentEpisodes, got {sampling!r}"
-        )
-    return sampling
-
-
 def _checked_clip_unit(step: GaussianStep) -> str:
     """The clip unit's level name; episodic designs clip episodes only."""
     levels = step.design.level_names
@@ -234,12 +230,7 @@ def _checked_clip_unit(step: GaussianStep) -> str:
             f"clip_unit must be one of {(STEP, *levels)} (whose contribution is "
             "clipped?), got None"
         )
-    _validation.choice("clip_unit", clip_unit, (STEP, *levels))
-    if episodic and clip_unit != EPISODE:
-        raise NotImplementedError(
-            f"clip_unit={clip_unit!r} with {type(step.design).__name__} has no "
-            "theorem here; covered: clip_unit='episode'"
-        )
+    check_clip_unit(step.design, clip_unit)
     return clip_unit
 
 

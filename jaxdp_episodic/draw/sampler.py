@@ -5,23 +5,156 @@ On the host, in NumPy: a draw decides shapes, and takes well under a millisecond
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from jaxdp_episodic import _validation
-from jaxdp_episodic.describe.designs import EPISODE, GroupedClasses, IndependentEpisodes
+from jaxdp_episodic.describe.designs import (
+    GroupedClasses,
+    IndependentEpisodes,
+    Sampling,
+    check_clip_unit,
+    checked_sampling,
+)
 from jaxdp_episodic.describe.population import Population
 from jaxdp_episodic.describe.schemes import (
     RESERVED_LEVEL_NAME,
     MultistageSampling,
-    Poisson,
     Scheme,
     WithoutReplacement,
     numeric_fields,
 )
-from jaxdp_episodic.draw import clip_rows, tree_draw
+from jaxdp_episodic.draw.tree_draw import (
+    Level,
+    check_levels,
+    check_public_sizes,
+    draw_units,
+    expected_total,
+    fill_slots,
+    largest_total,
+    make_level,
+    make_levels,
+)
+
+NO_UNIT = -1  # in place of a unit: the row was formed in the draw
+
+
+def rows_and_levels(
+    sampling: Sampling,
+    population: Population,
+    clip_unit: str,
+) -> tuple[TreeRows | FixedRows | GroupedRows, Sequence[Level]]:
+    """Returns what forms the rows of a draw, and the levels drawn below them.
+
+    Raises:
+      ValueError: a population whose levels or number of classes do not fit.
+    """
+    if isinstance(sampling, MultistageSampling):
+        levels = make_levels(sampling.levels, population)
+        clip_level = (RESERVED_LEVEL_NAME, *sampling.level_names).index(clip_unit)
+        return TreeRows(levels[:clip_level]), levels[clip_level:]
+    if isinstance(sampling, IndependentEpisodes):
+        levels = make_levels(sampling.sampling.levels, population)
+        return FixedRows(int(np.asarray(sampling.num_episodes))), levels
+    check_levels(sampling.level_names[1:], population)
+    if population.num_units(1) != sampling.num_classes:
+        raise ValueError(
+            f"population must have num_classes={sampling.num_classes} classes, got "
+            f"{population.num_units(1)}"
+        )
+    examples = make_level(sampling.examples, population.children_counts[1])
+    return GroupedRows(sampling), (examples,)
+
+
+class TreeRows:
+    """The drawn units of one level of the tree; of no level: the step, once.
+
+    All three kinds of rows have these attributes and a method `draw`.
+
+    Attributes:
+      inner_shape: axes of a row that the design forms, before those of the levels
+        that are drawn below.
+      expected: mean number of rows.
+      largest: largest possible number of rows.
+      levels: those that are drawn to form the rows.
+    """
+
+    def __init__(self, levels: Sequence[Level]) -> None:
+        self.inner_shape: tuple[int, ...] = ()
+        self.levels = levels
+        self.expected = expected_total(levels)
+        self.largest = largest_total(levels)
+
+    def draw(self, generator: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+        """Returns (J, *inner_shape) units to draw below, and the (J,) clip units.
+
+        They are the same; the root once where no level is drawn.
+        """
+        units = draw_units(self.levels, generator)
+        return units, units.copy() if self.levels else np.full(1, NO_UNIT)
+
+
+class FixedRows:
+    """A public number of episodes, each of which starts at the root."""
+
+    def __init__(self, number: int) -> None:
+        self.inner_shape: tuple[int, ...] = ()
+        self.levels: Sequence[Level] = ()
+        self.expected, self.largest = float(number), number
+
+    def draw(self, generator: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+        """Returns the root once for each episode."""
+        return np.zeros(self.largest, np.int64), np.full(self.largest, NO_UNIT)
+
+
+class GroupedRows:
+    """Groups of ``ways`` classes, each class in at most one."""
+
+    def __init__(self, design: GroupedClasses) -> None:
+        ways = int(np.asarray(design.ways))
+        self._num_classes = int(np.asarray(design.num_classes))
+        self._num_groups = int(design.num_possible_episodes)
+        self._by_episode = design.episodes is not None
+        self.inner_shape: tuple[int, ...] = (ways,)
+        scheme: Any = design.episodes if self._by_episode else design.classes
+        pool = self._num_groups if self._by_episode else self._num_classes
+        self.levels: Sequence[Level] = (make_level(scheme, np.array([pool])),)
+        self.expected = expected_total(self.levels)
+        self.largest = largest_total(self.levels)
+        if not self._by_episode:
+            self.expected = _mean_groups(scheme, pool, ways)
+            self.largest //= ways
+
+    def draw(self, generator: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+        """Returns the (J, ways) classes of the drawn episodes."""
+        ways = self.inner_shape[0]
+        drawn = draw_units(self.levels, generator)
+        if self._by_episode:
+            partition = generator.permutation(self._num_classes)
+            groups = partition[: self._num_groups * ways].reshape(-1, ways)[drawn]
+        else:  # drawn in uniformly random order, so that neighbours are a random group
+            groups = drawn[: len(drawn) // ways * ways].reshape(-1, ways)
+        return groups, np.full(len(groups), NO_UNIT)
+
+
+def _mean_groups(scheme: Scheme, pool: int, ways: int) -> float:
+    """Mean of ``floor(K / ways)``, K the number of drawn classes."""
+    if isinstance(scheme, WithoutReplacement):
+        return float(min(int(np.asarray(scheme.size)), pool) // ways)
+    rate = float(np.asarray(scheme.sampling_probability))
+    if rate in (0.0, 1.0):
+        return float(int(pool * rate) // ways)
+    # The binomial weights up to a factor, from 40 standard deviations around the mean.
+    reach = 40.0 * math.sqrt(pool * rate * (1.0 - rate)) + 40.0
+    low = max(0, math.floor(pool * rate - reach))
+    high = min(pool, math.ceil(pool * rate + reach))
+    number = np.arange(low, high + 1)
+    ratios = (pool - number[:-1]) / (number[1:]) * (rate / (1.0 - rate))
+    logs = np.concatenate([[0.0], np.cumsum(np.log(ratios))])
+    weights = np.exp(logs - logs.max())
+    return float(np.sum(weights * (number // ways)) / np.sum(weights))
 
 
 class Draw(NamedTuple):
@@ -111,25 +244,23 @@ class EpisodeSampler:
 
     def __init__(
         self,
-        sampling: MultistageSampling | GroupedClasses | IndependentEpisodes | Scheme,
+        sampling: Sampling | Scheme,
         population: Population,
         *,
         clip_unit: str,
         population_is_accounted: bool = False,
     ) -> None:
-        if isinstance(sampling, Poisson | WithoutReplacement):
-            sampling = MultistageSampling(sampling)
+        sampling = checked_sampling(sampling)
         if not isinstance(population, Population):
             raise TypeError(f"population must be a Population, got {population!r}")
+        check_clip_unit(sampling, clip_unit)
         self.sampling, self.population = sampling, population
-        self.clip_unit = _checked_clip_unit(sampling, clip_unit)
+        self.clip_unit = clip_unit
         _refuse_arrays(sampling)
-        self._rows, self._below = clip_rows.rows_and_levels(
-            sampling, population, clip_unit
-        )
+        self._rows, self._below = rows_and_levels(sampling, population, clip_unit)
         if not population_is_accounted:
             for level in (*self._rows.levels, *self._below):
-                tree_draw.check_public_sizes(level)
+                check_public_sizes(level)
         widths = tuple(level.width for level in self._below)
         self.slot_shape: tuple[int, ...] = (*self._rows.inner_shape, *widths)
         self.expected_units: float = self._rows.expected
@@ -146,54 +277,29 @@ class EpisodeSampler:
                 f"generator must be a numpy.random.Generator, got {generator!r}"
             )
         starts, units = self._rows.draw(generator)
-        examples, mask = tree_draw.fill_slots(starts, self._below, generator)
+        examples, mask = fill_slots(starts, self._below, generator)
         return Draw(examples, mask, units)
 
 
-def _checked_clip_unit(sampling: Any, clip_unit: str) -> str:
-    if not isinstance(
-        sampling, MultistageSampling | GroupedClasses | IndependentEpisodes
-    ):
-        raise TypeError(
-            "sampling must be a Poisson, WithoutReplacement, MultistageSampling, "
-            f"GroupedClasses or IndependentEpisodes, got {sampling!r}"
-        )
-    levels = sampling.level_names
-    _validation.choice("clip_unit", clip_unit, (RESERVED_LEVEL_NAME, *levels))
-    if not isinstance(sampling, MultistageSampling) and clip_unit != EPISODE:
-        raise NotImplementedError(
-            f"clip_unit={clip_unit!r} with {type(sampling).__name__} has no theorem "
-            "here; covered: clip_unit='episode'"
-        )
-    return clip_unit
-
-
-def _refuse_arrays(
-    sampling: MultistageSampling | GroupedClasses | IndependentEpisodes,
-) -> None:
+def _refuse_arrays(sampling: Sampling) -> None:
     """A spec with arrays is many settings, and a run has one."""
-    for name, value in _numbers(sampling):
+    numbers: dict[str, Any] = {}
+    if isinstance(sampling, GroupedClasses):
+        numbers = {"num_classes": sampling.num_classes, "ways": sampling.ways}
+        schemes = (sampling.episodes, sampling.classes, sampling.examples)
+    elif isinstance(sampling, IndependentEpisodes):
+        numbers = {"num_episodes": sampling.num_episodes}
+        schemes = sampling.sampling.levels
+    else:
+        schemes = sampling.levels
+    for scheme in schemes:
+        if scheme is None:
+            continue
+        for field, value in numeric_fields(scheme).items():
+            numbers[f"{field} of level {scheme.name!r}"] = value
+    for name, value in numbers.items():
         if np.ndim(value):
             raise ValueError(
                 f"{name} must be a single number, because a run has one setting, got "
                 f"an array of shape {np.shape(value)}"
             )
-
-
-def _numbers(
-    sampling: MultistageSampling | GroupedClasses | IndependentEpisodes,
-) -> Iterator[tuple[str, Any]]:
-    """All numeric fields and what to call them."""
-    if isinstance(sampling, GroupedClasses):
-        yield "num_classes", sampling.num_classes
-        yield "ways", sampling.ways
-        schemes = [sampling.episodes, sampling.classes, sampling.examples]
-    elif isinstance(sampling, IndependentEpisodes):
-        yield "num_episodes", sampling.num_episodes
-        schemes = sampling.sampling.levels
-    else:
-        schemes = sampling.levels
-    for scheme in schemes:
-        if scheme is not None:
-            for field, value in numeric_fields(scheme).items():
-                yield f"{field} of level {scheme.name!r}", value

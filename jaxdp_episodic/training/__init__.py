@@ -5,13 +5,15 @@ from jaxdp_episodic.training.budget import (
     PrivacyBudget,
     plan_budget,
 )
+from jaxdp_episodic.training.config import TrainingConfig, read_config
 from jaxdp_episodic.training.episode import (
     Episode,
+    Learner,
     classification_episode,
     regression_episode,
 )
 from jaxdp_episodic.training.evaluation import Evaluation, Score
-from jaxdp_episodic.training.learners import ANIL, MAML, Learner, ProtoNet, Supervised
+from jaxdp_episodic.training.learners import ANIL, MAML, ProtoNet, Supervised
 from jaxdp_episodic.training.models import (
     MLP,
     ConvNet,
@@ -20,6 +22,8 @@ from jaxdp_episodic.training.models import (
     split_model,
 )
 from jaxdp_episodic.training.private_gradient import PrivateGradient
+from jaxdp_episodic.training.report import load_parameters
+from jaxdp_episodic.training.run import run_training
 from jaxdp_episodic.training.trainer import Trainer
 
 __all__ = [
@@ -38,9 +42,13 @@ __all__ = [
     "Score",
     "Supervised",
     "Trainer",
+    "TrainingConfig",
     "classification_episode",
+    "load_parameters",
     "plan_budget",
+    "read_config",
     "refuse_shared_state",
     "regression_episode",
+    "run_training",
     "split_model",
 ]

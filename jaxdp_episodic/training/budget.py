@@ -124,16 +124,13 @@ def plan_budget(
             "step must describe one setting, its fields scalars, "
             f"got fields of shape {step.shape}"
         )
-    target = _scalar("epsilon", _validation.real_array("epsilon", epsilon))
+    target = _validation.single("epsilon", _validation.real_array("epsilon", epsilon))
     if not target > 0:
         raise ValueError(f"epsilon must be > 0, got {epsilon!r}")
-    allowed = _scalar("delta", _validation.open_unit_array("delta", delta))
-    steps = None
-    if num_steps is not None:
-        array = _validation.integer_array("num_steps", num_steps, minimum=1)
-        steps = int(_scalar("num_steps", array))
-        if steps > _MOST_STEPS:
-            raise ValueError(f"num_steps must be at most 2**31 - 1, got {steps}")
+    allowed = _validation.single("delta", _validation.open_unit_array("delta", delta))
+    steps = num_steps
+    if steps is not None:
+        steps = _validation.whole_number("num_steps", steps, maximum=_MOST_STEPS)
     if np.isinf(target):
         if steps is None:
             raise ValueError("num_steps must be given with epsilon=inf, got None")
@@ -168,9 +165,3 @@ def _noise(step: GaussianStep, epsilon: float, delta: float, num_steps: int) -> 
             f"delta={delta:g}"
         )
     return float(noise)
-
-
-def _scalar(name: str, array: np.ndarray) -> float:
-    if array.ndim:
-        raise ValueError(f"{name} must be a number, got an array of {array.shape}")
-    return array.item()

@@ -1,9 +1,9 @@
-"""Checkpoints: everything that a run is, in one atomic commit.
+"""The state of a run, and checkpoints: everything that it is, in one atomic commit.
 
 A checkpoint holds parameters, optimizer state, the number of steps charged, a mark of
 the ledger, the entropy of the sampler and the noise key, and a description of the run.
 It is secret: with the noise key the noise can be subtracted from what was released.
-What may leave the house is made by `jaxdp_episodic.training.export`, without a key.
+What may leave the house is made by `jaxdp_episodic.training.report`, without a key.
 
 Orbax writes into a temporary folder and renames it when it is complete, so a run that
 is killed at any moment leaves either the old checkpoint or the new one.
@@ -12,23 +12,24 @@ is killed at any moment leaves either the old checkpoint or the new one.
 from __future__ import annotations
 
 import errno
-import json
 import logging
 import os
 import secrets as system_entropy
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from types import TracebackType
 from typing import Any, NamedTuple, Self
 
 import jax
+import jax.numpy as jnp
 import numpy as np
+import optax
 import orbax.checkpoint as ocp
 
 from jaxdp_episodic import _validation
 from jaxdp_episodic.report.ledger_file import LedgerMark
+from jaxdp_episodic.training.description import refuse_other_run
 
 FORMAT = 2
 _KEPT = 2
@@ -57,7 +58,7 @@ class Snapshot(NamedTuple):
       state: pytree of arrays: parameters and optimizer state.
       charged_steps: steps charged to the budget when it was taken.
       secrets: see there.
-      run: what the run is; see `refuse_other_run`.
+      run: what the run is; see `described_run`.
       ledger: the run's ledger as it was, which it must contain for ever; None if there
         is no ledger.
     """
@@ -69,8 +70,50 @@ class Snapshot(NamedTuple):
     ledger: LedgerMark | None = None
 
 
-class RunMismatchError(ValueError):
-    """A checkpoint belongs to a run with other settings."""
+class TrainingState(NamedTuple):
+    """What changes from step to step.
+
+    Attributes:
+      params: pytree of float arrays.
+      optimizer_state: of the optax optimizer.
+    """
+
+    params: Any
+    optimizer_state: Any
+
+
+def initial_state(
+    optimizer: optax.GradientTransformation, params: Any
+) -> TrainingState:
+    """Returns the state before the first step.
+
+    Gradients are float32, and so is what the optimizer keeps, also of parameters of
+    lower precision: it would change its type at the first step, and come back rounded
+    from a checkpoint.
+    """
+
+    def in_float32(leaf: Any) -> Any:
+        low = jnp.issubdtype(leaf.dtype, jnp.floating) and leaf.dtype.itemsize < 4
+        return leaf.astype(jnp.float32) if low else leaf
+
+    kept = optimizer.init(jax.tree.map(in_float32, params))
+    return TrainingState(params, as_arrays(kept))
+
+
+def updater(
+    optimizer: optax.GradientTransformation,
+) -> Callable[[TrainingState, Any], TrainingState]:
+    """Returns the compiled ``(state, gradient) -> state``; types stay."""
+
+    def update(state: TrainingState, gradient: Any) -> TrainingState:
+        # Optax mixes types; a caller's strict promotion is about the caller's code.
+        with jax.numpy_dtype_promotion("standard"):
+            updates, kept = optimizer.update(
+                gradient, state.optimizer_state, state.params
+            )
+            return TrainingState(optax.apply_updates(state.params, updates), kept)
+
+    return jax.jit(update)
 
 
 class Checkpoints:
@@ -163,43 +206,34 @@ class Checkpoints:
         step = self.latest
         if step is None:
             raise FileNotFoundError(f"no complete checkpoint in {self.folder}")
+        path = self.folder / str(step)
         with _quiet():
             meta = self._meta(step)
             refuse_other_run(saved=meta["run"], wanted=run)
-            try:
+            with _or_damaged(path):
                 restored = self._manager.restore(
                     step, args=ocp.args.Composite(state=ocp.args.StandardRestore(like))
                 )
-            except Exception as error:  # Orbax raises many kinds for a damaged file
-                raise ValueError(
-                    f"checkpoint {self.folder / str(step)} is damaged: {error}"
-                ) from error
         if meta["charged_steps"] != step:
             raise ValueError(
-                f"checkpoint {self.folder / str(step)} says that "
-                f"{meta['charged_steps']} steps were charged: it was renamed or edited"
+                f"checkpoint {path} says that {meta['charged_steps']} steps were "
+                "charged: it was renamed or edited"
             )
-        try:
+        with _or_damaged(path):
             secrets = Secrets(
                 int(meta["sampler_entropy"], 16), np.array(meta["noise_key"], np.uint32)
             )
             mark = meta["ledger"]
             ledger = None if mark is None else LedgerMark(*mark)
-        except (TypeError, ValueError, OverflowError) as error:
-            raise ValueError(
-                f"checkpoint {self.folder / str(step)} is damaged: {error}"
-            ) from error
         return Snapshot(restored["state"], step, secrets, meta["run"], ledger)
 
     def _meta(self, step: int) -> dict[str, Any]:
         path = self.folder / str(step)
-        try:
+        with _or_damaged(path):
             restored = self._manager.restore(
                 step, args=ocp.args.Composite(meta=ocp.args.JsonRestore())
             )
             meta = restored["meta"]
-        except Exception as error:  # as above
-            raise ValueError(f"checkpoint {path} is damaged: {error}") from error
         if not isinstance(meta, dict) or meta.get("format") != FORMAT:
             raise ValueError(
                 f"checkpoint {path}: format must be {FORMAT}, "
@@ -216,49 +250,9 @@ class Checkpoints:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         with _quiet():
             self._manager.close()
-
-
-def refuse_other_run(saved: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
-    """Refuses to go on with a run whose description differs, and shows how.
-
-    Args:
-      saved: description in the checkpoint.
-      wanted: description of the run that wants to go on. Nested dictionaries of plain
-        values, as in JSON.
-
-    Raises:
-      RunMismatchError: they differ anywhere.
-    """
-    old, new = _flat(saved), _flat(json.loads(json.dumps(wanted)))
-    missing = "(nothing)"
-    differences = [
-        f"{key}: {old.get(key, missing)} in the checkpoint, {new.get(key, missing)} now"
-        for key in sorted(old.keys() | new.keys())
-        if old.get(key, missing) != new.get(key, missing)
-    ]
-    if differences:
-        raise RunMismatchError(
-            "the checkpoint is of another run: " + "; ".join(differences)
-        )
-
-
-def _flat(value: Any, prefix: str = "") -> dict[str, Any]:
-    """Nested dictionaries and lists as one dictionary of dotted keys."""
-    if isinstance(value, Mapping):
-        items = [(f"{prefix}.{k}" if prefix else str(k), v) for k, v in value.items()]
-    elif isinstance(value, list):
-        items = [(f"{prefix}[{i}]", v) for i, v in enumerate(value)]
-    else:
-        return {prefix: value}
-    return {k: v for key, item in items for k, v in _flat(item, key).items()}
 
 
 def new_secrets(seed: int | None) -> Secrets:
@@ -271,10 +265,7 @@ def new_secrets(seed: int | None) -> Secrets:
     if seed is None:
         key = np.frombuffer(system_entropy.token_bytes(8), np.uint32)
         return Secrets(system_entropy.randbits(256), key)
-    array = _validation.integer_array("seed", seed, minimum=0)
-    if array.ndim:
-        raise ValueError(f"seed must be a number, got {seed!r}")
-    entropy = int(array)
+    entropy = _validation.whole_number("seed", seed, minimum=0)
     sampler, noise = np.random.SeedSequence(entropy).spawn(2)
     words = sampler.generate_state(8, np.uint32)
     return Secrets(
@@ -282,9 +273,18 @@ def new_secrets(seed: int | None) -> Secrets:
     )
 
 
+@contextmanager
+def _or_damaged(path: Path) -> Iterator[None]:
+    """Orbax's many kinds of errors of a damaged file as one."""
+    try:
+        yield
+    except Exception as error:
+        raise ValueError(f"checkpoint {path} is damaged: {error}") from error
+
+
 def as_arrays(state: Any) -> Any:
     """The state with every leaf a JAX array, which is what Orbax stores."""
-    return jax.tree.map(jax.numpy.asarray, state)
+    return jax.tree.map(jnp.asarray, state)
 
 
 def _sync_folder(folder: Path) -> None:

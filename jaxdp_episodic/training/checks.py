@@ -6,14 +6,13 @@ import warnings
 from typing import Any
 
 import jax
-import numpy as np
 
 from jaxdp_episodic import _validation
 from jaxdp_episodic.data.table import ExampleTable
 from jaxdp_episodic.describe.designs import GroupedClasses, IndependentEpisodes
 from jaxdp_episodic.describe.step import STEP, GaussianStep
 from jaxdp_episodic.draw.sampler import EpisodeSampler
-from jaxdp_episodic.training.blocks import default_block_size
+from jaxdp_episodic.training.episode import default_block_size
 from jaxdp_episodic.training.private_gradient import checked_setting
 
 
@@ -167,7 +166,5 @@ def chosen_block_size(
     most = default_block_size(sampler, num_devices)
     if value is None:
         return most
-    array = _validation.integer_array("block_size", value, minimum=1)
-    if array.ndim:
-        raise ValueError(f"block_size must be a number, got {value!r}")
-    return min(most, num_devices * -(-int(np.asarray(array)) // num_devices))
+    rows = _validation.whole_number("block_size", value)
+    return min(most, num_devices * -(-rows // num_devices))

@@ -7,134 +7,108 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
-import jax
 import numpy as np
 import optax
-from flax import nnx
 
 from jaxdp_episodic import _validation
+from jaxdp_episodic.accounting.api import epsilon as step_epsilon
 from jaxdp_episodic.data.sources import SOURCES, DataSource
-from jaxdp_episodic.describe.spec import Spec
+from jaxdp_episodic.describe.designs import GroupedClasses, IndependentEpisodes
+from jaxdp_episodic.describe.population import Population
+from jaxdp_episodic.describe.rates import NEIGHBORING_RELATIONS
+from jaxdp_episodic.describe.schemes import Scheme, WithoutReplacement
+from jaxdp_episodic.describe.spec import Spec, set_positive, set_whole_numbers
+from jaxdp_episodic.describe.step import GaussianStep, Sampling
 from jaxdp_episodic.files.toml_file import read_toml
-from jaxdp_episodic.training import models
-from jaxdp_episodic.training.learners import ANIL, MAML, ProtoNet
+from jaxdp_episodic.training.learners import LearnerConfig
+from jaxdp_episodic.training.models import ModelConfig, split_model
 from jaxdp_episodic.training.private_gradient import NOISES, checked_setting
-from jaxdp_episodic.training.step_config import StepConfig
 
-_LOSSES = ("cross_entropy", "squared_error")
 _OPTIMIZERS = ("adam", "adamw", "sgd")
 _SCHEDULES = ("constant", "cosine")
-# What a stranger's config may make of a network, and of an episode's inner loop.
-_MOST_LAYERS, _WIDEST = 64, 2**14
-_MOST_INNER_STEPS, _MOST_EPISODES = 10_000, 10**7
-_LARGEST_SEED = 2**31 - 1
+# What an untrusted config may ask of an evaluation.
+_MOST_EPISODES = 10**7
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class LearnerConfig(Spec):
-    """What an episode teaches, and how.
+class StepConfig(Spec):
+    """A `GaussianStep` without its sizes, which are public bounds or the data's own.
+
+    Where every draw without replacement down to the protected unit states its
+    ``population``, a public lower bound, the guarantee rests on these alone (and data
+    that contradict them are refused). Else it rests on the sizes of the data: under
+    ``add_remove`` the noise then depends on private sizes, and what is released leaves
+    out all that was computed from them.
 
     Attributes:
-      kind: "protonet", "maml" or "anil".
-      shots: support examples, of each class or of the task.
-      inner_steps: gradient steps on the support set (not for ProtoNet).
-      inner_learning_rate: of these steps.
-      first_order: do not differentiate through the inner steps' gradients.
-      checkpoint: recompute the inner steps in the backward pass: less memory, more
-        time.
-      loss: "cross_entropy" (classification) or "squared_error" (regression).
-      head: of "anil": top-level key of the parameters that are adapted.
+      sampling: as of `GaussianStep`, like the rest.
+      noise_multiplier: None where it is calibrated.
+      clip_unit: see there.
+      privacy_unit: see there.
+      neighboring_relation: see there.
+      small_units: see there.
     """
 
-    kind: str
-    shots: int
-    inner_steps: int = 3
-    inner_learning_rate: float = 0.1
-    first_order: bool = False
-    checkpoint: bool = False
-    loss: str = "cross_entropy"
-    head: str = "head"
+    nested_specs: ClassVar[Mapping[str, tuple[type, ...]]] = {
+        "sampling": GaussianStep.nested_specs["sampling"]
+    }
+
+    sampling: Sampling | Scheme
+    noise_multiplier: float | None = None
+    clip_unit: str | None = None
+    privacy_unit: str | None = None
+    neighboring_relation: str = "add_remove"
+    small_units: str | None = None
 
     def __post_init__(self) -> None:
-        _validation.choice("kind", self.kind, ("protonet", "maml", "anil"))
-        _validation.choice("loss", self.loss, _LOSSES)
-        _whole(self, "shots")
-        _whole(self, "inner_steps", maximum=_MOST_INNER_STEPS)
-        _positive(self, "inner_learning_rate")
-        _flags(self, "first_order", "checkpoint")
-        if not isinstance(self.head, str):
-            raise TypeError(f"head must be a string, got {self.head!r}")
-        if self.kind == "protonet" and self.loss != "cross_entropy":
-            raise ValueError("loss must be 'cross_entropy' with kind='protonet'")
-
-    @property
-    def is_regression(self) -> bool:
-        """True if the targets are numbers."""
-        return self.loss == "squared_error"
-
-    def learner(self, apply: Any, ways: int | None) -> Any:
-        """Returns the learner for a model's ``apply(params, inputs)``."""
-        if self.kind == "protonet":
-            return ProtoNet(apply, ways=int(ways or 1))
-        inner = {
-            "inner_steps": self.inner_steps,
-            "inner_learning_rate": self.inner_learning_rate,
-            "first_order": self.first_order,
-            "checkpoint": self.checkpoint,
-            "task_loss": self.loss,
-        }
-        if self.kind == "maml":
-            return MAML(apply, **inner)
-        return ANIL(apply, head=self.head, **inner)
-
-
-@dataclass(frozen=True, eq=False, kw_only=True)
-class ModelConfig(Spec):
-    """The network.
-
-    Attributes:
-      kind: "conv_embedding" (for ProtoNet), "conv_classifier" or "mlp".
-      channels: of each convolution (stride 2 each), or units of each hidden layer.
-      embedding: size of the embedding; only of "conv_embedding".
-      seed: of the initial parameters, which are public.
-    """
-
-    kind: str
-    channels: tuple[int, ...] = (16, 32, 32)
-    embedding: int = 32
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        kinds = ("conv_embedding", "conv_classifier", "mlp")
-        _validation.choice("kind", self.kind, kinds)
-        channels = _validation.integer_array("channels", self.channels, minimum=1)
-        if channels.ndim != 1 or not 1 <= channels.size <= _MOST_LAYERS:
-            raise ValueError(
-                f"channels must be a list of 1 to {_MOST_LAYERS} numbers, got "
-                f"{_validation.shown(self.channels)}"
+        _validation.choice(
+            "neighboring_relation", self.neighboring_relation, NEIGHBORING_RELATIONS
+        )
+        if self.noise_multiplier is not None:
+            noise = checked_setting(
+                "noise_multiplier", self.noise_multiplier, zero=True
             )
-        object.__setattr__(self, "channels", tuple(channels.tolist()))
-        _whole(self, "embedding")
-        if max(*self.channels, self.embedding) > _WIDEST:
-            raise ValueError(
-                f"channels and embedding must be at most {_WIDEST}, got "
-                f"{self.channels} and {self.embedding}"
-            )
-        _whole(self, "seed", minimum=0, maximum=_LARGEST_SEED)
+            object.__setattr__(self, "noise_multiplier", noise)
 
-    def build(self, input_shape: tuple[int, ...], num_outputs: int) -> Any:
-        """Returns the NNX module for inputs of this shape (without a batch axis)."""
-        rngs = nnx.Rngs(self.seed)
-        if self.kind == "mlp":
-            size = int(np.prod(input_shape))
-            return models.MLP(size, self.channels, num_outputs, rngs=rngs)
-        if len(input_shape) != 3:
-            raise ValueError(
-                f"kind={self.kind!r} needs images (height, width, channels), "
-                f"got features of shape {input_shape}"
-            )
-        outputs = self.embedding if self.kind == "conv_embedding" else num_outputs
-        return models.ConvNet(input_shape, self.channels, outputs, rngs=rngs)
+    def step(self, population: Population) -> GaussianStep:
+        """Returns the step on real data; without a noise multiplier, with one of 1."""
+        if self.neighboring_relation != "add_remove":
+            is_public = _states_its_sizes(self.sampling)
+            return self._with(None if is_public else population)
+        # Sizes below the protected units cost nothing, stated or not: what the config
+        # states is enough if the accountant can answer from it.
+        try:
+            step = self._with(None)
+            step_epsilon(step, num_steps=1, delta=1e-5)
+        except (ValueError, NotImplementedError):
+            return self._with(population)
+        return step
+
+    def _with(self, population: Population | None) -> GaussianStep:
+        noise = self.noise_multiplier
+        return GaussianStep(
+            self.sampling,
+            noise_multiplier=1.0 if noise is None else noise,
+            clip_unit=self.clip_unit,
+            privacy_unit=self.privacy_unit,
+            neighboring_relation=self.neighboring_relation,
+            small_units=self.small_units,
+            population=population,
+        )
+
+
+def _states_its_sizes(sampling: Sampling | Scheme) -> bool:
+    """True if every draw without replacement of the data has a public population."""
+    if isinstance(sampling, GroupedClasses):
+        return sampling.examples.population is not None
+    if isinstance(sampling, IndependentEpisodes):
+        sampling = sampling.sampling
+    levels = getattr(sampling, "levels", (sampling,))
+    return all(
+        scheme.population is not None
+        for scheme in levels
+        if isinstance(scheme, WithoutReplacement)
+    )
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -158,8 +132,8 @@ class OptimizerConfig(Spec):
     def __post_init__(self) -> None:
         _validation.choice("kind", self.kind, _OPTIMIZERS)
         _validation.choice("schedule", self.schedule, _SCHEDULES)
-        _positive(self, "learning_rate")
-        _whole(self, "warmup_steps", minimum=0)
+        set_positive(self, "learning_rate")
+        set_whole_numbers(self, "warmup_steps", minimum=0)
         decay = _validation.nonnegative_array("weight_decay", self.weight_decay)
         if decay.ndim or not np.isfinite(decay):
             raise ValueError(
@@ -208,10 +182,10 @@ class EvaluationConfig(Spec):
             shown = _validation.shown(self.splits)
             raise TypeError(f"splits must be a list of names, got {shown}")
         object.__setattr__(self, "splits", tuple(self.splits))
-        _whole(self, "queries")
-        _whole(self, "num_episodes", minimum=2, maximum=_MOST_EPISODES)
+        set_whole_numbers(self, "queries")
+        set_whole_numbers(self, "num_episodes", minimum=2, maximum=_MOST_EPISODES)
         if self.every is not None:
-            _whole(self, "every")
+            set_whole_numbers(self, "every")
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -269,17 +243,14 @@ class TrainingConfig(Spec):
             value = getattr(self, name)
             if value is not None or name == "l2_clip_norm":
                 object.__setattr__(self, name, checked_setting(name, value))
-        _whole(self, "checkpoint_every")
+        set_whole_numbers(self, "checkpoint_every")
         for name in ("num_steps", "block_size", "seed"):
             if getattr(self, name) is not None:
-                _whole(self, name, minimum=0 if name == "seed" else 1)
-        if _validation.open_unit_array("delta", self.delta).ndim:
-            raise ValueError(f"delta must be a number, got {self.delta!r}")
+                set_whole_numbers(self, name, minimum=0 if name == "seed" else 1)
+        _validation.single("delta", _validation.open_unit_array("delta", self.delta))
         target = _validation.real_array("epsilon", self.epsilon)
-        if target.ndim or not target > 0:
-            raise ValueError(
-                f"epsilon must be > 0 and one number, got {self.epsilon!r}"
-            )
+        if not _validation.single("epsilon", target) > 0:
+            raise ValueError(f"epsilon must be > 0, got {self.epsilon!r}")
         self._check_parts()
         self._check_model()
         if (self.num_steps is None) == (self.step.noise_multiplier is None):
@@ -348,39 +319,5 @@ def built_model(
 ) -> tuple[Any, Any]:
     """Returns ``(learner, params)`` of a config; ``ways`` is None for regression."""
     module = config.model.build(input_shape, 1 if ways is None else ways)
-    apply, params = models.split_model(module)
+    apply, params = split_model(module)
     return config.learner.learner(apply, ways), params
-
-
-def num_parameters(params: Any) -> int:
-    """Returns how many numbers the parameters are."""
-    return sum(leaf.size for leaf in jax.tree.leaves(params))
-
-
-def _whole(
-    spec: Any, *names: str, minimum: int = 1, maximum: int | None = None
-) -> None:
-    for name in names:
-        value = getattr(spec, name)
-        array = _validation.integer_array(name, value, minimum=minimum)
-        if array.ndim:
-            raise ValueError(f"{name} must be a number, got {_validation.shown(value)}")
-        if maximum is not None and array > maximum:
-            raise ValueError(f"{name} must be at most {maximum:,}, got {value!r}")
-        object.__setattr__(spec, name, int(array))
-
-
-def _positive(spec: Any, name: str) -> None:
-    value = getattr(spec, name)
-    array = _validation.positive_array(name, value)
-    if array.ndim:
-        raise ValueError(f"{name} must be a number, got {value!r}")
-    object.__setattr__(spec, name, float(array))
-
-
-def _flags(spec: Any, *names: str) -> None:
-    for name in names:
-        if not isinstance(getattr(spec, name), bool):
-            raise TypeError(
-                f"{name} must be true or false, got {getattr(spec, name)!r}"
-            )

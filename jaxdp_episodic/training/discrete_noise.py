@@ -2,7 +2,7 @@
 
 A clipped contribution is rounded to whole grid steps, `GRID` of them to the clip norm.
 Its norm is then checked in whole numbers, the sum is one of whole numbers, and the
-noise has exactly the law of the discrete Gaussian: nothing that is released depends on
+noise is exactly discrete Gaussian: nothing that is released depends on
 how floating-point numbers were rounded, and there is no number that only one of two
 neighbours can give. What it costs is that of Gaussian noise of the same multiplier, by
 `covering_variance`.

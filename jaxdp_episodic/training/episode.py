@@ -1,11 +1,130 @@
-"""One episode: what is learned from, and what it is judged by."""
+"""From a draw to what each clip unit contributes: blocks, episodes, the unit's loss.
+
+A Poisson draw has a different size at every step. Its clip units are cut into blocks of
+one fixed size; what a block has too much is masked, and a draw that is larger than a
+block makes more blocks. No drawn unit is ever left out: a cap would void the guarantee.
+"""
 
 from __future__ import annotations
 
-from typing import NamedTuple
+import math
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, NamedTuple, Protocol, TypeVar
 
+import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
+
+from jaxdp_episodic import _validation
+from jaxdp_episodic.data.table import ExampleTable
+from jaxdp_episodic.draw.sampler import Draw, EpisodeSampler
+
+T = TypeVar("T")
+
+
+class Block(NamedTuple):
+    """B clip units of one draw, with everything that was drawn of each.
+
+    Attributes:
+      inputs: (B, *slots, *features).
+      targets: (B, *slots) float32: the examples' targets, or the places of their
+        classes among all classes.
+      slot_mask: (B, *slots) float32, 1 where a slot holds an example.
+      unit_mask: (B,) float32, 1 where a row holds a drawn unit.
+    """
+
+    inputs: Any
+    targets: Any
+    slot_mask: Any
+    unit_mask: Any
+
+
+def default_block_size(sampler: EpisodeSampler, num_shards: int = 1) -> int:
+    """Returns a block size that holds almost every draw, a multiple of the shards."""
+    mean = sampler.expected_units
+    wanted = min(math.ceil(mean + 3.0 * math.sqrt(mean) + 1), sampler.max_units)
+    return num_shards * math.ceil(max(wanted, 1) / num_shards)
+
+
+def make_blocks(
+    draw: Draw, table: ExampleTable, *, block_size: int, num_shards: int = 1
+) -> list[Block]:
+    """Returns the blocks of a draw: at least one, also for an empty draw.
+
+    Args:
+      draw: of a sampler over ``table.population``.
+      table: the data, in the order of that population.
+      block_size: units a block, a multiple of ``num_shards``.
+      num_shards: devices that share a block, each a run of consecutive rows. Units are
+        dealt out in turn, so that every device gets equally many.
+    """
+    number = len(draw.mask)
+    blocks = []
+    for start in range(0, max(number, 1), block_size):
+        stop = min(start + block_size, number)
+        rows = np.full(block_size, -1)
+        rows[: stop - start] = np.arange(start, stop)
+        rows = rows.reshape(-1, num_shards).T.ravel()
+        blocks.append(_block(draw, table, rows))
+    return blocks
+
+
+def _block(draw: Draw, table: ExampleTable, rows: np.ndarray) -> Block:
+    present = rows >= 0
+    if len(draw.mask):
+        examples = draw.examples[rows]  # row -1 is masked below
+        mask = draw.mask[rows] & _column(present, draw.mask.ndim)
+    else:
+        examples = np.zeros((len(rows), *draw.mask.shape[1:]), np.int64)
+        mask = np.zeros(examples.shape, bool)
+    return block_of(table, examples, mask, present)
+
+
+def block_of(
+    table: ExampleTable, examples: np.ndarray, mask: np.ndarray, present: np.ndarray
+) -> Block:
+    """Returns the block with these examples in its slots, and nothing where masked."""
+    examples = np.where(mask, examples, 0)
+    features = table.features
+    # Not a product: what stands in for a masked slot is example 0, and were that one
+    # not finite, its product with zero would be in everybody's slots.
+    inputs = np.where(
+        _column(mask, mask.ndim + features.ndim - 1),
+        features[examples],
+        features.dtype.type(0),
+    )
+    of_example = table.class_places if table.targets is None else table.targets
+    targets = np.where(mask, of_example[examples], 0).astype(np.float32)
+    return Block(inputs, targets, mask.astype(np.float32), present.astype(np.float32))
+
+
+def _column(array: np.ndarray, num_axes: int) -> np.ndarray:
+    """The array with trailing axes of size 1."""
+    return array.reshape(array.shape + (1,) * (num_axes - array.ndim))
+
+
+def prefetched(
+    make: Callable[[int], T], first: int, last: int, *, depth: int = 2
+) -> Iterator[T]:
+    """Yields ``make(first), ..., make(last)``, made ahead by another thread.
+
+    ``make`` must depend on its argument only. What it raises is raised here. A consumer
+    that stops early waits for at most the item being made.
+    """
+    with ThreadPoolExecutor(1, thread_name_prefix="draw") as pool:
+        waiting: list[Future[T]] = []
+        try:
+            for number in range(first, last + 1):
+                waiting.append(pool.submit(make, number))
+                if len(waiting) > depth:
+                    yield waiting.pop(0).result()
+            while waiting:
+                yield waiting.pop(0).result()
+        finally:
+            for future in waiting:
+                future.cancel()
 
 
 class Episode(NamedTuple):
@@ -62,3 +181,134 @@ def regression_episode(
     """
     arrays = (inputs, targets, mask)
     return Episode(*(a[:shots] for a in arrays), *(a[shots:] for a in arrays))
+
+
+class Learner(Protocol):
+    """What the trainer needs of a learner.
+
+    One whose loss is a mean over examples, each on its own, may say so by an attribute
+    ``couples_examples = False``; single examples may then be clipped.
+    """
+
+    @property
+    def is_regression(self) -> bool:
+        """True if the targets are numbers, False if they are classes."""
+        ...
+
+    def loss(self, params: Any, episode: Episode) -> Array:
+        """Query loss of one episode, a scalar; 0 for an episode without queries."""
+        ...
+
+    def predict(self, params: Any, episode: Episode) -> Array:
+        """Predictions for the queries: (Q, ways) logits, or (Q,) values."""
+        ...
+
+
+def to_episode(unit: Block, *, shots: int, is_regression: bool) -> Episode:
+    """Returns the episode in one row of a block whose slots are one episode's."""
+    if is_regression:
+        return regression_episode(
+            unit.inputs, unit.targets, unit.slot_mask, shots=shots
+        )
+    return classification_episode(unit.inputs, unit.slot_mask, shots=shots)
+
+
+def contribution_loss(
+    learner: Learner, slot_shape: tuple[int, ...], *, shots: int
+) -> Callable[[Any, Block], Array]:
+    """Returns ``loss(params, unit)``, whose gradient is one clip unit's contribution.
+
+    The clip unit must hold at least one whole episode, because within an episode every
+    support example changes every term of the loss: were a part of it clipped, one
+    example would move all parts (locality; docs/theory.md, "The setting and its
+    preconditions"). A clip unit that holds several episodes contributes the mean
+    over those of its own that were drawn. (The number of slots would not do: under
+    Poisson it is the largest number of children of *any* unit, so one unit's growth
+    would move everybody's contribution.) Of a learner that couples nothing
+    (`Supervised`) any unit may be clipped, a single example too.
+
+    Args:
+      learner: see `Learner`. An episode of classes takes two axes of slots (class,
+        example), one of a regression task takes one.
+      slot_shape: of the sampler.
+      shots: support examples, of each class or of the task; 0 without episodes.
+
+    Raises:
+      TypeError: shots of the wrong type.
+      ValueError: a clip unit smaller than an episode, one with no room for a query, or
+        episodes of another number of classes than the learner is for.
+    """
+    if not getattr(learner, "couples_examples", True):
+        if shots != 0:
+            raise ValueError(
+                f"shots must be 0 with {type(learner).__name__}, which has no support, "
+                f"got {shots!r}"
+            )
+        return _supervised_loss(learner, slot_shape)
+    _validation.integer_array("shots", shots, minimum=1)
+    axes = 1 if learner.is_regression else 2
+    if len(slot_shape) < axes:
+        raise ValueError(
+            f"clip_unit must contain a whole episode of {type(learner).__name__} "
+            f"({axes} level(s) below it: support and query interact), got one with "
+            f"{len(slot_shape)} level(s) below it; clip the episode or task"
+        )
+    if slot_shape[-1] <= shots:
+        raise ValueError(
+            "shots must be less than the examples drawn (some must be queries), "
+            f"got shots={shots} of {slot_shape[-1]}"
+        )
+    _check_ways(learner, slot_shape)
+    around, within = slot_shape[:-axes], slot_shape[-axes:]
+    number = math.prod(around)
+
+    def episode_loss(params: Any, unit: Block) -> Array:
+        episode = to_episode(unit, shots=shots, is_regression=learner.is_regression)
+        return learner.loss(params, episode)
+
+    if not around:
+        return episode_loss
+
+    def mean_loss(params: Any, unit: Block) -> Array:
+        def flat(array: Array) -> Array:
+            return array.reshape(number, *within, *array.shape[len(slot_shape) :])
+
+        unit_mask = jnp.ones(number, jnp.float32)
+        episodes = Block(
+            flat(unit.inputs), flat(unit.targets), flat(unit.slot_mask), unit_mask
+        )
+        # Recomputed one by one in the backward pass: memory of one episode.
+        one = jax.checkpoint(lambda episode: episode_loss(params, episode))
+        losses = jax.lax.map(one, episodes)
+        there = jnp.any(episodes.slot_mask.reshape(number, -1) > 0, axis=1)
+        total = jnp.sum(jnp.where(there, losses, 0.0))
+        return total / jnp.maximum(jnp.sum(there.astype(jnp.float32)), 1.0)
+
+    return mean_loss
+
+
+def _check_ways(learner: Learner, slot_shape: tuple[int, ...]) -> None:
+    """Refuses episodes of another number of classes than the learner is for."""
+    ways = None if learner.is_regression else getattr(learner, "ways", None)
+    if ways is not None and ways != slot_shape[-2]:
+        raise ValueError(
+            "ways must be the number of classes of the episodes that are drawn, "
+            f"{slot_shape[-2]}, got a {type(learner).__name__} with ways={ways}"
+        )
+
+
+def _supervised_loss(
+    learner: Learner, slot_shape: tuple[int, ...]
+) -> Callable[[Any, Block], Array]:
+    """Mean loss over all examples in the clip unit; they are the queries."""
+    number = math.prod(slot_shape)
+    kind = jnp.float32 if learner.is_regression else jnp.int32
+
+    def loss(params: Any, unit: Block) -> Array:
+        inputs = unit.inputs.reshape(number, *unit.inputs.shape[len(slot_shape) :])
+        targets = unit.targets.reshape(number).astype(kind)
+        mask = unit.slot_mask.reshape(number)
+        nobody = (inputs[:0], targets[:0], mask[:0])
+        return learner.loss(params, Episode(*nobody, inputs, targets, mask))
+
+    return loss

@@ -15,8 +15,7 @@ from jaxdp_episodic.data.table import ExampleTable
 from jaxdp_episodic.describe.designs import IndependentEpisodes
 from jaxdp_episodic.describe.schemes import MultistageSampling, WithoutReplacement
 from jaxdp_episodic.draw.sampler import EpisodeSampler
-from jaxdp_episodic.training.blocks import make_blocks
-from jaxdp_episodic.training.contribution import to_episode
+from jaxdp_episodic.training.episode import make_blocks, to_episode
 
 _CHUNK = 50
 _Z95 = 1.959963984540054
@@ -90,7 +89,7 @@ class Evaluation:
             for name, size in zip(names, drawn, strict=True)
         ]
         self._is_regression, self._shots = ways is None, shots
-        most = _largest_group(data, len(names) - 1)
+        most = int(np.max(data.population.children_counts[len(names) - 2], initial=0))
         if ways is not None and ways > most:
             raise ValueError(
                 f"ways must be at most the {most} classes that are held out, got {ways}"
@@ -163,8 +162,3 @@ def _scores(
         return jnp.sum(score * weight), jnp.sum(weight)
 
     return jax.lax.map(one, block)
-
-
-def _largest_group(data: ExampleTable, level: int) -> int:
-    """The largest number of units of a level below one parent."""
-    return int(np.max(data.population.children_counts[level - 1], initial=0))

@@ -9,40 +9,27 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
 from jax import Array
 
 from jaxdp_episodic import _validation
+from jaxdp_episodic.describe.spec import (
+    Spec,
+    check_flags,
+    set_positive,
+    set_whole_numbers,
+)
 from jaxdp_episodic.training.episode import Episode
 
 Apply = Callable[[Any, Array], Array]
 
-CROSS_ENTROPY, SQUARED_ERROR = "cross_entropy", "squared_error"
+CROSS_ENTROPY, SQUARED_ERROR = LOSSES = ("cross_entropy", "squared_error")
+# What an untrusted config may make of an episode's inner loop.
+_MOST_INNER_STEPS = 10_000
 _ABSENT = -1e9  # logit of a class without support
-
-
-class Learner(Protocol):
-    """What the trainer needs of a learner.
-
-    One whose loss is a mean over examples, each on its own, may say so by an attribute
-    ``couples_examples = False``; single examples may then be clipped.
-    """
-
-    @property
-    def is_regression(self) -> bool:
-        """True if the targets are numbers, False if they are classes."""
-        ...
-
-    def loss(self, params: Any, episode: Episode) -> Array:
-        """Query loss of one episode, a scalar; 0 for an episode without queries."""
-        ...
-
-    def predict(self, params: Any, episode: Episode) -> Array:
-        """Predictions for the queries: (Q, ways) logits, or (Q,) values."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -115,7 +102,7 @@ class MAML:
     def __post_init__(self) -> None:
         _validation.integer_array("inner_steps", self.inner_steps, minimum=1)
         _validation.positive_array("inner_learning_rate", self.inner_learning_rate)
-        _validation.choice("task_loss", self.task_loss, (CROSS_ENTROPY, SQUARED_ERROR))
+        _validation.choice("task_loss", self.task_loss, LOSSES)
 
     @property
     def is_regression(self) -> bool:
@@ -207,7 +194,7 @@ class Supervised:
     couples_examples: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
-        _validation.choice("task_loss", self.task_loss, (CROSS_ENTROPY, SQUARED_ERROR))
+        _validation.choice("task_loss", self.task_loss, LOSSES)
 
     @property
     def is_regression(self) -> bool:
@@ -279,3 +266,61 @@ def _mean_loss(task_loss: str, outputs: Array, targets: Array, mask: Array) -> A
         losses = -jnp.take_along_axis(logs, targets[:, None], axis=-1)[:, 0]
     losses = jnp.where(mask > 0, losses, 0.0)
     return jnp.sum(losses) / jnp.maximum(jnp.sum(mask), 1.0)
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class LearnerConfig(Spec):
+    """What an episode teaches, and how.
+
+    Attributes:
+      kind: "protonet", "maml" or "anil".
+      shots: support examples, of each class or of the task.
+      inner_steps: gradient steps on the support set (not for ProtoNet).
+      inner_learning_rate: of these steps.
+      first_order: do not differentiate through the inner steps' gradients.
+      checkpoint: recompute the inner steps in the backward pass: less memory, more
+        time.
+      loss: "cross_entropy" (classification) or "squared_error" (regression).
+      head: of "anil": top-level key of the parameters that are adapted.
+    """
+
+    kind: str
+    shots: int
+    inner_steps: int = 3
+    inner_learning_rate: float = 0.1
+    first_order: bool = False
+    checkpoint: bool = False
+    loss: str = CROSS_ENTROPY
+    head: str = "head"
+
+    def __post_init__(self) -> None:
+        _validation.choice("kind", self.kind, ("protonet", "maml", "anil"))
+        _validation.choice("loss", self.loss, LOSSES)
+        set_whole_numbers(self, "shots")
+        set_whole_numbers(self, "inner_steps", maximum=_MOST_INNER_STEPS)
+        set_positive(self, "inner_learning_rate")
+        check_flags(self, "first_order", "checkpoint")
+        if not isinstance(self.head, str):
+            raise TypeError(f"head must be a string, got {self.head!r}")
+        if self.kind == "protonet" and self.loss != CROSS_ENTROPY:
+            raise ValueError("loss must be 'cross_entropy' with kind='protonet'")
+
+    @property
+    def is_regression(self) -> bool:
+        """True if the targets are numbers."""
+        return self.loss == SQUARED_ERROR
+
+    def learner(self, apply: Any, ways: int | None) -> Any:
+        """Returns the learner for a model's ``apply(params, inputs)``."""
+        if self.kind == "protonet":
+            return ProtoNet(apply, ways=int(ways or 1))
+        inner = {
+            "inner_steps": self.inner_steps,
+            "inner_learning_rate": self.inner_learning_rate,
+            "first_order": self.first_order,
+            "checkpoint": self.checkpoint,
+            "task_loss": self.loss,
+        }
+        if self.kind == "maml":
+            return MAML(apply, **inner)
+        return ANIL(apply, head=self.head, **inner)

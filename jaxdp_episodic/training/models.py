@@ -8,12 +8,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 from jax import Array
+
+from jaxdp_episodic import _validation
+from jaxdp_episodic.describe.spec import Spec, set_whole_numbers
+
+# What an untrusted config may make of a network.
+_MOST_LAYERS, _WIDEST, _LARGEST_SEED = 64, 2**14, 2**31 - 1
 
 
 class PatchConv(nnx.Module):
@@ -207,3 +214,51 @@ def _string_keys(tree: Any) -> Any:
     if isinstance(tree, dict):
         return {str(key): _string_keys(value) for key, value in tree.items()}
     return tree
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class ModelConfig(Spec):
+    """The network.
+
+    Attributes:
+      kind: "conv_embedding" (for ProtoNet), "conv_classifier" or "mlp".
+      channels: of each convolution (stride 2 each), or units of each hidden layer.
+      embedding: size of the embedding; only of "conv_embedding".
+      seed: of the initial parameters, which are public.
+    """
+
+    kind: str
+    channels: tuple[int, ...] = (16, 32, 32)
+    embedding: int = 32
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        kinds = ("conv_embedding", "conv_classifier", "mlp")
+        _validation.choice("kind", self.kind, kinds)
+        channels = _validation.integer_array("channels", self.channels, minimum=1)
+        if channels.ndim != 1 or not 1 <= channels.size <= _MOST_LAYERS:
+            raise ValueError(
+                f"channels must be a list of 1 to {_MOST_LAYERS} numbers, got "
+                f"{_validation.shown(self.channels)}"
+            )
+        object.__setattr__(self, "channels", tuple(channels.tolist()))
+        set_whole_numbers(self, "embedding")
+        if max(*self.channels, self.embedding) > _WIDEST:
+            raise ValueError(
+                f"channels and embedding must be at most {_WIDEST}, got "
+                f"{self.channels} and {self.embedding}"
+            )
+        set_whole_numbers(self, "seed", minimum=0, maximum=_LARGEST_SEED)
+
+    def build(self, input_shape: tuple[int, ...], num_outputs: int) -> Any:
+        """Returns the NNX module for inputs of this shape (without a batch axis)."""
+        rngs = nnx.Rngs(self.seed)
+        if self.kind == "mlp":
+            return MLP(math.prod(input_shape), self.channels, num_outputs, rngs=rngs)
+        if len(input_shape) != 3:
+            raise ValueError(
+                f"kind={self.kind!r} needs images (height, width, channels), "
+                f"got features of shape {input_shape}"
+            )
+        outputs = self.embedding if self.kind == "conv_embedding" else num_outputs
+        return ConvNet(input_shape, self.channels, outputs, rngs=rngs)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.util
-import math
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -20,15 +19,23 @@ from jaxdp_episodic.data.table import ExampleTable
 from jaxdp_episodic.describe.designs import GroupedClasses, IndependentEpisodes
 from jaxdp_episodic.describe.schemes import MultistageSampling, WithoutReplacement
 from jaxdp_episodic.plots.run import draw_run
-from jaxdp_episodic.training import run_folder
+from jaxdp_episodic.training import run_files
 from jaxdp_episodic.training.budget import PrivacyBudget, plan_budget, public_view
 from jaxdp_episodic.training.checks import mean_units_are_public
-from jaxdp_episodic.training.config import TrainingConfig, built_model, num_parameters
+from jaxdp_episodic.training.config import TrainingConfig, built_model
 from jaxdp_episodic.training.display import Display
 from jaxdp_episodic.training.evaluation import Evaluation, Score
-from jaxdp_episodic.training.export import export_run
-from jaxdp_episodic.training.report import markdown_report, privacy_statement
-from jaxdp_episodic.training.run_log import HELD_OUT, PRIVATE, read_log
+from jaxdp_episodic.training.report import (
+    export_run,
+    markdown_report,
+    privacy_statement,
+)
+from jaxdp_episodic.training.run_files import (
+    HELD_OUT,
+    PRIVATE,
+    plain_values,
+    read_log,
+)
 from jaxdp_episodic.training.trainer import Trainer
 
 REPORT, PICTURE, RELEASE = "report.md", "report.png", "release"
@@ -110,9 +117,9 @@ def run_training(
     """
     console = console or Console(stderr=True)
     if not resume:
-        run_folder.refuse_other_files(folder)
+        run_files.refuse_other_files(folder)
     trainer, evaluations, size = _prepared(config, base, console)
-    with run_folder.locked(folder):
+    with run_files.locked(folder):
         if resume:
             with _shown_warnings(console):
                 step = trainer.resume(folder)
@@ -162,7 +169,7 @@ def _trainer(
             "optimizer": config.optimizer.to_dict(),
         },
     )
-    return trainer, evaluations, num_parameters(params)
+    return trainer, evaluations, sum(leaf.size for leaf in jax.tree.leaves(params))
 
 
 @contextmanager
@@ -191,7 +198,7 @@ def _finish(trainer: Trainer, folder: Path, title: str, console: Console) -> Res
     """Report, picture and release of a run that took all its steps."""
     budget, taken = trainer.budget, trainer.num_steps_charged
     spent = float(budget.spent(taken))
-    records = read_log(folder / run_folder.LOG)
+    records = read_log(folder / run_files.LOG)
     how = {
         "is_seeded": trainer.is_seeded,
         "has_default_normalizer": trainer.has_default_normalizer,
@@ -199,10 +206,10 @@ def _finish(trainer: Trainer, folder: Path, title: str, console: Console) -> Res
     }
     statement = privacy_statement(budget, taken, **how)
     uncounted = epsilon_without_last_stage(budget, taken)
-    facts = {
+    facts: dict[str, Any] = {
         "steps": taken,
-        "epsilon spent": _number(spent),
-        "epsilon without counting the draw of examples": _number(uncounted),
+        "epsilon spent": spent,
+        "epsilon without counting the draw of examples": uncounted,
         "target": f"epsilon {budget.epsilon:g}, delta {budget.delta:g}",
         "noise": trainer.noise,
         "noise multiplier": budget.step.noise_multiplier,
@@ -214,6 +221,7 @@ def _finish(trainer: Trainer, folder: Path, title: str, console: Console) -> Res
     }
     if trainer.is_seeded or not budget.is_private:
         facts["not private"] = _SEEDED if budget.is_private else "there is no noise"
+    facts = plain_values(facts)
     picture = None
     if importlib.util.find_spec("matplotlib") is None:
         console.print("no picture: matplotlib, of the extra [plot], is not installed")
@@ -236,7 +244,7 @@ def _finish(trainer: Trainer, folder: Path, title: str, console: Console) -> Res
         folder / RELEASE,
         params=trainer.params,
         statement=privacy_statement(budget, taken, for_release=True, **how),
-        log=folder / run_folder.LOG,
+        log=folder / run_files.LOG,
         facts=released_facts(facts, budget),
         has_public_epsilon=public_view(budget) is not None,
     )
@@ -284,11 +292,6 @@ def released_facts(facts: Mapping[str, Any], budget: PrivacyBudget) -> dict[str,
         hidden |= {"steps", "noise multiplier", "mean units a step"}
         hidden |= {name for name in facts if name.startswith("epsilon ")}
     return {name: value for name, value in facts.items() if name not in hidden}
-
-
-def _number(value: float) -> float | str:
-    """The value, infinity as JSON can hold it."""
-    return value if math.isfinite(value) else "inf"
 
 
 def _ways(config: TrainingConfig) -> int | None:

@@ -1,4 +1,4 @@
-"""What a search over hyperparameters is: a base run, and public laws for its fields."""
+"""A search over hyperparameters: a base run, and distributions for its fields."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ class SearchSettings(Spec):
 
     Attributes:
       delta: of the whole search, in (0, 1).
-      trials: the law of the number of runs.
+      trials: the distribution of the number of runs.
       split: the held-out part whose score decides.
       held_out_is_public: must be true. The score is then post-processing of the private
         model; were the held-out people private, each score would disclose theirs.
@@ -160,7 +160,7 @@ class Search:
 
     Attributes:
       settings: what it is charged, and by what it chooses.
-      laws: dotted name of a field of the run to its law.
+      laws: dotted name of a field of the run to its distribution.
       run: the table of the base run, without epsilon and delta.
     """
 
@@ -243,8 +243,8 @@ def read_search(path: Path) -> Search:
     """Returns the search in a TOML file; paths of data are relative to it.
 
     The file has the fields of `SearchSettings`, a table ``hyperparameters`` of dotted
-    names (``"optimizer.learning_rate"``) and laws, and a table ``run``: a training
-    config without epsilon and delta.
+    names (``"optimizer.learning_rate"``) and distributions, and a table ``run``: a
+    training config without epsilon and delta.
 
     Raises:
       OSError: a file that cannot be read.

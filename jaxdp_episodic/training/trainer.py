@@ -13,31 +13,40 @@ import optax
 from jaxdp_episodic import _validation
 from jaxdp_episodic.data.table import ExampleTable
 from jaxdp_episodic.draw.sampler import EpisodeSampler, step_generator
-from jaxdp_episodic.training import checks, run_folder
-from jaxdp_episodic.training.blocks import Block, make_blocks, prefetched
+from jaxdp_episodic.training import checks, run_files
 from jaxdp_episodic.training.budget import PrivacyBudget, SpentAhead
 from jaxdp_episodic.training.checkpoint import (
     Checkpoints,
     Snapshot,
+    TrainingState,
     as_arrays,
+    initial_state,
     new_secrets,
+    updater,
 )
-from jaxdp_episodic.training.contribution import contribution_loss
+from jaxdp_episodic.training.description import described_environment, described_run
 from jaxdp_episodic.training.discrete_noise import step_seed
-from jaxdp_episodic.training.environment import described_environment
+from jaxdp_episodic.training.episode import (
+    Block,
+    contribution_loss,
+    make_blocks,
+    prefetched,
+)
 from jaxdp_episodic.training.evaluation import Evaluation
-from jaxdp_episodic.training.ledger import Ledger, taken_up
-from jaxdp_episodic.training.ledger_writer import create_ledger
+from jaxdp_episodic.training.ledger import Ledger, create_ledger, taken_up
 from jaxdp_episodic.training.private_gradient import (
     NOISES,
     PrivateGradient,
     checked_noise,
     checked_setting,
 )
-from jaxdp_episodic.training.run_description import described_run
-from jaxdp_episodic.training.run_log import HELD_OUT, PRIVATE, read_log
-from jaxdp_episodic.training.run_records import StepProgress, opened_records
-from jaxdp_episodic.training.update import TrainingState, initial_state, updater
+from jaxdp_episodic.training.run_files import (
+    HELD_OUT,
+    PRIVATE,
+    StepProgress,
+    opened_records,
+    read_log,
+)
 
 # Gradients of single examples are small and quick: many side by side.
 _SINGLE_EXAMPLES_AT_ONCE = 64
@@ -267,39 +276,35 @@ class Trainer:
             ("checkpoint_every", checkpoint_every),
             ("log_every", log_every),
         ):
-            if _validation.integer_array(name, every, minimum=1).ndim:
-                raise ValueError(f"{name} must be a number, got {every!r}")
-        with run_folder.locked(folder):
+            _validation.whole_number(name, every)
+        with run_files.locked(folder):
             if self._folder != folder.resolve():
-                run_folder.refuse_other_files(folder)
-                path = folder / run_folder.LEDGER
+                run_files.refuse_other_files(folder)
+                path = folder / run_files.LEDGER
                 create_ledger(path, self.budget, is_seeded=self.is_seeded)
                 self._folder = folder.resolve()
-            return self._train_in(
-                folder,
-                evaluations,
-                lambda step: bool(evaluate_every) and step % (evaluate_every or 1) == 0,
-                lambda step: step % checkpoint_every == 0,
-                lambda step: step % log_every == 0,
-                on_step,
-            )
+            every = evaluate_every, checkpoint_every, log_every
+            return self._train_in(folder, evaluations, every, on_step)
 
     def _train_in(
         self,
         folder: Path,
         evaluations: Mapping[str, Evaluation] | None,
-        evaluates: Callable[[int], bool],
-        commits: Callable[[int], bool],
-        logs: Callable[[int], bool],
+        every: tuple[int | None, int, int],
         on_step: Callable[[StepProgress], None] | None,
     ) -> list[dict[str, Any]]:
         """`train` in a folder that is locked and holds this run or none."""
         start, last = self._now[1], self.budget.num_steps
         spent = SpentAhead(self.budget)
+
+        def is_due(place: int, step: int) -> bool:
+            often = every[place]
+            return step == last or (often is not None and step % often == 0)
+
         with opened_records(
             folder, self.ledger, self._environment, self.snapshot
         ) as files:
-            if start == 0 and not read_log(folder / run_folder.LOG):
+            if start == 0 and not read_log(folder / run_files.LOG):
                 files.note({"step": 0, "epsilon": 0.0, **self._evaluate(evaluations)})
             # The last step whose evaluation and record are there as well.
             complete = self.snapshot()
@@ -309,10 +314,10 @@ class Trainer:
                     diagnostics = self.step(blocks)
                     step = self._now[1]
                     held_out = {}
-                    if step == last or evaluates(step):
+                    if is_due(0, step):
                         held_out = self._evaluate(evaluations)
                     progress = None
-                    if step == last or logs(step) or held_out:
+                    if is_due(2, step) or held_out:
                         private: dict[str, Any] = dict(diagnostics)
                         private["seconds"] = time.perf_counter() - begun
                         epsilon = spent.at(step)
@@ -322,7 +327,7 @@ class Trainer:
                     complete = self.snapshot()
                     if on_step is not None and progress is not None:
                         on_step(progress)
-                    if step == last or commits(step):
+                    if is_due(1, step):
                         files.commit(complete)
             except KeyboardInterrupt as interrupt:
                 # Whoever calls `train` again takes the rest again, charged already.
@@ -361,13 +366,13 @@ class Trainer:
                 f"charged {self.ledger.charged}: the ledger would forget them; make a "
                 "new trainer, or call train to go on with this one"
             )
-        path = folder / run_folder.CHECKPOINTS
+        path = folder / run_files.CHECKPOINTS
         if not path.is_dir():
             raise FileNotFoundError(f"no complete checkpoint in {path}")
         with Checkpoints(path) as checkpoints:
             snapshot = checkpoints.restore(self.state, self.run)
         self.ledger, taken = taken_up(
-            folder / run_folder.LEDGER, snapshot, self.budget, self._environment
+            folder / run_files.LEDGER, snapshot, self.budget, self._environment
         )
         state = self._gradient.on_devices(TrainingState(*snapshot.state))
         self._secrets = snapshot.secrets

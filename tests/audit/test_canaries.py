@@ -8,11 +8,15 @@ import numpy as np
 import pytest
 
 import jaxdp_episodic as jde
-from jaxdp_episodic.audit.canaries import gradient_canaries, input_canaries
-from jaxdp_episodic.audit.canary_learner import CANARIES, MODEL, CanaryLearner
+from jaxdp_episodic.audit.canaries import (
+    CANARIES,
+    MODEL,
+    CanaryLearner,
+    gradient_canaries,
+    input_canaries,
+)
 from jaxdp_episodic.data.table import ExampleTable
-from jaxdp_episodic.training.blocks import Block
-from jaxdp_episodic.training.contribution import contribution_loss, to_episode
+from jaxdp_episodic.training.episode import Block, contribution_loss, to_episode
 from jaxdp_episodic.training.private_gradient import clip_by_norm
 from training_runs import GROUPED, classes, protonet
 

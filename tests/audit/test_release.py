@@ -64,7 +64,7 @@ def test_planted_faults_are_found(fault, score):
     assert audit.is_violated
 
 
-def test_calls_one_by_one_know_their_keys_and_worlds():
+def test_calls_one_by_one_know_their_keys_and_who_is_in():
     calls = []
 
     def release(key, with_unit):
@@ -108,8 +108,8 @@ def test_the_confidence_is_kept():
     rng = np.random.default_rng(3)
     accused = 0
     for _ in range(300):
-        worlds = [(rng.random((2, 400)) < p).astype(float) for p in (0.6, 0.2)]
-        pilot, rest = ((worlds[0][i], worlds[1][i]) for i in (0, 1))
+        scores = [(rng.random((2, 400)) < p).astype(float) for p in (0.6, 0.2)]
+        pilot, rest = ((scores[0][i], scores[1][i]) for i in (0, 1))
         # Neither direction of this mechanism has more than the edge at delta = 0.
         accused += score_bound(pilot, rest, delta=1e-9).epsilon > edge
     assert accused <= 0.05 * 300 + 3 * np.sqrt(300 * 0.05 * 0.95)

@@ -1,14 +1,17 @@
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from scipy import stats
 
 import jaxdp_episodic as jde
+from jaxdp_episodic.audit import simulation
 from jaxdp_episodic.audit.simulation import (
     NUM_BINS,
-    loss_counts,
-    loss_histogram,
+    exceedances,
+    histogram,
     make_part,
+    tallied,
 )
 from jaxdp_episodic.audit.worst_case import dominating_branches, worst_case
 
@@ -38,12 +41,13 @@ OUTER = two_levels(clip_unit="example")
 
 
 def exceeding(parts, thresholds, *, with_unit, key=0, draws=DRAWS):
-    counts, number = loss_counts(
+    counts, number = tallied(
         parts,
         jax.random.key(key),
         draws,
+        exceedances,
+        thresholds,
         with_unit=with_unit,
-        thresholds=np.asarray(thresholds),
     )
     assert number >= draws
     return counts / number, number
@@ -110,15 +114,12 @@ def test_steps_add_up():
 
 def test_the_histogram_counts_what_exceeds():
     part = make_part(worst_case(TASKS), 1)
-    histogram = loss_histogram(
-        [part], jax.random.key(4), DRAWS, with_unit=True, reach=2.0
-    )
+    run = [part], jax.random.key(4), DRAWS
+    bins, _ = tallied(*run, histogram, [2.0], with_unit=True)
     edges = np.linspace(-2, 2, NUM_BINS + 1)[[300, 1024, 1500]]
-    counts, number = loss_counts(
-        [part], jax.random.key(4), DRAWS, with_unit=True, thresholds=edges
-    )
-    assert histogram.sum() == number
-    above = np.array([histogram[place:].sum() for place in (300, 1024, 1500)])
+    counts, number = tallied(*run, exceedances, edges, with_unit=True)
+    assert bins.sum() == number
+    above = np.array([bins[place:].sum() for place in (300, 1024, 1500)])
     # The same draws, but for losses that lie on an edge up to float32.
     assert np.all(np.abs(above - counts) <= 5)
 
@@ -126,12 +127,75 @@ def test_the_histogram_counts_what_exceeds():
 @pytest.mark.parametrize("draws", [1, 2, 1000, 300_000])
 def test_all_draws_are_made_and_told(draws):
     told = []
-    _, number = loss_counts(
+    _, number = tallied(
         [make_part(worst_case(TASKS), 1)],
         jax.random.key(0),
         draws,
+        exceedances,
+        [0.0],
         with_unit=True,
-        thresholds=np.zeros(1),
         on_draws=told.append,
     )
     assert sum(told) == number >= draws
+
+
+MASK = 0xFFFFFFFF
+
+
+def reference(state, number):
+    """xoshiro128++ in whole numbers, as its authors' C code has it."""
+
+    def rotated(x, k):
+        return ((x << k) | (x >> (32 - k))) & MASK
+
+    s, found = list(state), []
+    for _ in range(number):
+        found.append((rotated((s[0] + s[3]) & MASK, 7) + s[0]) & MASK)
+        moved = (s[1] << 9) & MASK
+        s[2] ^= s[0]
+        s[3] ^= s[1]
+        s[1] ^= s[2]
+        s[0] ^= s[3]
+        s[2] ^= moved
+        s[3] = rotated(s[3], 11)
+    return found
+
+
+def test_the_words_are_xoshiros():
+    state = simulation.seeded(jax.random.key(3), 5)
+    start = np.stack(state).T.tolist()
+    words = []
+    for _ in range(20):
+        bits, state = simulation.next_bits(state)
+        words.append(np.asarray(bits))
+    found = np.stack(words).T.tolist()
+    assert found == [reference(lane, 20) for lane in start]
+    # The first word of the state (1, 2, 3, 4): (1 + 4) rotated by 7, plus 1.
+    assert reference([1, 2, 3, 4], 1) == [641]
+
+
+def test_the_numbers_are_normal():
+    @jax.jit
+    def draw(state):
+        def body(state, _):
+            pair, state = simulation.normal_pairs(state)
+            return state, jnp.stack(pair)
+
+        return jax.lax.scan(body, state, None, length=64)[1]
+
+    numbers = np.asarray(
+        draw(simulation.seeded(jax.random.key(0), 1 << 14)), np.float64
+    )
+    assert numbers.dtype == np.float64
+    assert np.isfinite(numbers).all()
+    flat = numbers.ravel()
+    # Fixed key: each has a false-alarm rate of 1e-4 over keys.
+    assert stats.kstest(flat[:200_000], "norm").pvalue > 1e-4
+    for edge in (2.0, 3.0, 4.0):
+        expected = flat.size * stats.norm.sf(edge)
+        for count in (np.sum(flat > edge), np.sum(flat < -edge)):
+            assert abs(count - expected) <= 4 * np.sqrt(expected)
+    pairs = numbers.transpose(1, 0, 2).reshape(2, -1)
+    assert abs(np.corrcoef(pairs)[0, 1]) <= 4 / np.sqrt(pairs.shape[1])
+    later = numbers[:-1].ravel(), numbers[1:].ravel()
+    assert abs(np.corrcoef(later)[0, 1]) <= 4 / np.sqrt(later[0].size)

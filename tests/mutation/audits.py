@@ -17,9 +17,8 @@ from jaxdp_episodic.audit.release import score_bound
 from jaxdp_episodic.audit.training import Training, audit_steps
 from jaxdp_episodic.data.table import ExampleTable
 from jaxdp_episodic.training import private_gradient
-from jaxdp_episodic.training.blocks import Block
 from jaxdp_episodic.training.budget import PrivacyBudget
-from jaxdp_episodic.training.contribution import contribution_loss
+from jaxdp_episodic.training.episode import Block, contribution_loss
 from jaxdp_episodic.training.learners import ProtoNet
 from jaxdp_episodic.training.trainer import Trainer
 from mutation.verdicts import Effort, Verdict, of_bound, of_bounds
@@ -64,7 +63,7 @@ def _dot(params: Any, unit: Rows) -> jax.Array:
 def _audit_gradient(
     loss: Callable[[Any, Any], jax.Array],
     params: Any,
-    worlds: dict[bool, Any],
+    blocks: dict[bool, Any],
     step: jde.GaussianStep,
     score: Callable[[Any], jax.Array],
     effort: Effort,
@@ -80,16 +79,16 @@ def _audit_gradient(
     def scored(key: jax.Array, block: Any) -> jax.Array:
         return score(gradient(params, [block], key, **settings)[0])
 
-    # A block is an argument: both worlds are one compiled function.
+    # A block is an argument: both are one compiled function.
     several = jax.jit(jax.vmap(scored, in_axes=(0, None)))
     scores = {}
-    for world, block in worlds.items():
-        keys = jax.random.split(jax.random.key(int(world)), effort.releases)
+    for is_in, block in blocks.items():
+        keys = jax.random.split(jax.random.key(int(is_in)), effort.releases)
         parts = [
             np.asarray(several(keys[start : start + _AT_ONCE], block), np.float64)
             for start in range(0, effort.releases, _AT_ONCE)
         ]
-        scores[world] = np.concatenate(parts)
+        scores[is_in] = np.concatenate(parts)
     return _verdict(scores, step, effort)
 
 
@@ -118,11 +117,11 @@ def _audit_rows(
     effort: Effort,
 ) -> Verdict:
     """Audits what others' contributions and one unit's, the last row, become."""
-    params, worlds = _two_worlds(others, unit)
-    return _audit_gradient(_dot, params, worlds, ONCE, score, effort)
+    params, blocks = _in_and_out(others, unit)
+    return _audit_gradient(_dot, params, blocks, ONCE, score, effort)
 
 
-def _two_worlds(
+def _in_and_out(
     others: dict[str, np.ndarray], unit: dict[str, np.ndarray]
 ) -> tuple[dict[str, np.ndarray], dict[bool, Rows]]:
     """Parameters of zero, and the rows of all units, with the last one and without."""
@@ -130,10 +129,10 @@ def _two_worlds(
     rows = {name: np.vstack([others[name], unit[name]]) for name in unit}
     rows = {name: row.astype(np.float32) for name, row in rows.items()}
     there = np.ones(number + 1, np.float32)
-    worlds = {True: Rows(rows, there), False: Rows(rows, there.copy())}
-    worlds[False].unit_mask[-1] = 0
+    blocks = {True: Rows(rows, there), False: Rows(rows, there.copy())}
+    blocks[False].unit_mask[-1] = 0
     params = {name: np.zeros(row.shape[1], np.float32) for name, row in rows.items()}
-    return params, worlds
+    return params, blocks
 
 
 def loud_unit(effort: Effort) -> Verdict:
@@ -146,7 +145,7 @@ def loud_unit(effort: Effort) -> Verdict:
 
 def hardened_unit(effort: Effort) -> Verdict:
     """A loud unit against the discrete noise, which the host draws one by one."""
-    params, worlds = _two_worlds({"a": np.zeros((1, 2))}, {"a": np.array([_LOUD, 0.0])})
+    params, blocks = _in_and_out({"a": np.zeros((1, 2))}, {"a": np.array([_LOUD, 0.0])})
     gradient = private_gradient.PrivateGradient(_dot, noise="discrete")
     step = dataclasses.replace(ONCE, noise_multiplier=2 * NOISE)
     settings = {
@@ -155,14 +154,14 @@ def hardened_unit(effort: Effort) -> Verdict:
         "normalizer": DIVISOR,
     }
 
-    def scored(number: int, world: bool) -> float:
-        seed = (2 * number + world).to_bytes(16, "little")
-        released, _ = gradient(params, [worlds[world]], seed, **settings)
+    def scored(number: int, is_in: bool) -> float:
+        seed = (2 * number + is_in).to_bytes(16, "little")
+        released, _ = gradient(params, [blocks[is_in]], seed, **settings)
         return float(released["a"][0])
 
     scores = {
-        world: np.asarray([scored(n, world) for n in range(effort.hardened)])
-        for world in worlds
+        is_in: np.asarray([scored(n, is_in) for n in range(effort.hardened)])
+        for is_in in blocks
     }
     return _verdict(scores, step, effort)
 
@@ -211,7 +210,7 @@ def support_example(effort: Effort) -> Verdict:
     return _audit_gradient(
         contribution_loss(learner, (_WAYS, 2), shots=1),
         {"w": np.ones(1, np.float32)},
-        {world: _protonet_block(with_unit=world) for world in (True, False)},
+        {is_in: _protonet_block(with_unit=is_in) for is_in in (True, False)},
         TWICE,
         lambda out: out["w"][0],
         effort,

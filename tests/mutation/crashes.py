@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from jaxdp_episodic.report.ledger_file import LedgerError, read_ledger
-from jaxdp_episodic.training import run_folder
+from jaxdp_episodic.training import run_files
 from jaxdp_episodic.training.private_gradient import PrivateGradient
 from mutation.verdicts import Effort, Verdict
 from training_runs import plain_trainer
@@ -39,7 +39,7 @@ def killed_and_resumed(effort: Effort) -> Verdict:
         with pytest.raises(_Killed):
             _run(folder)
         released = len(set(releases))
-        charged = read_ledger(left / run_folder.LEDGER).charged
+        charged = read_ledger(left / run_files.LEDGER).charged
         if not released <= charged <= released + 1:
             return _verdict(True, released, charged, "when it was killed")
         try:
@@ -48,7 +48,7 @@ def killed_and_resumed(effort: Effort) -> Verdict:
             reason = str(error).replace(str(left), "the folder")
             return Verdict(True, f"the run is refused: {reason}")
         released = len(set(releases))
-        charged = read_ledger(left / run_folder.LEDGER).charged
+        charged = read_ledger(left / run_files.LEDGER).charged
     is_broken = not released <= charged <= released + 1
     return _verdict(is_broken, released, charged, "at the end")
 

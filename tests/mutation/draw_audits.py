@@ -71,7 +71,7 @@ def _audit(
 
     ``contributions`` are the examples', in clip norms.
     """
-    trees = {world: Population.from_sizes(size) for world, size in sizes.items()}
+    trees = {is_in: Population.from_sizes(size) for is_in, size in sizes.items()}
 
     def release(key: jax.Array, with_unit: bool) -> np.ndarray:
         generator = np.random.default_rng(np.asarray(jax.random.key_data(key)))

@@ -6,10 +6,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from jaxdp_episodic.accounting import run
-from jaxdp_episodic.draw import clip_rows
+from jaxdp_episodic.draw import sampler
 from jaxdp_episodic.training import (
-    blocks,
     discrete_noise,
+    episode,
     ledger,
     private_gradient,
     trainer,
@@ -82,16 +82,16 @@ _CLIPPED_SUM = Edit(
 _CHARGE = "taken + 1 if taken < self.ledger.charged else self.ledger.charge()"
 _DONE = "self._now = (self._update(state, gradient), number)"
 _SHUFFLED = Edit(
-    clip_rows.TreeRows,
+    sampler.TreeRows,
     "draw",
-    "tree_draw.draw_units(self.levels, generator)",
+    "draw_units(self.levels, generator)",
     "batch_of_an_epoch(self, generator)",
 )
 _VANISHED = Edit(
-    clip_rows,
+    sampler,
     "rows_and_levels",
-    "tree_draw.make_levels(sampling.levels, population)",
-    "tree_draw.make_levels(sampling.levels, without_empty(population))",
+    "make_levels(sampling.levels, population)",
+    "make_levels(sampling.levels, without_empty(population))",
 )
 
 FAULTS = (
@@ -192,11 +192,10 @@ FAULTS = (
         "dropped Poisson tasks",
         (
             Edit(
-                clip_rows.TreeRows,
+                sampler.TreeRows,
                 "draw",
-                "tree_draw.draw_units(self.levels, generator)",
-                "tree_draw.draw_units(self.levels, generator)"
-                "[: int(1.2 * self.expected)]",
+                "draw_units(self.levels, generator)",
+                "draw_units(self.levels, generator)[: int(1.2 * self.expected)]",
             ),
         ),
         SAMPLER,
@@ -207,7 +206,7 @@ FAULTS = (
         "dropped Poisson tasks, behind the first block",
         (
             Edit(
-                blocks,
+                episode,
                 "make_blocks",
                 "range(0, max(number, 1), block_size)",
                 "range(0, 1, block_size)",

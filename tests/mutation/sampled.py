@@ -8,7 +8,7 @@ import numpy as np
 
 from jaxdp_episodic.data.table import ExampleTable
 from jaxdp_episodic.draw import Draw, EpisodeSampler
-from jaxdp_episodic.training import blocks
+from jaxdp_episodic.training import episode
 from mutation.verdicts import Effort, Verdict
 from sampling.test_draw_statistics import CASES, FALSE_ALARMS, check
 
@@ -54,7 +54,7 @@ class _InBlocks:
     def draw(self, generator: np.random.Generator) -> Draw:
         """The draw as it stands in the blocks."""
         draw = self._sampler.draw(generator)
-        made = blocks.make_blocks(draw, self._table, block_size=_FEW)
+        made = episode.make_blocks(draw, self._table, block_size=_FEW)
         rows = [np.asarray(block.unit_mask) > 0 for block in made]
         inputs, mask = (
             np.concatenate([get(b)[r] for b, r in zip(made, rows, strict=True)])

@@ -14,10 +14,10 @@ class Effort(NamedTuple):
     """How much a check may take.
 
     Attributes:
-      releases: noised gradients that an audit draws in each of its two worlds.
+      releases: noised gradients that an audit draws with the unit, and as many without.
       hardened: of them with discrete noise, which the host draws one by one.
       trainer_steps: steps of the whole trainer, of each of two runs.
-      simulated: runs of a described mechanism, in each world.
+      simulated: runs of a described mechanism, with the unit and without.
       draws: of a sampler.
       method: of the claim about a gradient; both are upper bounds, "rdp" is quicker.
     """

@@ -15,11 +15,10 @@ import pytest
 
 from jaxdp_episodic.training.checkpoint import (
     Checkpoints,
-    RunMismatchError,
     Secrets,
     Snapshot,
-    refuse_other_run,
 )
+from jaxdp_episodic.training.description import RunMismatchError, refuse_other_run
 
 RUN = {"delta": 1e-5, "step": {"sizes": [1, 2]}}
 SECRETS = Secrets(2**200 + 7, np.array([3, 4_000_000_000], np.uint32))

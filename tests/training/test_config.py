@@ -97,10 +97,14 @@ def test_without_a_stated_population_the_data_give_it(tiny):
         ("num_episodes = 20", "num_episodes = 1", "num_episodes must be a whole"),
         ("[learner]", "[learner", "not valid TOML.*line"),
         ('splits = ["validation"]', 'splits = "validation"', "splits must be a list"),
-        ("epsilon = 8.0", "epsilon = [1.0, 2.0]", "epsilon must be > 0 and one number"),
-        ("delta = 1e-5", "delta = [1e-5, 1e-6]", "delta must be a number"),
-        ("num_steps = 3", "num_steps = 3\nblock_size = [1, 2]", "block_size must be a"),
-        ("num_steps = 3", "num_steps = 3\nseed = [1, 2]", "seed must be a number"),
+        ("epsilon = 8.0", "epsilon = [1.0, 2.0]", "epsilon must be one number"),
+        ("delta = 1e-5", "delta = [1e-5, 1e-6]", "delta must be one number"),
+        (
+            "num_steps = 3",
+            "num_steps = 3\nblock_size = [1, 2]",
+            "block_size must be one",
+        ),
+        ("num_steps = 3", "num_steps = 3\nseed = [1, 2]", "seed must be one number"),
         ("num_steps = 3", "num_steps = 3\nnormalizer = 1e30", "normalizer must be a"),
         ("l2_clip_norm = 0.1", "l2_clip_norm = 1e-30", "l2_clip_norm must be a number"),
         (

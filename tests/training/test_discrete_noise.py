@@ -16,8 +16,8 @@ from jaxdp_episodic.numerics.discrete_gaussian import (
 )
 from jaxdp_episodic.training import discrete_noise
 from jaxdp_episodic.training.budget import BudgetExhaustedError
-from jaxdp_episodic.training.checkpoint import RunMismatchError
 from jaxdp_episodic.training.config import TrainingConfig, read_config
+from jaxdp_episodic.training.description import RunMismatchError
 from jaxdp_episodic.training.discrete_noise import (
     GRID,
     MOST_UNITS,

@@ -29,10 +29,11 @@ from jaxdp_episodic.data.folders import load_class_folders
 from jaxdp_episodic.data.table import ExampleTable
 from jaxdp_episodic.draw.sampler import Draw
 from jaxdp_episodic.report.ledger_file import read_ledger
-from jaxdp_episodic.training import MLP, ProtoNet, Trainer, run_folder, split_model
-from jaxdp_episodic.training.blocks import make_blocks
-from jaxdp_episodic.training.checkpoint import Checkpoints, RunMismatchError
-from jaxdp_episodic.training.export import export_run, load_parameters
+from jaxdp_episodic.training import MLP, ProtoNet, Trainer, run_files, split_model
+from jaxdp_episodic.training.checkpoint import Checkpoints
+from jaxdp_episodic.training.description import RunMismatchError
+from jaxdp_episodic.training.episode import make_blocks
+from jaxdp_episodic.training.report import export_run, load_parameters
 from training_runs import (
     TINY,
     PlainBudget,
@@ -65,7 +66,7 @@ def gone_on_with(folder, whole):
     taken = run.resume(folder)
     run.train(folder)
     assert_same(run, whole)
-    assert read_ledger(folder / run_folder.LEDGER).charged == 6
+    assert read_ledger(folder / run_files.LEDGER).charged == 6
     return taken
 
 
@@ -145,9 +146,9 @@ def test_a_disk_that_is_full_at_a_checkpoint(tmp_path, monkeypatch, whole):
     with pytest.raises(OSError, match="checkpoint of step 4 could not be written"):
         run.train(tmp_path, checkpoint_every=2)
     assert calls == [0, 2, 4]
-    complete = tmp_path / run_folder.CHECKPOINTS
+    complete = tmp_path / run_files.CHECKPOINTS
     assert {p.name for p in complete.iterdir() if p.name.isdigit()} == {"0", "2"}
-    assert read_ledger(tmp_path / run_folder.LEDGER).charged == 4
+    assert read_ledger(tmp_path / run_files.LEDGER).charged == 4
     monkeypatch.undo()
     assert gone_on_with(tmp_path, whole) == 2
     assert {p.name for p in complete.iterdir()} == {"2", "6"}  # no debris
@@ -182,12 +183,12 @@ def test_a_disk_that_runs_full_at_any_byte(small_disk, whole):
         except OSError as error:
             assert error.errno == errno.ENOSPC, error
             ends.append("full")
-            ledger = folder / run_folder.LEDGER
+            ledger = folder / run_files.LEDGER
             charged = read_ledger(ledger).charged if ledger.exists() else 0
             taken = run.num_steps_taken
             assert taken <= charged <= taken + 1
         ballast.unlink()
-        if ends[-1] == "full" and run_folder.files_of_a_run(folder):
+        if ends[-1] == "full" and run_files.files_of_a_run(folder):
             gone_on_with(folder, whole)
     assert ends[0] == "full" and ends[-1] == "finished"
 
@@ -195,7 +196,7 @@ def test_a_disk_that_runs_full_at_any_byte(small_disk, whole):
 def test_a_disk_that_is_full_at_a_charge(tmp_path, monkeypatch, whole):
     """The step is not taken; what was taken before is charged."""
     run, sync = plain_trainer(), os.fsync
-    ledger = tmp_path / run_folder.LEDGER
+    ledger = tmp_path / run_files.LEDGER
 
     def full(descriptor):
         if run.num_steps_taken == 3:
@@ -225,7 +226,7 @@ def test_sigterm_commits_what_was_finished(tmp_path, whole):
     with pytest.raises(Terminated), ended_by_sigterm():
         run.train(tmp_path, on_step=terminate, checkpoint_every=100)
     assert signal.getsignal(signal.SIGTERM) is before
-    assert read_ledger(tmp_path / run_folder.LEDGER).is_sealed
+    assert read_ledger(tmp_path / run_files.LEDGER).is_sealed
     assert gone_on_with(tmp_path, whole) == 3
 
 
@@ -281,7 +282,7 @@ def test_a_process_ends_in_order_at_sigterm(tmp_path):
         stderr=subprocess.PIPE,
         text=True,
     )
-    log = out / run_folder.LOG
+    log = out / run_files.LOG
     while process.poll() is None:
         if log.exists() and log.read_bytes().count(b"\n") > 5:
             process.send_signal(signal.SIGTERM)
@@ -289,8 +290,8 @@ def test_a_process_ends_in_order_at_sigterm(tmp_path):
     _, error = process.communicate(timeout=300)
     assert process.returncode == 143, error
     assert "terminated; go on with --resume" in error
-    checkpoint = max(int(p.name) for p in (out / run_folder.CHECKPOINTS).iterdir())
-    content = read_ledger(out / run_folder.LEDGER)
+    checkpoint = max(int(p.name) for p in (out / run_files.CHECKPOINTS).iterdir())
+    content = read_ledger(out / run_files.LEDGER)
     assert content.is_sealed and 5 <= checkpoint <= content.charged <= checkpoint + 1
     done = subprocess.run(
         [*command, "--out", str(out), "--resume"],
@@ -301,7 +302,7 @@ def test_a_process_ends_in_order_at_sigterm(tmp_path):
     )
     assert done.returncode == 0, done.stderr
     assert f"resumed after step {checkpoint}" in done.stderr
-    assert read_ledger(out / run_folder.LEDGER).charged == 400
+    assert read_ledger(out / run_files.LEDGER).charged == 400
 
 
 # --- Numbers that are none ---
@@ -442,10 +443,10 @@ def test_a_run_that_diverged_stops_and_keeps_what_was_finite(tmp_path):
     run = plain_trainer(optimizer=optax.sgd(rate))
     with pytest.raises(ValueError, match=r"params must be finite, .* after step \d"):
         run.train(tmp_path, checkpoint_every=2)
-    with Checkpoints(tmp_path / run_folder.CHECKPOINTS) as checkpoints:
+    with Checkpoints(tmp_path / run_files.CHECKPOINTS) as checkpoints:
         kept = checkpoints.restore(run.state, run.run)
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(kept.state.params))
-    charged = read_ledger(tmp_path / run_folder.LEDGER).charged
+    charged = read_ledger(tmp_path / run_files.LEDGER).charged
     assert kept.charged_steps < charged == run.num_steps_taken
 
 
@@ -487,7 +488,7 @@ def test_bfloat16_parameters_train_resume_and_leave(tmp_path):
         tmp_path / "release",
         params=run.params,
         statement="",
-        log=tmp_path / "whole" / run_folder.LOG,
+        log=tmp_path / "whole" / run_files.LOG,
         facts={},
     )
     back = load_parameters(tmp_path / "release" / "parameters.npz", run.params)

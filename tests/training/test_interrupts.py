@@ -8,16 +8,16 @@ from pathlib import Path
 
 import pytest
 
-from jaxdp_episodic.training import run_folder
+from jaxdp_episodic.training import run_files
 from jaxdp_episodic.training.evaluation import Evaluation
-from jaxdp_episodic.training.run_log import HELD_OUT, read_log
+from jaxdp_episodic.training.run_files import HELD_OUT, read_log
 from training_runs import assert_same, classes, trainer
 
 TESTS = Path(__file__).resolve().parents[1]
 
 
 def steps_in(folder):
-    return [record["step"] for record in read_log(folder / run_folder.LOG)]
+    return [record["step"] for record in read_log(folder / run_files.LOG)]
 
 
 def held_out():
@@ -88,27 +88,27 @@ def test_an_evaluation_broken_off_is_done_again(tmp_path, whole, which, same):
     again.train(folder, evaluations=held_out())
     assert again.num_steps_taken == 6
     assert_same(again, whole)
-    logs = [read_log(path / run_folder.LOG) for path in (tmp_path / "whole", folder)]
+    logs = [read_log(path / run_files.LOG) for path in (tmp_path / "whole", folder)]
     scores = [[(r["step"], r[HELD_OUT]) for r in log if HELD_OUT in r] for log in logs]
     assert scores[0] == scores[1] and [step for step, _ in scores[1]] == [0, 6]
 
 
 def test_a_start_broken_off_may_be_started_again(tmp_path):
     """An empty log and a checkpoint that was never completed are no run."""
-    (tmp_path / run_folder.LOG).touch()
-    (tmp_path / run_folder.CHECKPOINTS / "0.orbax-checkpoint-tmp").mkdir(parents=True)
+    (tmp_path / run_files.LOG).touch()
+    (tmp_path / run_files.CHECKPOINTS / "0.orbax-checkpoint-tmp").mkdir(parents=True)
     trainer().train(tmp_path)
     assert steps_in(tmp_path) == list(range(7))
 
 
 @pytest.mark.parametrize(
-    "left", [run_folder.LOG, run_folder.CHECKPOINTS, run_folder.LEDGER]
+    "left", [run_files.LOG, run_files.CHECKPOINTS, run_files.LEDGER]
 )
 def test_two_runs_do_not_mix(tmp_path, left):
     first = trainer(seed=None)
     first.train(tmp_path)
     (tmp_path / "elsewhere").mkdir()
-    for name in (run_folder.LOG, run_folder.CHECKPOINTS, run_folder.LEDGER):
+    for name in (run_files.LOG, run_files.CHECKPOINTS, run_files.LEDGER):
         if name != left:
             (tmp_path / name).rename(tmp_path / "elsewhere" / name)
     other = trainer(seed=None)
@@ -141,9 +141,9 @@ def test_resume_does_not_forget_steps(tmp_path):
 HOLD = """
 import sys
 from pathlib import Path
-from jaxdp_episodic.training import run_folder
+from jaxdp_episodic.training import run_files
 
-with run_folder.locked(Path(sys.argv[1])):
+with run_files.locked(Path(sys.argv[1])):
     print("held", flush=True)
     sys.stdin.read()
 """
@@ -169,7 +169,7 @@ def test_one_process_a_folder(tmp_path):
         other.wait(60)
         other.stdout.close()
     run.train(tmp_path)
-    with run_folder.locked(tmp_path), run_folder.locked(tmp_path):
+    with run_files.locked(tmp_path), run_files.locked(tmp_path):
         pass  # whoever holds it may take it again
 
 

@@ -20,11 +20,10 @@ from jaxdp_episodic.report.ledger_file import (
     header,
     read_ledger,
 )
-from jaxdp_episodic.training import ledger_writer, run_folder
+from jaxdp_episodic.training import ledger, run_files
 from jaxdp_episodic.training.budget import BudgetExhaustedError, PrivacyBudget
 from jaxdp_episodic.training.checkpoint import Checkpoints
-from jaxdp_episodic.training.ledger import Ledger
-from jaxdp_episodic.training.ledger_writer import LedgerFile, create_ledger
+from jaxdp_episodic.training.ledger import Ledger, LedgerFile, create_ledger
 from training_runs import classes, flat_step, grouped_step, plain_trainer
 
 DELTA = 1e-5
@@ -411,7 +410,7 @@ def test_a_ledger_is_made_whole_or_not_at_all(tmp_path, monkeypatch):
 
 
 def test_a_step_that_no_reader_would_take_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr(ledger_writer, "MOST_DESCRIBED", 100)
+    monkeypatch.setattr(ledger, "MOST_DESCRIBED", 100)
     with pytest.raises(ValueError, match="public bounds of the sizes"):
         create_ledger(tmp_path / "ledger.jsonl", budget(), is_seeded=False)
 
@@ -462,7 +461,7 @@ def test_the_budget_is_kept_in_the_file(path):
 def test_every_step_of_a_run_is_charged_before_it_is_drawn(tmp_path):
     """The ledger on the disk, read at the moment when the gradient is asked for."""
     run, seen = plain_trainer(), []
-    gradient, path = run._gradient, tmp_path / run_folder.LEDGER
+    gradient, path = run._gradient, tmp_path / run_files.LEDGER
 
     class Watched:
         def __call__(self, *args, **kwargs):
@@ -477,7 +476,7 @@ def test_every_step_of_a_run_is_charged_before_it_is_drawn(tmp_path):
     assert seen == [(number, number - 1) for number in range(1, 7)]
     content = read_ledger(path)
     assert content.is_sealed and content.groups == ((run.budget.step, 6),)
-    with Checkpoints(tmp_path / run_folder.CHECKPOINTS) as checkpoints:
+    with Checkpoints(tmp_path / run_files.CHECKPOINTS) as checkpoints:
         mark = checkpoints.restore(run.state, run.run).ledger
     assert mark is not None and mark.charged == 6
     read_ledger(path, checkpoint=mark)
@@ -504,7 +503,7 @@ def test_resume_charges_no_step_twice_and_forgets_none(tmp_path):
     assert run.resume(tmp_path) == 4
     assert (run.num_steps_taken, run.num_steps_charged) == (4, 5)
     run.train(tmp_path)
-    assert read_ledger(tmp_path / run_folder.LEDGER).charged == 6
+    assert read_ledger(tmp_path / run_files.LEDGER).charged == 6
 
 
 @pytest.mark.parametrize(
@@ -528,7 +527,7 @@ def test_resume_charges_no_step_twice_and_forgets_none(tmp_path):
     ids=["removed", "older", "edited", "another run's"],
 )
 def test_a_run_does_not_go_on_with_a_wrong_ledger(tmp_path, damage, error, reason):
-    path = tmp_path / run_folder.LEDGER
+    path = tmp_path / run_files.LEDGER
     stopped_at(tmp_path, 1)
     older = path.read_bytes()
     again = plain_trainer()
@@ -545,7 +544,7 @@ def test_a_run_does_not_go_on_with_a_wrong_ledger(tmp_path, damage, error, reaso
 
 def test_a_checkpoint_without_a_ledger_is_refused(tmp_path):
     run = plain_trainer()
-    with Checkpoints(tmp_path / run_folder.CHECKPOINTS) as checkpoints:
+    with Checkpoints(tmp_path / run_files.CHECKPOINTS) as checkpoints:
         checkpoints.save(run.snapshot())
     with pytest.raises(LedgerError, match="made without a ledger"):
         plain_trainer().resume(tmp_path)
@@ -571,7 +570,7 @@ def test_steps_that_would_come_out_differently_are_given_up(tmp_path, change, re
     run.draw_blocks = lambda step: drawn.append(step) or draw(step)
     run.train(tmp_path)
     assert drawn == [6]  # neither draw nor key of step 5 is used again
-    assert read_ledger(tmp_path / run_folder.LEDGER).charged == 6
+    assert read_ledger(tmp_path / run_files.LEDGER).charged == 6
     here = plain_trainer()
     assert here.resume(tmp_path) == 6
 

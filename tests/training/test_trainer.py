@@ -13,11 +13,11 @@ from jaxdp_episodic.data.sinusoids import make_sinusoids
 from jaxdp_episodic.data.table import ExampleTable
 from jaxdp_episodic.draw.sampler import step_generator
 from jaxdp_episodic.training.budget import BudgetExhaustedError, plan_budget
-from jaxdp_episodic.training.checkpoint import RunMismatchError
+from jaxdp_episodic.training.description import RunMismatchError
 from jaxdp_episodic.training.evaluation import Evaluation
 from jaxdp_episodic.training.learners import Supervised
 from jaxdp_episodic.training.models import MLP, split_model
-from jaxdp_episodic.training.run_log import HELD_OUT, PRIVATE, read_log
+from jaxdp_episodic.training.run_files import HELD_OUT, PRIVATE, read_log
 from training_runs import (
     GROUPED,
     assert_same,
@@ -391,7 +391,7 @@ def test_the_divisor_must_be_public():
         ({"shots": 0}, ValueError, "shots must be a whole number >= 1"),
         ({"shots": 3}, ValueError, "shots must be less than"),
         ({"block_size": 0}, ValueError, "block_size must be a whole number >= 1"),
-        ({"block_size": [1, 2]}, ValueError, "block_size must be a number"),
+        ({"block_size": [1, 2]}, ValueError, "block_size must be one number"),
         ({"l2_clip_norm": 1e30}, ValueError, "l2_clip_norm must be a number in"),
         ({"normalizer": 1e30}, ValueError, "normalizer must be a number in"),
         ({"seed": -1}, ValueError, "seed must be a whole number >= 0"),

@@ -13,7 +13,7 @@ import jaxdp_episodic as jde
 PACKAGES = ("jax", "numpy", "hypothesis", "pyarrow")
 
 
-def circumstances() -> dict[str, Any]:
+def provenance() -> dict[str, Any]:
     """Returns the day, the machine in words, and versions, as plain values for JSON."""
     affinity = getattr(os, "sched_getaffinity", None)
     there = os.cpu_count() or 1

@@ -5,7 +5,7 @@ from typing import NamedTuple
 import jax
 import pytest
 
-from jaxdp_episodic.training.environment import described_environment
+from jaxdp_episodic.training.description import described_environment
 
 
 class Device(NamedTuple):

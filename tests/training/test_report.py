@@ -6,7 +6,7 @@ import jax
 import numpy as np
 import pytest
 
-from jaxdp_episodic.training.export import export_run, flat_params, load_parameters
+from jaxdp_episodic.training.report import export_run, flat_params, load_parameters
 from training_runs import protonet, trainer
 
 FACTS = {"steps": 6, "epsilon spent": 1.0}

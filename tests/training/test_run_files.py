@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from jaxdp_episodic.training.run_log import (
+from jaxdp_episodic.training.run_files import (
     HELD_OUT,
     PRIVATE,
     RunLog,

@@ -1,31 +1,28 @@
-"""A run in the worlds that an audit compares: its canaries in the data, or out."""
+"""A run with its canaries in the data, or out, and what its releases say of them."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+import functools
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 import optax
 
-from jaxdp_episodic.audit.canaries import Canaries
-from jaxdp_episodic.audit.canary_learner import CanaryLearner, recording
-from jaxdp_episodic.audit.probes import canary_losses
+from jaxdp_episodic.audit.canaries import Canaries, CanaryLearner, recording
 from jaxdp_episodic.audit.worst_case import log_likelihood_ratio, worst_case
 from jaxdp_episodic.data.table import ExampleTable
 from jaxdp_episodic.describe.designs import GroupedClasses
-from jaxdp_episodic.describe.schemes import (
-    MultistageSampling,
-    Poisson,
-    WithoutReplacement,
-)
+from jaxdp_episodic.describe.schemes import MultistageSampling, WithoutReplacement
 from jaxdp_episodic.describe.step import GaussianStep
 from jaxdp_episodic.draw.sampler import EpisodeSampler
 from jaxdp_episodic.training.budget import PrivacyBudget
 from jaxdp_episodic.training.config import TrainingConfig, built_model
+from jaxdp_episodic.training.episode import Block, block_of, to_episode
 from jaxdp_episodic.training.run import plan
 from jaxdp_episodic.training.trainer import Trainer
 
@@ -68,32 +65,37 @@ class Training:
         data: ExampleTable,
         *,
         num_steps: int,
-        learner: Any,
-        params: Any,
-        optimizer: optax.GradientTransformation,
-        seed: int | None,
+        learner: Any = None,
+        params: Any = None,
+        optimizer: optax.GradientTransformation | None = None,
     ) -> Trainer:
-        """Returns the trainer on other data, for so many steps with the same noise."""
-        budget = self.budget
-        budget = PrivacyBudget(
-            on_data(budget.step, data),
-            budget.epsilon,
-            budget.delta,
-            num_steps,
-            num_steps,
+        """Returns the unseeded trainer on other data, with the same noise.
+
+        Args:
+          data: the canaries' table, with some of them in.
+          num_steps: of the run.
+          learner: in place of the run's, as are ``params`` and ``optimizer``.
+          params: None for the run's.
+          optimizer: None for the run's.
+        """
+        budget = dataclasses.replace(
+            self.budget,
+            step=on_data(self.budget.step, data),
+            num_steps=num_steps,
+            permitted_steps=num_steps,
         )
         return self.make_trainer(
-            learner,
-            params,
+            learner or self.learner,
+            self.params if params is None else params,
             data=data,
             budget=budget,
             shots=self.shots,
-            optimizer=optimizer,
+            optimizer=optimizer or self.optimizer,
             l2_clip_norm=self.l2_clip_norm,
             normalizer=self.normalizer,
             block_size=self.block_size,
             noise=self.noise,
-            seed=seed,
+            seed=None,
         )
 
 
@@ -157,16 +159,15 @@ def on_data(step: GaussianStep, data: ExampleTable) -> GaussianStep:
         return step
     names = [level.name for level in design.levels]
     depth = names.index(str(step.privacy_unit)) + 1
-    within = map(_without_size, design.levels[depth:])
+    within = (
+        dataclasses.replace(level, population=None)
+        if isinstance(level, WithoutReplacement)
+        else level
+        for level in design.levels[depth:]
+    )
     return dataclasses.replace(
         step, sampling=MultistageSampling(*design.levels[:depth], *within)
     )
-
-
-def _without_size(level: Poisson | WithoutReplacement) -> Poisson | WithoutReplacement:
-    if isinstance(level, WithoutReplacement):
-        return dataclasses.replace(level, population=None)
-    return level
 
 
 def released_ratios(
@@ -181,7 +182,7 @@ def released_ratios(
     Args:
       training: the run.
       canaries: of `gradient_canaries`.
-      data: the world: the canaries' table, with some of them in.
+      data: the canaries' table, with some of them in.
       num_steps: to be taken, unseeded.
       on_step: is called after every step.
 
@@ -202,20 +203,26 @@ def released_ratios(
         learner=learner,
         params=learner.params(training.params),
         optimizer=recording(training.optimizer),
-        seed=None,
     )
     step = trainer.budget.step
     deviation = training.l2_clip_norm * float(step.noise_multiplier)
     branches = worst_case(step)
     rows = []
-    for taken in range(1, num_steps + 1):
-        trainer.step()
+    for _ in _steps_of(trainer, on_step):
         state: Any = trainer.state.optimizer_state
         released = np.asarray(state.canaries, np.float64) * trainer.normalizer
         rows.append(log_likelihood_ratio(branches, released / deviation))
-        if on_step is not None:
-            on_step(taken, num_steps)
     return np.stack(rows)
+
+
+def _steps_of(trainer: Trainer, on_step: OnStep | None) -> Iterator[int]:
+    """Takes all steps of a run, one by one."""
+    number = trainer.budget.num_steps
+    for taken in range(1, number + 1):
+        trainer.step()
+        yield taken
+        if on_step is not None:
+            on_step(taken, number)
 
 
 def falls_of_losses(
@@ -228,26 +235,12 @@ def falls_of_losses(
 ) -> np.ndarray:
     """Trains with input canaries; returns (canaries,) by how much each one's loss fell.
 
-    Args:
-      training: the run.
-      canaries: of `input_canaries`.
-      data: the world: the canaries' table, with some of them in.
-      num_steps: to be taken, unseeded.
-      generator: chooses the canaries' companions when the model is asked about them.
-      on_step: is called after every step.
+    Arguments are those of `released_ratios`, with canaries of `input_canaries`;
+    ``generator`` chooses their companions when the model is asked about them.
     """
-    trainer = training.trainer(
-        data,
-        num_steps=num_steps,
-        learner=training.learner,
-        params=training.params,
-        optimizer=training.optimizer,
-        seed=None,
-    )
-    for taken in range(1, num_steps + 1):
-        trainer.step()
-        if on_step is not None:
-            on_step(taken, num_steps)
+    trainer = training.trainer(data, num_steps=num_steps)
+    for _ in _steps_of(trainer, on_step):
+        pass
     before, after = canary_losses(
         training.learner,
         (training.params, trainer.params),
@@ -257,3 +250,111 @@ def falls_of_losses(
         generator=generator,
     )
     return before - after
+
+
+# Each canary is asked about among several random companions.
+_CONTEXTS = 8
+
+
+def canary_losses(
+    learner: Any,
+    params: Sequence[Any],
+    canaries: Canaries,
+    *,
+    slot_shape: tuple[int, ...],
+    shots: int,
+    generator: np.random.Generator,
+) -> np.ndarray:
+    """Returns each canary's loss under each of several parameters.
+
+    An episode is made around every canary, whether it was in or out: an example is its
+    only query, a larger unit is learned from and asked by its own examples. The mean
+    over a few episodes with other companions.
+
+    Args:
+      learner: of the run.
+      params: several parameters.
+      canaries: with all contents.
+      slot_shape: of the run's sampler.
+      shots: support examples.
+      generator: picks the companions.
+
+    Returns:
+      (len(params), number) float64.
+
+    Raises:
+      NotImplementedError: clip units that are more than one episode.
+    """
+    axes = 1 if learner.is_regression else 2
+    if len(slot_shape) != axes:
+        raise NotImplementedError(
+            "input canaries need clip units that are one episode (of slots "
+            f"{'(example,)' if axes == 1 else '(class, example)'}), got slots of shape "
+            f"{slot_shape}"
+        )
+    total = np.zeros((len(params), canaries.number))
+    slots_of = _task if axes == 1 else _classes
+    make = functools.partial(slots_of, canaries.table.class_places, generator)
+    groups = [canaries.rows[canaries.owner == c] for c in range(canaries.number)]
+
+    @jax.jit
+    def losses(one: Any, block: Block) -> Any:
+        def loss(unit: Block) -> Any:
+            episode = to_episode(unit, shots=shots, is_regression=learner.is_regression)
+            return learner.loss(one, episode)
+
+        return jax.lax.map(loss, block)
+
+    for _ in range(_CONTEXTS):
+        slots = np.stack([make(rows, slot_shape, shots) for rows in groups])
+        block = block_of(canaries.table, slots, slots >= 0, np.ones(len(slots)))
+        for place, one in enumerate(params):
+            total[place] += np.asarray(losses(one, block), np.float64)
+    return total / _CONTEXTS
+
+
+def _task(
+    places: np.ndarray,
+    generator: np.random.Generator,
+    rows: np.ndarray,
+    slot_shape: tuple[int, ...],
+    shots: int,
+) -> np.ndarray:
+    """(n,) rows of one task, -1 where a slot stays empty; ``rows`` are the canary's."""
+    task = np.flatnonzero(places == places[rows[0]])
+    slots = np.full(slot_shape, -1)
+    if len(rows) == 1 and len(task) > 1:  # an example: learned from the others
+        support = generator.permutation(np.setdiff1d(task, rows))[:shots]
+        slots[: len(support)] = support
+        slots[shots] = rows[0]
+    else:
+        own = generator.permutation(rows)[: slot_shape[0]]
+        slots[: len(own)] = own
+    return slots
+
+
+def _classes(
+    places: np.ndarray,
+    generator: np.random.Generator,
+    rows: np.ndarray,
+    slot_shape: tuple[int, ...],
+    shots: int,
+) -> np.ndarray:
+    """(ways, n) rows of an episode of classes, likewise."""
+    ways, number = slot_shape
+    own = np.unique(places[rows])
+    is_example = len(rows) == 1 and np.sum(places == own[0]) > 1
+    asked = generator.permutation(own)[:ways]
+    others = np.setdiff1d(np.unique(places), own)
+    fill = generator.permutation(others)[: ways - len(asked)]
+    slots = np.full(slot_shape, -1)
+    for way, class_ in enumerate([*asked, *fill]):
+        members = np.flatnonzero(places == class_)
+        if is_example:
+            members = np.setdiff1d(members, rows)
+        most = shots if is_example or way >= len(asked) else number
+        members = generator.permutation(members)[:most]
+        slots[way, : len(members)] = members
+    if is_example:
+        slots[0, shots] = rows[0]
+    return slots

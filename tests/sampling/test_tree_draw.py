@@ -1,11 +1,11 @@
-"""Draws below many units at once: whichever way is taken, the same law."""
+"""Draws below many units at once: whichever way is taken, the same distribution."""
 
 import itertools
 
 import numpy as np
 import pytest
 
-from jaxdp_episodic.draw import child_draws
+from jaxdp_episodic.draw import tree_draw
 from oracles.draws import Tally, false_alarm, outcome_tally
 
 FALSE_ALARMS = 1e-6
@@ -28,7 +28,7 @@ def lists(drawn, number):
 @pytest.mark.parametrize("counts", WAYS.values(), ids=WAYS)
 def test_subsets(counts, size):
     counts = np.array(counts, np.int64)
-    drawn = child_draws.without_replacement(counts, size, np.random.default_rng(0))
+    drawn = tree_draw.without_replacement(counts, size, np.random.default_rng(0))
     assert drawn.owner.dtype == drawn.child.dtype == np.int64
     assert np.all(np.diff(drawn.owner) >= 0)
     for count, children in zip(counts, lists(drawn, len(counts)), strict=True):
@@ -40,7 +40,7 @@ def test_subsets(counts, size):
 @pytest.mark.parametrize("counts", WAYS.values(), ids=WAYS)
 def test_coins(counts, rate):
     counts = np.array(counts, np.int64)
-    drawn = child_draws.poisson(counts, rate, np.random.default_rng(0))
+    drawn = tree_draw.poisson(counts, rate, np.random.default_rng(0))
     assert drawn.owner.dtype == drawn.child.dtype == np.int64
     assert np.all(np.diff(drawn.owner) >= 0)
     for count, children in zip(counts, lists(drawn, len(counts)), strict=True):
@@ -52,7 +52,7 @@ def test_coins(counts, rate):
 
 def test_ranks():
     owner = np.array([0, 0, 2, 2, 2, 5])
-    ranks = child_draws.rank_within(owner, 7)
+    ranks = tree_draw.rank_within(owner, 7)
     np.testing.assert_array_equal(ranks, [0, 1, 0, 1, 2, 0])
 
 
@@ -67,7 +67,7 @@ def test_sequences_of_children_are_uniform(counts):
     counts = np.array(counts, np.int64)
     found: list[tuple] = []
     while len(found) < 4_000:
-        drawn = child_draws.without_replacement(counts, 3, generator)
+        drawn = tree_draw.without_replacement(counts, 3, generator)
         small = counts[drawn.owner] == 4
         found += map(tuple, drawn.child[small].reshape(-1, 3).tolist())
     law = {order: 1 / 24 for order in itertools.permutations(range(4), 3)}
@@ -81,7 +81,7 @@ def test_coins_are_independent():
     starts = np.array([0, 2, 2])
     patterns = []
     for _ in range(8_000):
-        drawn = child_draws.poisson(counts, rate, generator)
+        drawn = tree_draw.poisson(counts, rate, generator)
         patterns.append(tuple(np.sort(starts[drawn.owner] + drawn.child).tolist()))
     law = {
         pattern: rate**size * (1 - rate) ** (5 - size)
@@ -97,7 +97,7 @@ def test_rare_coins_among_many_children():
     counts = np.array([4_000_000, 6_000_000])
     places = []
     for _ in range(200):
-        drawn = child_draws.poisson(counts, 1e-4, generator)
+        drawn = tree_draw.poisson(counts, 1e-4, generator)
         places.append(drawn.owner * 4_000_000 + drawn.child)
     tenths = np.bincount(np.concatenate(places) // 1_000_000, minlength=10)
     assert false_alarm(Tally(tenths, 200 * 1_000_000, 1e-4)) > FALSE_ALARMS

@@ -1,0 +1,295 @@
+"""What a run leaves while it goes: its folder, and in it ledger, checkpoints and log.
+
+Every record of the log has three compartments, and which one a number belongs to is
+decided where it is computed:
+
+* top level: public. Step, epsilon, learning rate: functions of the settings and of what
+  was released.
+* ``"private"``: computed from private training data without noise (loss, gradient
+  norms, realised batch sizes, and seconds, which grow with the realised batch). Nothing
+  of it may be released, and nothing of it steers the run.
+* ``"held_out"``: results on held-out people. The training did not see them, so its
+  epsilon does not cover them: releasing such a number discloses *their* data.
+
+`releasable_records` leaves the last two out.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from pathlib import Path
+from typing import Any, NamedTuple, Self
+
+from jaxdp_episodic.files.atomic import atomic_path
+from jaxdp_episodic.report.ledger_file import has_charges
+from jaxdp_episodic.training import checks
+from jaxdp_episodic.training.checkpoint import Checkpoints, Snapshot
+from jaxdp_episodic.training.ledger import (
+    Ledger,
+    LedgerFile,
+    is_locked_by_us,
+    owner_only,
+)
+
+LOG, CHECKPOINTS, LEDGER, LOCK = "log.jsonl", "checkpoints", "ledger.jsonl", ".lock"
+
+_held: ContextVar[frozenset[Path]] = ContextVar("held", default=frozenset())
+
+
+def files_of_a_run(folder: Path) -> list[str]:
+    """Returns which of a run's files are in a folder.
+
+    What an interrupted start leaves (an empty log, a checkpoint that was never
+    completed, a ledger without a charge) is no run.
+    """
+    log, checkpoints = folder / LOG, folder / CHECKPOINTS
+    found = [LOG] if log.exists() and log.stat().st_size else []
+    if checkpoints.is_dir() and any(p.name.isdigit() for p in checkpoints.iterdir()):
+        found.append(CHECKPOINTS)
+    if has_charges(folder / LEDGER):
+        found.append(LEDGER)
+    return found
+
+
+def refuse_other_files(folder: Path) -> None:
+    """Refuses a folder in which a new run would mix with an older one.
+
+    Raises:
+      NotADirectoryError: no folder.
+      FileExistsError: it holds a log, a complete checkpoint or a ledger with charges.
+    """
+    if folder.exists() and not folder.is_dir():
+        raise NotADirectoryError(f"{folder} is not a folder")
+    found = files_of_a_run(folder)
+    if found:
+        raise FileExistsError(
+            f"{folder} holds a run; resume it, or name another folder "
+            f"({' and '.join(found)} would be mixed with the new run's)"
+        )
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Keeps other processes and threads from training in a folder, which is made.
+
+    The lock goes with the process, however that ends; the file stays. Whoever holds it
+    may take it again further down its own calls.
+
+    Raises:
+      BlockingIOError: another run is training there; the message has its process id.
+      OSError: a folder that cannot be made or written.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    place = folder.resolve()
+    if place in _held.get():
+        yield
+        return
+    descriptor = os.open(place / LOCK, os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        if not is_locked_by_us(descriptor):
+            owner = os.read(descriptor, 20).decode("ascii", "replace") or "unknown"
+            raise BlockingIOError(
+                f"{folder} is in use: another run (process {owner}) is training there"
+            )
+        os.ftruncate(descriptor, 0)
+        os.write(descriptor, str(os.getpid()).encode())
+        token = _held.set(_held.get() | {place})
+        try:
+            yield
+        finally:
+            _held.reset(token)
+    finally:
+        os.close(descriptor)  # which releases it
+
+
+PRIVATE, HELD_OUT = "private", "held_out"
+
+
+class RunLog:
+    """Appends records to a file; one JSON object a line, readable by the owner only.
+
+    Args:
+      path: the file; made with its folders' permissions, mode 600.
+      keep_through: on a resume, records of later steps than this are dropped: they
+        belong to steps that will be taken again. None keeps all.
+    """
+
+    def __init__(self, path: Path, *, keep_through: int | None = None) -> None:
+        self._path = path
+        if path.exists() and keep_through is not None:
+            _rewrite(path, keep_through)
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        self._file = os.fdopen(descriptor, "a", encoding="utf-8")
+
+    def write(self, record: Mapping[str, Any]) -> None:
+        """Appends one record; numbers that JSON lacks become strings."""
+        self._file.write(json.dumps(plain_values(record), allow_nan=False) + "\n")
+        self._file.flush()
+
+    def sync(self) -> None:
+        """Makes what was written survive a power failure."""
+        os.fsync(self._file.fileno())
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._file.close()
+
+
+def read_log(path: Path) -> list[dict[str, Any]]:
+    """Returns the records of a log; a last line cut off by a crash is left out.
+
+    Raises:
+      OSError: a file that cannot be read.
+      ValueError: a line, other than the last, that is no JSON object.
+    """
+    records = []
+    lines = path.read_text(encoding="utf-8").split("\n")
+    for number, line in enumerate(lines, start=1):
+        if not line:
+            continue
+        try:
+            record = json.loads(line)
+        except ValueError:
+            if number >= len(lines) - 1:
+                break  # cut off in the middle of a write
+            raise ValueError(f"{path}, line {number}: not JSON") from None
+        if not isinstance(record, dict):
+            raise ValueError(f"{path}, line {number}: not a JSON object")
+        records.append(record)
+    return records
+
+
+def releasable_records(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Returns the records without what was computed from anybody's data in the clear.
+
+    Records that hold nothing but a step number after that are left out.
+    """
+    public = [
+        {key: value for key, value in record.items() if key not in (PRIVATE, HELD_OUT)}
+        for record in records
+    ]
+    return [record for record in public if record.keys() - {"step"}]
+
+
+def _rewrite(path: Path, keep_through: int) -> None:
+    """Drops the records of later steps, atomically."""
+    kept = [r for r in read_log(path) if r.get("step", 0) <= keep_through]
+    with atomic_path(path) as temporary:
+        with open(temporary, "w", encoding="utf-8", opener=owner_only) as file:
+            file.writelines(json.dumps(record) + "\n" for record in kept)
+
+
+def plain_values(value: Any) -> Any:
+    """The value as JSON can hold it: NaN and infinities as strings."""
+    if isinstance(value, Mapping):
+        return {str(key): plain_values(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain_values(item) for item in value]
+    if hasattr(value, "item"):
+        value = value.item()
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    return value
+
+
+class StepProgress(NamedTuple):
+    """What a progress display is told after every step.
+
+    Attributes:
+      step: steps taken and charged.
+      num_steps: steps that the run takes.
+      epsilon: spent so far, nats.
+      record: the log record of the step, private compartments included.
+    """
+
+    step: int
+    num_steps: int
+    epsilon: float
+    record: Mapping[str, Any]
+
+
+class RunRecords:
+    """The open files of a run; made by `opened_records`.
+
+    Attributes:
+      noted: the log's records that were written since.
+    """
+
+    def __init__(
+        self, ledger: LedgerFile, checkpoints: Checkpoints, log: RunLog
+    ) -> None:
+        self._ledger, self._checkpoints, self._log = ledger, checkpoints, log
+        self.noted: list[dict[str, Any]] = []
+
+    def note(self, record: dict[str, Any]) -> None:
+        """Appends a record to the log."""
+        self.noted.append(record)
+        self._log.write(record)
+
+    def commit(self, snapshot: Snapshot) -> None:
+        """Makes a checkpoint, with the log up to it safe on the disk.
+
+        Raises:
+          OSError: the disk is full, or something cannot be written.
+          ValueError: parameters that are not finite.
+        """
+        checks.check_finite(snapshot.state.params, snapshot.charged_steps)
+        self._log.sync()
+        if self._checkpoints.latest != snapshot.charged_steps:
+            self._checkpoints.save(snapshot._replace(ledger=self._ledger.mark))
+
+    def commit_if_possible(self, snapshot: Snapshot, end: BaseException) -> None:
+        """Commits on the way out; if that fails, an earlier checkpoint is there."""
+        try:
+            self.commit(snapshot)
+        except Exception as error:  # of the disk, or of Orbax, interrupted in a save
+            end.add_note(f"no checkpoint of step {snapshot.charged_steps}: {error}")
+
+
+@contextmanager
+def opened_records(
+    folder: Path,
+    ledger: Ledger,
+    environment: Mapping[str, Any],
+    snapshot: Callable[[], Snapshot],
+) -> Iterator[RunRecords]:
+    """Opens the files of a run in a folder that is locked and has its ledger.
+
+    The ledger comes first, then a checkpoint: whatever has a log can be gone on with.
+
+    Args:
+      folder: of the run.
+      ledger: which charges to the file meanwhile.
+      environment: see `environment.described_environment`.
+      snapshot: returns the run as it stands.
+
+    Raises:
+      FileExistsError: the folder's run has gone on since this one was taken up.
+      LedgerError: the ledger is damaged or another run's.
+      OSError: something cannot be read or written.
+    """
+    with (
+        LedgerFile(folder / LEDGER, contains=ledger.mark) as file,
+        ledger.writing_to(file, environment),
+        Checkpoints(folder / CHECKPOINTS) as checkpoints,
+    ):
+        checkpoints.remove_unfinished()
+        now = snapshot()
+        latest = checkpoints.latest
+        if latest is None:
+            checkpoints.save(now._replace(ledger=file.mark))
+        elif latest > now.charged_steps:
+            raise FileExistsError(
+                f"{folder} has a checkpoint of step {latest}, this run is at "
+                f"step {now.charged_steps}; resume it again"
+            )
+        path = folder / LOG
+        with RunLog(path, keep_through=now.charged_steps) as log:
+            yield RunRecords(file, checkpoints, log)

@@ -6,22 +6,17 @@ target.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 from typing import Any
 
 import numpy as np
 
 from jaxdp_episodic import _validation
-from jaxdp_episodic._engine import choose_engine, using_engine
 from jaxdp_episodic.accounting.api import check_method
 from jaxdp_episodic.accounting.dominating_pair import dominating_pair
-from jaxdp_episodic.accounting.exact import method as exact_method
-from jaxdp_episodic.accounting.pld import method as pld_method
 from jaxdp_episodic.accounting.question import EpsilonAt
-from jaxdp_episodic.accounting.rdp import method as rdp_method
 from jaxdp_episodic.accounting.run import Run
-from jaxdp_episodic.accounting.worst_path import answer
+from jaxdp_episodic.accounting.worst_path import answer, engine_for
 from jaxdp_episodic.describe.designs import (
     CLASS,
     GroupedClasses,
@@ -75,7 +70,7 @@ def calibrate_noise_multiplier(
     _check_is_step(step)
     step = dataclasses.replace(step, noise_multiplier=1.0)
     run = _Targets(step, epsilon, delta, num_steps, method)
-    with run.engine():
+    with engine_for(run.size * _EVALUATIONS, method):
         start, factor = 1 / run.rough_noise(), 2.0
         if method != "rdp":
             # Rényi's bound is quick and says nearly where the answer is.
@@ -123,7 +118,7 @@ def calibrate_num_steps(
 
     everywhere = np.arange(run.size)
     one = np.ones(run.size)
-    with run.engine():
+    with engine_for(run.size * _EVALUATIONS, method):
         too_many = ~(excess(one, everywhere) <= 0)
         low, high, ends = _bracket(excess, one, 1.0, float(_MAX_STEPS))
         found = largest_within(excess, low, high, tolerance=0, integer=True, ends=ends)
@@ -219,14 +214,6 @@ class _Targets:
         self.epsilon, self.delta = flat["epsilon"], flat["delta"]
         self.num_steps = flat["num_steps"]
         self.loss, self.method = dominating_pair(step), method
-
-    def engine(self) -> contextlib.AbstractContextManager[None]:
-        """The engine for all evaluations together."""
-        break_even = {"rdp": rdp_method, "exact": exact_method, "pld": pld_method}
-        evaluations = self.size * _EVALUATIONS
-        return using_engine(
-            choose_engine(evaluations, break_even[self.method].BREAK_EVEN)
-        )
 
     def inverse_noise(
         self, start: np.ndarray, factor: float, tolerance: float

@@ -3,21 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 
 import numpy as np
 
-from jaxdp_episodic.accounting.exact.method import exact_answer
+from jaxdp_episodic._engine import choose_engine, using_engine
+from jaxdp_episodic.accounting.exact import method as exact
 from jaxdp_episodic.accounting.paths import undominated_paths
-from jaxdp_episodic.accounting.pld.method import pld_answer
+from jaxdp_episodic.accounting.pld import method as pld
 from jaxdp_episodic.accounting.question import Answer, Question
-from jaxdp_episodic.accounting.rdp.method import rdp_answer
+from jaxdp_episodic.accounting.rdp import method as rdp
 from jaxdp_episodic.accounting.run import Run
 
 METHODS: dict[str, Callable[[Question, Run], Answer]] = {
-    "exact": exact_answer,
-    "pld": pld_answer,
-    "rdp": rdp_answer,
+    "exact": exact.exact_answer,
+    "pld": pld.pld_answer,
+    "rdp": rdp.rdp_answer,
 }
+_BREAK_EVEN = {
+    "exact": exact.BREAK_EVEN,
+    "pld": pld.BREAK_EVEN,
+    "rdp": rdp.BREAK_EVEN,
+}
+
+
+def engine_for(evaluations: int, method: str) -> AbstractContextManager[None]:
+    """The engine for so many evaluations of settings that belong together."""
+    return using_engine(choose_engine(evaluations, _BREAK_EVEN[method]))
 
 
 def answer(question: Question, run: Run, method: str) -> Answer:
@@ -66,7 +78,7 @@ def _worst(question: Question, run: Run, method: str) -> Answer:
         return Answer(empty, empty, np.zeros(empty.shape, bool))
     if method == "rdp" or shape[-1] == 1:
         return _largest(_each_path(question, run, method))
-    bound = rdp_answer(question, run).value.reshape(-1, shape[-1])
+    bound = rdp.rdp_answer(question, run).value.reshape(-1, shape[-1])
     target = np.broadcast_to(question.target, shape).reshape(bound.shape)
     flat = run.map(lambda field: np.broadcast_to(field, shape).reshape(bound.shape))
 

@@ -24,6 +24,7 @@ import jax
 import numpy as np
 
 from jaxdp_episodic import _validation
+from jaxdp_episodic.accounting.worst_path import engine_for
 from jaxdp_episodic.requests.request import EpsilonRequest
 from jaxdp_episodic.sweep.description import Sweep
 from jaxdp_episodic.sweep.folder import INFO, chunk_range, have_info
@@ -96,14 +97,16 @@ def _answers(sweep: Sweep, values: dict[str, np.ndarray], size: int) -> np.ndarr
                 continue
             some = {name: column[chosen] for name, column in values.items()}
             request = sweep.request(asked, way, some)
-            if has_info and isinstance(request, EpsilonRequest):
-                value, info = request.answer_with_info()
-                answers[chosen] = np.stack([value, *info], axis=-1)
-                if way == "exact" and np.any(info.is_certified_bound):
-                    warnings.warn(_CERTIFIED, stacklevel=2)
-            else:
-                answers[chosen, 0] = request.answer()
-                answers[chosen, 2:] = 0.0  # whether it is a certified bound
+            # The whole sweep on one engine, however it is cut into chunks.
+            with engine_for(sweep.grid.size, way):
+                if has_info and isinstance(request, EpsilonRequest):
+                    value, info = request.answer_with_info()
+                    answers[chosen] = np.stack([value, *info], axis=-1)
+                    if way == "exact" and np.any(info.is_certified_bound):
+                        warnings.warn(_CERTIFIED, stacklevel=2)
+                else:
+                    answers[chosen, 0] = request.answer()
+                    answers[chosen, 2:] = 0.0  # whether it is a certified bound
     return answers
 
 

@@ -1,19 +1,18 @@
 """Exact epsilon and delta against closed forms, integration and the reference."""
 
+import dataclasses
 import json
 from pathlib import Path
 
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from scipy.integrate import quad
 from scipy.stats import norm
 
 import jaxdp_episodic as jde
-from jaxdp_episodic.accounting.exact import answer as exact_accounting
-from jaxdp_episodic.accounting.exact import solver
+from jaxdp_episodic.accounting.exact import contour, initial_epsilon, method, solver
 
-TABLES = json.loads((Path(__file__).parents[1] / "reference.json").read_text())
+TABLES = json.loads((Path(__file__).parents[2] / "reference.json").read_text())
 
 
 def poisson_step(probability, noise, relation="add_remove"):
@@ -137,15 +136,12 @@ def test_edges():
 def test_calibrated_noise_is_enough_and_less_than_by_renyi():
     sampling = jde.MultistageSampling(jde.Poisson("x", sampling_probability=0.05))
     target = {"epsilon": 2.0, "delta": 1e-5, "num_steps": 300}
-    noise = jde.calibrate_noise_multiplier(
-        sampling, clip_unit="x", method="exact", **target
-    )
-    more = jde.calibrate_noise_multiplier(
-        sampling, clip_unit="x", method="rdp", **target
-    )
+    step = jde.GaussianStep(sampling, noise_multiplier=1.0, clip_unit="x")
+    noise = jde.calibrate_noise_multiplier(step, method="exact", **target)
+    more = jde.calibrate_noise_multiplier(step, method="rdp", **target)
     assert noise < more
     spent = jde.epsilon(
-        jde.GaussianStep(sampling, noise_multiplier=noise, clip_unit="x"),
+        dataclasses.replace(step, noise_multiplier=noise),
         num_steps=300,
         delta=1e-5,
         method="exact",
@@ -169,7 +165,7 @@ def test_one_step_is_the_inverse_of_its_profile_everywhere():
 
 def test_a_poorly_known_direction_does_not_hide_behind_the_other():
     one = np.ones(4)
-    value, error = exact_accounting._larger(
+    value, error = method._larger(
         one,
         1e-9 * one,
         np.array([0.9, 0.9, 1.2, np.nan]),
@@ -178,9 +174,7 @@ def test_a_poorly_known_direction_does_not_hide_behind_the_other():
     )
     np.testing.assert_allclose(value, [1.0, 1.0, 1.2, 1.0])
     np.testing.assert_allclose(error, [1e-9, 0.4, 0.3, np.inf])
-    value, error = exact_accounting._larger(
-        one, 1e-9 * one, 2 * one, one, np.zeros(4, bool)
-    )
+    value, error = method._larger(one, 1e-9 * one, 2 * one, one, np.zeros(4, bool))
     np.testing.assert_allclose(value, one)
     np.testing.assert_allclose(error, 1e-9 * one)
 
@@ -206,7 +200,7 @@ def test_the_stated_error_covers_too_few_nodes(monkeypatch):
     # The first pass is a guess of epsilon.
     effort = solver._Pass(128, 97)
     monkeypatch.setattr(solver, "_PASSES", (effort, effort))
-    for module in (solver, exact_accounting):
+    for module in (solver, method):
         monkeypatch.setattr(module, "TOLERANCE", 1.0)
     example = jde.Poisson("example", sampling_probability=4.72511516e-4)
     episodes = jde.IndependentEpisodes(example, num_episodes=5)
@@ -217,7 +211,6 @@ def test_the_stated_error_covers_too_few_nodes(monkeypatch):
     assert abs(found - 1.94496478292) <= info.error
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("is_poor", [False, True])
 def test_an_answer_far_from_what_its_contour_was_laid_for_is_none(is_poor, monkeypatch):
     """Rare episodes: with a first guess of 1.1, where the answer is 1.4e-4.
@@ -225,18 +218,17 @@ def test_an_answer_far_from_what_its_contour_was_laid_for_is_none(is_poor, monke
     On the contour for that guess it came out as 1.2e-4, its error stated as 3e-11.
     """
     laid_for = []
-    jitted = solver._jitted
+    lay_contour = contour.lay_contour
 
-    def watched(name):
-        if name == "first_epsilon" and is_poor:
-            return lambda *given: jnp.full_like(given[1], 1.1)
-        if name == "lay_contour":
-            return lambda guess, steps: (
-                laid_for.append(float(guess[0])) or jitted(name)(guess, steps)
-            )
-        return jitted(name)
+    def watched(guess, steps):
+        laid_for.append(float(guess[0]))
+        return lay_contour(guess, steps)
 
-    monkeypatch.setattr(solver, "_jitted", watched)
+    monkeypatch.setattr(contour, "lay_contour", watched)
+    if is_poor:
+        monkeypatch.setattr(
+            initial_epsilon, "first_epsilon", lambda *given: np.full_like(given[1], 1.1)
+        )
     example = jde.Poisson("example", sampling_probability=2e-5)
     episodes = jde.IndependentEpisodes(example, num_episodes=5)
     step = jde.GaussianStep(episodes, noise_multiplier=5.0)
@@ -248,7 +240,6 @@ def test_an_answer_far_from_what_its_contour_was_laid_for_is_none(is_poor, monke
     assert again == pytest.approx(1e-6, rel=1e-6)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("num_steps", [2, 3])
 def test_rare_episodes_lie_within_certified_ends(num_steps):
     example = jde.Poisson("example", sampling_probability=2e-5)
@@ -259,7 +250,6 @@ def test_rare_episodes_lie_within_certified_ends(num_steps):
     assert lower <= 1e-6 <= upper
 
 
-@pytest.mark.slow
 def test_early_steps_of_a_sampled_run_are_exact():
     """Backward such a run loses at most -T log(1 - p): nothing is integrated there."""
     step = poisson_step(1e-3, 1.0)

@@ -35,16 +35,17 @@ PYTHON_CHECK := import sys; sys.exit(sys.version_info < (3, 11) and \
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
 .PHONY: help env demo test test-all lint format bench bench-exact bench-sweep
-.PHONY: bench-training figures docs docs-serve trust clean
+.PHONY: bench-start bench-training figures docs docs-serve trust clean
 
 help:
 	@echo "make demo      train a few-shot classifier privately, stop at the target epsilon"
 	@echo "make test      the fast tests"
-	@echo "make test-all  every test, then the fast ones again with x64 on"
+	@echo "make test-all  every test, then the fast ones again with x64 on, and on JAX"
 	@echo "make lint      format, lint and types"
 	@echo "make format    apply the formatter and the linter's safe repairs"
 	@echo "make bench     speed against other accountants"
 	@echo "make figures   the figures and tables of the documentation again"
+	@echo "make bench-start  time and memory of the first answer, against other accountants"
 	@echo "make bench-exact  speed and error of the exact and certified methods against PLD and PRV"
 	@echo "make bench-sweep  speed and memory of sweeps of up to a hundred million settings"
 	@echo "make docs      the documentation as a site, into results/site"
@@ -84,6 +85,8 @@ test: $(VENV)/.stamp
 test-all: $(VENV)/.stamp
 	$(PY) -m pytest $(PARALLEL) $(PYTEST_FLAGS)
 	JAX_ENABLE_X64=1 $(PY) -m pytest $(PARALLEL) -m "not slow" $(PYTEST_FLAGS)
+	JAXDP_EPISODIC_ENGINE=jax $(PY) -m pytest $(PARALLEL) -m "not slow" \
+	  tests/accounting tests/losses tests/bounds $(PYTEST_FLAGS)
 
 lint: $(VENV)/.stamp
 	$(PY) -m ruff format --check .
@@ -118,6 +121,10 @@ trust: $(VENV)/.stamp
 
 bench: $(BENCH_VENV)/.stamp
 	$(BENCH_PY) experiments/benchmarks/accountant.py
+
+# The peers' own start-up is in the same table.
+bench-start: $(BENCH_VENV)/.stamp
+	$(BENCH_PY) experiments/benchmarks/start.py --slow
 
 bench-exact: $(BENCH_VENV)/.stamp
 	$(BENCH_PY) experiments/benchmarks/exact.py

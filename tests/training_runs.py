@@ -6,8 +6,8 @@ import optax
 from flax import nnx
 
 import jaxdp_episodic as jde
+from jaxdp_episodic.accounting.budget import PrivacyBudget, plan_budget
 from jaxdp_episodic.data.table import ExampleTable
-from jaxdp_episodic.training.budget import PrivacyBudget, plan_budget
 from jaxdp_episodic.training.learners import MAML, ProtoNet
 from jaxdp_episodic.training.models import MLP, split_model
 from jaxdp_episodic.training.trainer import Trainer

@@ -41,10 +41,10 @@ from flax import nnx
 from provenance import provenance
 
 import jaxdp_episodic as jde
+from jaxdp_episodic.accounting.budget import PrivacyBudget
 from jaxdp_episodic.data.table import ExampleTable
 from jaxdp_episodic.report.ledger_file import CHARGE, LedgerError, read_ledger
 from jaxdp_episodic.training import MLP, ProtoNet, Trainer, run_files, split_model
-from jaxdp_episodic.training.budget import PrivacyBudget
 
 FAULTS = ("charge-late", "forget")
 WAYS, SHOTS, CLASSES, EXAMPLES = 3, 1, 12, 5

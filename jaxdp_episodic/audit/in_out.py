@@ -13,6 +13,7 @@ import jax
 import numpy as np
 import optax
 
+from jaxdp_episodic.accounting.budget import PrivacyBudget
 from jaxdp_episodic.audit.canaries import Canaries, CanaryLearner, recording
 from jaxdp_episodic.audit.worst_case import log_likelihood_ratio, worst_case
 from jaxdp_episodic.data.table import ExampleTable
@@ -20,7 +21,6 @@ from jaxdp_episodic.describe.designs import GroupedClasses
 from jaxdp_episodic.describe.schemes import MultistageSampling, WithoutReplacement
 from jaxdp_episodic.describe.step import GaussianStep
 from jaxdp_episodic.draw.sampler import EpisodeSampler
-from jaxdp_episodic.training.budget import PrivacyBudget
 from jaxdp_episodic.training.config import TrainingConfig, built_model
 from jaxdp_episodic.training.episode import Block, block_of, to_episode
 from jaxdp_episodic.training.run import plan

@@ -1,6 +1,6 @@
 """Private training on episodes: models, learners, the private gradient, the trainer."""
 
-from jaxdp_episodic.training.budget import (
+from jaxdp_episodic.accounting.budget import (
     BudgetExhaustedError,
     PrivacyBudget,
     plan_budget,

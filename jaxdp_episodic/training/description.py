@@ -18,10 +18,10 @@ import jax
 import jaxlib.version
 import numpy as np
 
+from jaxdp_episodic.accounting.budget import PrivacyBudget
 from jaxdp_episodic.accounting.engine import num_cores
 from jaxdp_episodic.data.table import ExampleTable
 from jaxdp_episodic.describe.step import GaussianStep
-from jaxdp_episodic.training.budget import PrivacyBudget
 
 _DETERMINISTIC = "--xla_gpu_deterministic_ops=true"
 

@@ -17,7 +17,7 @@ from rich.progress import (
 )
 from rich.text import Text
 
-from jaxdp_episodic.training.budget import PrivacyBudget
+from jaxdp_episodic.accounting.budget import PrivacyBudget
 from jaxdp_episodic.training.run_files import StepProgress
 
 _SECONDS_BETWEEN_LINES = 10.0

@@ -21,6 +21,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Self
 
+from jaxdp_episodic.accounting.budget import BudgetExhaustedError, PrivacyBudget
 from jaxdp_episodic.describe.step import GaussianStep
 from jaxdp_episodic.files.atomic import atomic_path
 from jaxdp_episodic.report.ledger_file import (
@@ -34,7 +35,6 @@ from jaxdp_episodic.report.ledger_file import (
     read_ledger,
     scan,
 )
-from jaxdp_episodic.training.budget import BudgetExhaustedError, PrivacyBudget
 from jaxdp_episodic.training.checkpoint import Snapshot
 
 try:

@@ -17,11 +17,11 @@ from typing import Any
 import jax
 import numpy as np
 
+from jaxdp_episodic.accounting.budget import PrivacyBudget, public_view
 from jaxdp_episodic.describe.step import GaussianStep
 from jaxdp_episodic.files.archive import read_arrays
 from jaxdp_episodic.report.privacy_statement import PrivacyReport
 from jaxdp_episodic.report.report import privacy_report
-from jaxdp_episodic.training.budget import PrivacyBudget, public_view
 from jaxdp_episodic.training.checks import mean_units_are_public
 from jaxdp_episodic.training.run_files import (
     HELD_OUT,

@@ -15,12 +15,12 @@ import numpy as np
 from rich.console import Console
 
 from jaxdp_episodic.accounting.api import epsilon
+from jaxdp_episodic.accounting.budget import PrivacyBudget, plan_budget, public_view
 from jaxdp_episodic.data.table import ExampleTable
 from jaxdp_episodic.describe.designs import GroupedClasses, IndependentEpisodes
 from jaxdp_episodic.describe.schemes import MultistageSampling, WithoutReplacement
 from jaxdp_episodic.plots.run import draw_run
 from jaxdp_episodic.training import run_files
-from jaxdp_episodic.training.budget import PrivacyBudget, plan_budget, public_view
 from jaxdp_episodic.training.checks import mean_units_are_public
 from jaxdp_episodic.training.config import TrainingConfig, built_model
 from jaxdp_episodic.training.display import Display

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from rich.console import Console
 
+from jaxdp_episodic.accounting.budget import public_view
 from jaxdp_episodic.accounting.tuning import (
     DEFAULT_ORDERS,
     curve_to_epsilon,
@@ -20,7 +21,6 @@ from jaxdp_episodic.accounting.tuning import (
 from jaxdp_episodic.data.table import ExampleTable
 from jaxdp_episodic.files.atomic import write_atomically
 from jaxdp_episodic.training import run_files
-from jaxdp_episodic.training.budget import public_view
 from jaxdp_episodic.training.evaluation import Score
 from jaxdp_episodic.training.report import STATEMENT
 from jaxdp_episodic.training.run import RELEASE, plan, run_training

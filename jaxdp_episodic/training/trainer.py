@@ -11,10 +11,10 @@ import jax
 import optax
 
 from jaxdp_episodic import _validation
+from jaxdp_episodic.accounting.budget import PrivacyBudget, SpentAhead
 from jaxdp_episodic.data.table import ExampleTable
 from jaxdp_episodic.draw.sampler import EpisodeSampler, step_generator
 from jaxdp_episodic.training import checks, run_files
-from jaxdp_episodic.training.budget import PrivacyBudget, SpentAhead
 from jaxdp_episodic.training.checkpoint import (
     Checkpoints,
     Snapshot,

@@ -7,6 +7,7 @@ import optax
 import pytest
 
 import jaxdp_episodic as jde
+from jaxdp_episodic.accounting.budget import PrivacyBudget
 from jaxdp_episodic.audit import training as audits
 from jaxdp_episodic.audit.training import (
     KINDS,
@@ -17,7 +18,6 @@ from jaxdp_episodic.audit.training import (
 )
 from jaxdp_episodic.data.table import ExampleTable
 from jaxdp_episodic.training import discrete_noise, private_gradient
-from jaxdp_episodic.training.budget import PrivacyBudget
 from jaxdp_episodic.training.config import read_config
 from jaxdp_episodic.training.trainer import Trainer
 from training_runs import GROUPED, SHOTS, TINY, classes, protonet, sinusoid_learner

@@ -12,12 +12,12 @@ import numpy as np
 import optax
 
 import jaxdp_episodic as jde
+from jaxdp_episodic.accounting.budget import PrivacyBudget
 from jaxdp_episodic.audit import audit_mechanism
 from jaxdp_episodic.audit.release import score_bound
 from jaxdp_episodic.audit.training import Training, audit_steps
 from jaxdp_episodic.data.table import ExampleTable
 from jaxdp_episodic.training import private_gradient
-from jaxdp_episodic.training.budget import PrivacyBudget
 from jaxdp_episodic.training.episode import Block, contribution_loss
 from jaxdp_episodic.training.learners import ProtoNet
 from jaxdp_episodic.training.trainer import Trainer

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import jaxdp_episodic as jde
-from jaxdp_episodic.training.budget import (
+from jaxdp_episodic.accounting.budget import (
     BudgetExhaustedError,
     PrivacyBudget,
     SpentAhead,

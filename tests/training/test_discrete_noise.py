@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from jaxdp_episodic.accounting.budget import BudgetExhaustedError
 from jaxdp_episodic.numerics.discrete_gaussian import (
     covering_variance,
     sample_discrete_gaussian,
 )
 from jaxdp_episodic.training import discrete_noise
-from jaxdp_episodic.training.budget import BudgetExhaustedError
 from jaxdp_episodic.training.config import TrainingConfig, read_config
 from jaxdp_episodic.training.description import RunMismatchError
 from jaxdp_episodic.training.discrete_noise import (

@@ -11,6 +11,7 @@ import pytest
 
 import jaxdp_episodic as jde
 from jaxdp_episodic import cli
+from jaxdp_episodic.accounting.budget import BudgetExhaustedError, PrivacyBudget
 from jaxdp_episodic.report.ledger_file import (
     CHARGE,
     Chain,
@@ -21,7 +22,6 @@ from jaxdp_episodic.report.ledger_file import (
     read_ledger,
 )
 from jaxdp_episodic.training import ledger, run_files
-from jaxdp_episodic.training.budget import BudgetExhaustedError, PrivacyBudget
 from jaxdp_episodic.training.checkpoint import Checkpoints
 from jaxdp_episodic.training.ledger import Ledger, LedgerFile, create_ledger
 from training_runs import classes, flat_step, grouped_step, plain_trainer

@@ -9,10 +9,10 @@ import pytest
 from flax import nnx
 
 import jaxdp_episodic as jde
+from jaxdp_episodic.accounting.budget import BudgetExhaustedError, plan_budget
 from jaxdp_episodic.data.sinusoids import make_sinusoids
 from jaxdp_episodic.data.table import ExampleTable
 from jaxdp_episodic.draw.sampler import step_generator
-from jaxdp_episodic.training.budget import BudgetExhaustedError, plan_budget
 from jaxdp_episodic.training.description import RunMismatchError
 from jaxdp_episodic.training.evaluation import Evaluation
 from jaxdp_episodic.training.learners import Supervised

@@ -55,9 +55,10 @@ DESIGNS: dict[str, dict[str, Any]] = {
 
 def calibrated_step(design: dict[str, Any], **targets: Any):
     """The noise for a design, and the step that has it."""
-    fields = {k: v for k, v in design.items() if k != "sampling"}
-    noise = rdp_noise_multiplier(design["sampling"], **fields, **targets)
-    return noise, jde.GaussianStep(**design, noise_multiplier=noise)
+    # The noise that it has does not matter.
+    step = jde.GaussianStep(**design, noise_multiplier=0.7)
+    noise = rdp_noise_multiplier(step, **targets)
+    return noise, dataclasses.replace(step, noise_multiplier=noise)
 
 
 class TestNoise:
@@ -293,7 +294,8 @@ class TestRate:
 
 def noise_of(**changed: Any):
     targets = {"epsilon": 1.0, "delta": 1e-5, "num_steps": 10, **changed}
-    return rdp_noise_multiplier(poisson(), **targets)
+    step = jde.GaussianStep(poisson(), noise_multiplier=1.0)
+    return rdp_noise_multiplier(step, **targets)
 
 
 def steps_of(**changed: Any):
@@ -346,6 +348,9 @@ class TestBadTargets:
             rdp_num_steps(run, epsilon=1.0, delta=1e-5)
         with pytest.raises(TypeError, match="step must be a GaussianStep"):
             rdp_rate(run, level="user", epsilon=1.0, delta=1e-5, num_steps=1)
+        for wrong in (run, poisson()):
+            with pytest.raises(TypeError, match="step must be a GaussianStep"):
+                rdp_noise_multiplier(wrong, epsilon=1.0, delta=1e-5, num_steps=1)
 
     def test_shapes_that_do_not_fit(self):
         with pytest.raises(ValueError, match="do not broadcast"):

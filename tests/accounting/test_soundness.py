@@ -180,7 +180,7 @@ def product_rate(step: jde.GaussianStep):
 
 
 def folded_rate(step: jde.GaussianStep):
-    """The same mistake in whatever pair it is: what is above the clip level amplifies."""
+    """The same in whatever pair: what is above the clip level amplifies."""
     right = dominating_pair(step)
     rate = right.outer_rate * right.rate
     return dataclasses.replace(right, outer_rate=np.ones(1), rate=rate)

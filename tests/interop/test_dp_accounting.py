@@ -161,7 +161,9 @@ def test_sampling_without_replacement(relation):
     event = dp_event.SelfComposedDpEvent(
         dp_event.SampledWithoutReplacementDpEvent(1000, 20, gaussian(1.0)), 50
     )
-    theirs = RdpAccountant(ORDERS, dp_accounting.NeighboringRelation.REPLACE_ONE)
+    # The best order is 7; large ones take them seconds.
+    orders = list(range(2, 24))
+    theirs = RdpAccountant(orders, dp_accounting.NeighboringRelation.REPLACE_ONE)
     assert expected <= theirs.compose(event).get_epsilon(DELTA)
 
 

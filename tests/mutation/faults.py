@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from jaxdp_episodic.accounting import run
+from jaxdp_episodic.accounting import dominating_pair
 from jaxdp_episodic.draw import sampler
 from jaxdp_episodic.training import (
     discrete_noise,
@@ -237,8 +237,8 @@ FAULTS = (
         "sensitivity C where it is 2C",
         (
             Edit(
-                run,
-                "_multistage_pair",
+                dominating_pair,
+                "_multistage",
                 "np.where(everyone, 1.0, 2.0) * contributions",
                 "1.0 * contributions",
             ),
@@ -251,14 +251,14 @@ FAULTS = (
         "the product rate with per-example clipping",
         (
             Edit(
-                run,
-                "_multistage_pair",
+                dominating_pair,
+                "_multistage",
                 "outer = _product(levels.rates[: clip - 1])",
-                "outer = 1.0",
+                "outer = _ALWAYS",
             ),
             Edit(
-                run,
-                "_multistage_pair",
+                dominating_pair,
+                "_multistage",
                 "rate, inner = levels.rates[clip - 1],",
                 "rate, inner = _product(levels.rates[:clip]),",
             ),

@@ -69,8 +69,9 @@ def cost(title: str, sampling: jde.GroupedClasses, color: str, marker: str) -> C
         )
         return np.asarray(jde.epsilon(step, num_steps=STEPS, delta=DELTA))
 
+    step = jde.GaussianStep(sampling, noise_multiplier=NOISE)
     noise = jde.calibrate_noise_multiplier(
-        sampling, epsilon=TARGETS, delta=DELTA, num_steps=RUN
+        step, epsilon=TARGETS, delta=DELTA, num_steps=RUN
     )
     return Cost(
         title, color, marker, epsilon("example"), epsilon("class"), np.asarray(noise)

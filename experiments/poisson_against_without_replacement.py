@@ -36,13 +36,12 @@ def noise(scheme: str, relation: str) -> np.ndarray:
         sampling = jde.Poisson("example", sampling_probability=RATES)
     else:
         sampling = jde.WithoutReplacement("example", size=SIZES, population=EXAMPLES)
+    step = jde.GaussianStep(
+        sampling, noise_multiplier=1.0, neighboring_relation=relation
+    )
     return np.asarray(
         jde.calibrate_noise_multiplier(
-            sampling,
-            neighboring_relation=relation,
-            epsilon=EPSILON,
-            delta=DELTA,
-            num_steps=STEPS,
+            step, epsilon=EPSILON, delta=DELTA, num_steps=STEPS
         )
     )
 

@@ -249,8 +249,9 @@ def measure_calibration(sizes: Sizes) -> dict[str, Any]:
 
     def calibrate() -> np.ndarray:
         sampling = jde.Poisson("example", sampling_probability=rates)
+        step = jde.GaussianStep(sampling, noise_multiplier=1.0)  # its noise is ignored
         noise = jde.calibrate_noise_multiplier(
-            sampling, epsilon=targets, delta=DELTA, num_steps=counts
+            step, epsilon=targets, delta=DELTA, num_steps=counts
         )
         return np.asarray(noise)
 

@@ -42,20 +42,18 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import jax
 import numpy as np
 from accountant import in_fresh_process, peak_memory
-from jaxdp_episodic.accounting.evaluation import step_groups
-from jaxdp_episodic.accounting.exact.loss_nodes import steps_kernel
 from peers import summary
 from presentation import describe_machine
 
 import jaxdp_episodic as jde
-from jaxdp_episodic._engine import float64_boundary
+from jaxdp_episodic._engine import float64_boundary, using_engine
+from jaxdp_episodic.accounting.dominating_pair import run_of
 from jaxdp_episodic.accounting.exact import contour as contour_layout
 from jaxdp_episodic.accounting.exact import integral
-from jaxdp_episodic.accounting.rdp.kernels import StepGroup
-from jaxdp_episodic.accounting.run import dominating_pair
+from jaxdp_episodic.accounting.exact.steps import steps_of
+from jaxdp_episodic.losses.loss_nodes import NUM_NODES
 
 SEED = 20_241
 NUM_STEPS, DELTAS = (10, 1e5), (1e-9, 1e-4)
@@ -250,31 +248,29 @@ def reference_epsilon(sizes: Sizes, near: np.ndarray) -> np.ndarray:
     otherwise check: other paths in the plane, cut later. ``near`` says where to begin.
     """
     step, steps, delta = draw("sampled", sizes.peers)
-    counts = steps.astype(np.float64)[:, None]
-    pair = dominating_pair(step)
-    _, (group,), _, _ = step_groups((pair,), (counts,), (len(near), 1))
+    run = run_of(step, steps).flattened((len(near), 1))
     log_cut = np.log(delta) - np.log(steps) - 90.0
 
-    # Jitted one by one: fused into one they take minutes to compile.
-    law_kernel = steps_kernel(pair.kind, 1)
-    lay = jax.jit(contour_layout.lay_contour)
-    solve = jax.jit(integral.epsilon, static_argnums=0)
-
-    def kernel(target: Any, near: Any, log_cut: Any, group: Any, backward: Any) -> Any:
-        law = law_kernel(group, backward, log_cut)
-        law = law._replace(law=law.check, check=law.law)
-        contour = lay(0.93 * near, (law,))
-        return solve(1_537, target, near, 2 * near, contour, (law,)).value
+    def kernel(target: Any, near: Any, log_cut: Any, groups: Any, backward: Any) -> Any:
+        (group,) = groups
+        both = steps_of(group, backward, log_cut, num_nodes=NUM_NODES, num_terms=1)
+        both = (both._replace(nodes=both.check, check=both.nodes),)
+        contour = contour_layout.lay_contour(0.93 * near, both)
+        solution = integral.epsilon(
+            target, near, 2 * near, contour, both, num_nodes=1_537
+        )
+        return solution.value
 
     answer = float64_boundary(kernel)
     found = np.zeros(len(near))
-    for i in range(0, len(near), 8):
-        part = slice(i, i + 8)
-        fields = (np.log(delta[part]), near[part], log_cut[part])
-        cut = StepGroup(*(field[:, part] for field in group))
-        for backward in (0.0, 1.0):
-            way = np.full(len(near[part]), backward)
-            found[part] = np.fmax(found[part], answer(*fields, cut, way))
+    with using_engine("numpy"):  # JAX takes minutes to compile them as one
+        for i in range(0, len(near), 8):
+            part = slice(i, i + 8)
+            fields = (np.log(delta[part]), near[part], log_cut[part])
+            groups = run.take(np.arange(len(near))[part]).groups()
+            for backward in (0.0, 1.0):
+                way = np.full(len(near[part]), backward)
+                found[part] = np.fmax(found[part], answer(*fields, groups, way))
     return found
 
 

@@ -9,7 +9,7 @@ operating system's of that process. Settings are those of grouped classes (the d
 noise multipliers and rates.
 
 * a million settings by Rényi-DP, and as many in one call of the bare kernel
-  (`jaxdp_episodic.accounting.evaluation.evaluate` on arrays made before), whose
+  (`jaxdp_episodic.accounting.rdp.method.rdp_bound` on arrays made before), whose
   throughput the sweep's is compared with;
 * a hundred thousand by the exact method;
 * of a hundred million by Rényi-DP one part (``--shard 1/100``), streamed. The time of
@@ -240,23 +240,21 @@ def bare_kernel(file: Path) -> dict[str, float]:
     # In a process of its own, which may be large.
     import numpy as np
 
-    from jaxdp_episodic.accounting.evaluation import evaluate
-    from jaxdp_episodic.accounting.run import resolve
+    from jaxdp_episodic.accounting.dominating_pair import run_of
+    from jaxdp_episodic.accounting.question import EpsilonAt
+    from jaxdp_episodic.accounting.rdp.method import rdp_bound
     from jaxdp_episodic.sweep.description import read_sweep
 
     described = read_sweep(file)
     values = described.grid.values(np.arange(described.grid.size))
     request = described.request("epsilon", "rdp", values)
-    pairs, counts = resolve(request.step, np.asarray(values["num_steps"]))
+    run = run_of(request.step, np.asarray(values["num_steps"]))
     target = np.log(np.full((described.grid.size, 1), described.delta))
 
     def seconds(rows: int) -> tuple[float, float]:
-        some = tuple(
-            type(pair)(pair.kind, *(_first(field, rows) for field in pair[1:]))
-            for pair in pairs
-        )
+        some = run.map(lambda field: _first(field, rows))
         begun, worked = time.perf_counter(), time.process_time()
-        evaluate("best_epsilon", target[:rows], some, (counts[0][:rows],))
+        rdp_bound(EpsilonAt(target[:rows]), some)
         return time.perf_counter() - begun, time.process_time() - worked
 
     seconds(described.chunk_size)  # compiles

@@ -112,7 +112,7 @@ def choice(name: str, value: Any, allowed: Iterable[str]) -> str:
 
 def nearest(word: str, options: Iterable[str]) -> str:
     """Returns "; did you mean 'x'?" for the option closest to ``word``, or ""."""
-    # Of a stranger's file there may be millions, each as long as a book.
+    # Of an untrusted file there may be millions, each as long as a book.
     short = [option for option in options if len(option) <= _LONGEST_WORD]
     if len(word) > _LONGEST_WORD or len(short) > _MOST_WORDS:
         return ""
@@ -121,7 +121,7 @@ def nearest(word: str, options: Iterable[str]) -> str:
 
 
 def shown(value: Any) -> str:
-    """Returns a value as messages write it, cut short; whatever a stranger wrote."""
+    """Returns a value as messages write it, cut short; from whomever it comes."""
     try:
         text = repr(value)
     # Nested deeper than Python recurses, or an integer of thousands of digits.

@@ -286,7 +286,7 @@ def read_sweep(path: str | Path) -> Sweep:
 
 
 def described_grid(description: Mapping[str, Any]) -> Grid:
-    """Returns the grid of a `Sweep.description`, which may come from a stranger's file.
+    """Returns the grid of a `Sweep.description`, which may come from an untrusted file.
 
     Raises:
       TypeError: something of the wrong type.

@@ -44,10 +44,10 @@ def exact_answer(question: Question, run: Run) -> Answer:
 
 def _sorted_out(question: Question, run: Run) -> Answer:
     """Sorts out what needs no integral, and answers the rest."""
-    silent, bare = run.loses_nothing, run.is_unprotected
-    value = np.where(silent, question.nothing, question.everything)
+    no_loss, no_noise = run.loses_nothing, run.is_unprotected
+    value = np.where(no_loss, question.nothing, question.everything)
     error, certified = np.zeros(value.shape), np.zeros(value.shape, bool)
-    open_ = ~(silent | bare)
+    open_ = ~(no_loss | no_noise)
     single = open_ & (run.num_steps == 1)
     chosen = np.flatnonzero(single)
     if chosen.size:

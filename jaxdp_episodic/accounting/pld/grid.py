@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from jaxdp_episodic.accounting.pld.pilot import RoughLaw
+from jaxdp_episodic.accounting.pld.pilot import Pilot
 from jaxdp_episodic.accounting.pld.window import Direction
 
 _SPACINGS = np.geomspace(1e-13, 4.0, 160)
@@ -29,7 +29,7 @@ _GROWTH, _VARIATION = 0.2, 0.6
 
 
 def choose_spacing(
-    laws: Sequence[RoughLaw],
+    laws: Sequence[Pilot],
     counts: Sequence[float],
     centers: Sequence[float],
     plan: Direction,
@@ -67,7 +67,7 @@ def _largest(
 
 
 def choose_knots(
-    laws: Sequence[tuple[RoughLaw, np.ndarray, Direction, int]],
+    laws: Sequence[tuple[Pilot, np.ndarray, Direction, int]],
     share: float,
     count: float,
     spacing: float,

@@ -37,7 +37,7 @@ class Bracket(NamedTuple):
       cells: (N,) tilted masses, estimates; cell i is at ``start + i spacing``.
       rounding: bounds of the error of each cell, and of the root of the sum of all
         errors' squares.
-      strays: bounds of the tilted mass below and above the window.
+      truncated: bounds of the tilted mass below and above the window.
       start, spacing: of the window, nats.
       tilt: c.
       log_moment: log of the untilted mass, ``T log M(c)``.
@@ -48,7 +48,7 @@ class Bracket(NamedTuple):
 
     cells: np.ndarray
     rounding: tuple[float, float]
-    strays: tuple[float, float]
+    truncated: tuple[float, float]
     start: float
     spacing: float
     tilt: float
@@ -124,8 +124,8 @@ def tilted_row(
     up, down = plan.up_tilt - plan.tilt, plan.tilt - plan.down_tilt
     log_moment = relative = 0.0
     shift = displacement
-    strays = [down * ends[0], -up * ends[1]]
-    terms = abs(strays[0]) + abs(strays[1])
+    truncated = [down * ends[0], -up * ends[1]]
+    terms = abs(truncated[0]) + abs(truncated[1])
     masses = []
     for (index, knots, mass), count in zip(laws, counts, strict=True):
         alive = mass > 0
@@ -148,11 +148,11 @@ def tilted_row(
         log_tilted = exponent - total
         for side, tilt in ((0, -down), (1, up)):
             log_moments = count * _log_sum(log_tilted + tilt * knots)
-            strays[side] += log_moments
+            truncated[side] += log_moments
             terms += abs(log_moments)
     # Chernoff's bound; what was added up had the size of the terms.
     rounded = 1e-9 + 1e-12 * terms + relative
-    below, above = (math.exp(min(x + rounded, 0.0)) + _UNDERFLOW for x in strays)
+    below, above = (math.exp(min(x + rounded, 0.0)) + _UNDERFLOW for x in truncated)
     bracket = Bracket(
         np.empty(0),
         (0.0, 0.0),
@@ -166,7 +166,7 @@ def tilted_row(
         shift + 8e-16 * (abs(start) + abs(ends[1])),
     )
     # Before delta was computed once it may be this far below Chernoff's bound.
-    reserve = -plan.yield_ if plan.yield_ < -1e-9 else 12.0
+    reserve = -plan.log_share if plan.log_share < -1e-9 else 12.0
     small = sum(counts) * 1e-13 * math.exp(min(reserve, 100.0)) < 1e-3
     precision = min(plan.slope * plan.width, 1.0)
     scale = float(window.log_weight(plan.tilt)) - min(reserve, 100.0)
@@ -195,10 +195,10 @@ def _slack(law: Bracket, *, certify_upper: bool) -> float:
     squares = min(most**2 + 0.5 * integral / (1 + 2 * c), most**2 * cells)
     single, together = law.rounding
     rounding = min(single * weights, together * math.sqrt(squares))
-    below, above = law.strays
+    below, above = law.truncated
     # What is above the window is missing; what is outside of it has been added.
-    strays = above if certify_upper else below + above
-    return (most * strays + rounding) * (1 + 1e-9)
+    truncated = above if certify_upper else below + above
+    return (most * truncated + rounding) * (1 + 1e-9)
 
 
 def exponent_error(law: Bracket, log_delta: float, epsilon: float) -> float:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from jaxdp_episodic.accounting.pld.lattice import Tails
-from jaxdp_episodic.accounting.pld.pilot import RoughLaw
+from jaxdp_episodic.accounting.pld.pilot import Pilot
 from jaxdp_episodic.accounting.pld.window import Direction, Estimate, Target
 from jaxdp_episodic.losses.privacy_loss import PrivacyLoss
 
@@ -33,7 +33,7 @@ class Setting:
     upper: float
     scale: float = FIRST_SCALE
     lead: int = 0
-    laws: list[list[RoughLaw]] = field(default_factory=list)
+    laws: list[list[Pilot]] = field(default_factory=list)
     signs: list[int] = field(default_factory=list)
     known: list[Estimate | None] = field(default_factory=list)
     uppers: list[float] = field(default_factory=list)

@@ -66,7 +66,7 @@ class _Batch(NamedTuple):
     start: np.ndarray
     size: np.ndarray
     upper: np.ndarray  # whether the upper end is asked for
-    strays: np.ndarray  # what has to be added or taken off
+    truncated: np.ndarray  # what has to be added or taken off
     most: np.ndarray
     rest: np.ndarray
     step: np.ndarray  # z of each frequency
@@ -144,8 +144,8 @@ def _batch(laws: Sequence[Spectrum], upper: Sequence[bool]) -> _Batch:
     far = far - 1j * shrink * np.imag(step)
     both = np.where(np.arange(length) > 0, 2.0, 1.0) / size
     tail = both * coefficients / far
-    strays = [
-        law.law.strays[1] + (0.0 if up else law.law.strays[0])
+    truncated = [
+        law.law.truncated[1] + (0.0 if up else law.law.truncated[0])
         for law, up in zip(laws, upper, strict=True)
     ]
     weights = both / np.abs(near * far)
@@ -155,7 +155,7 @@ def _batch(laws: Sequence[Spectrum], upper: Sequence[bool]) -> _Batch:
         start=column([law.law.start for law in laws]),
         size=size,
         upper=np.array(upper)[:, None],
-        strays=column(strays),
+        truncated=column(truncated),
         most=np.exp(window.log_weight(tilt)),
         rest=column([law.rest for law in laws]),
         step=step,
@@ -197,7 +197,7 @@ def _values(batch: _Batch, epsilon: np.ndarray) -> _Values:
     slack = bounds[:, 0] * np.sum(batch.spread, -1)
     # A is at most 1 - e^{-h}, and B as much and |1 - z'|, which is at most 2
     left_out = (-np.expm1(-batch.spacing) * (1 + far) + 2 * far) * batch.rest
-    slack += (left_out + batch.most * batch.strays)[:, 0]
+    slack += (left_out + batch.most * batch.truncated)[:, 0]
     beyond = near * damp * turned - far * np.exp(-end)
     beyond = np.sum(np.real(batch.tail * beyond), -1)
     slope = beyond / np.maximum(total, 1e-300)

@@ -134,12 +134,12 @@ def _solve(settings: list[Setting]) -> None:
         block = settings[start : start + _BLOCK]
         single.narrow([s for s in block if single.is_single(s)])
         block = [s for s in block if not single.is_single(s)]
-        refine.look_roughly(block)
+        refine.run_pilots(block)
         for _ in range(_MOST_ROUNDS):
             block = [s for s in block if _unfinished(s)]
             if not block:
                 break
-            refine.lay_lattices(block)
+            refine.lay_grids(block)
             refine.compose(block)
 
 

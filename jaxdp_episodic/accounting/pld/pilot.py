@@ -20,7 +20,7 @@ _LARGEST_DEVIATION = 12.0
 _LEAST_LOSS = 1e-4
 
 
-class RoughLaw(NamedTuple):
+class Pilot(NamedTuple):
     """One step's loss, coarsely: b cells in order, the atom at 0 one of them.
 
     Attributes:
@@ -35,7 +35,7 @@ class RoughLaw(NamedTuple):
     above: np.ndarray
 
 
-def rough_points(hints: Hints) -> np.ndarray:
+def pilot_points(hints: Hints) -> np.ndarray:
     """Losses of either sign, 0 among them, at which a step is looked at first."""
     move = min(float(hints.furthest), 100.0)
     furthest = move * (0.5 * move + _LARGEST_DEVIATION)
@@ -47,13 +47,13 @@ def rough_points(hints: Hints) -> np.ndarray:
     return np.concatenate([-positive[::-1], [0.0], positive])
 
 
-def rough_law(points: np.ndarray, own: Tails, other: Tails) -> RoughLaw:
+def pilot_of(points: np.ndarray, own: Tails, other: Tails) -> Pilot:
     """The law of one step's loss by cells between the points, and the atom at 0."""
     law = fine_law(points, own, other)
     mass, loss = merged_losses(points, law)
     zero = int(np.searchsorted(points, 0.0))
     above = law.above + np.append(np.cumsum(mass[::-1])[::-1], 0.0)
-    return RoughLaw(
+    return Pilot(
         np.insert(mass, zero, law.atom),
         np.insert(loss, zero, 0.0),
         np.insert(points, zero, 0.0),
@@ -61,7 +61,7 @@ def rough_law(points: np.ndarray, own: Tails, other: Tails) -> RoughLaw:
     )
 
 
-def log_moment(law: RoughLaw, tilts: np.ndarray) -> np.ndarray:
+def log_moment(law: Pilot, tilts: np.ndarray) -> np.ndarray:
     """``log E_P exp(c L)`` at many c, as accurate near 0 as the law."""
     alive = law.mass > 0
     mass, loss = law.mass[alive], law.loss[alive]
@@ -78,7 +78,7 @@ def log_moment(law: RoughLaw, tilts: np.ndarray) -> np.ndarray:
     return result
 
 
-def bulk(law: RoughLaw) -> float:
+def bulk(law: Pilot) -> float:
     """Where a spike is: the median loss, or 0 if an atom there is heavier."""
     middle = int(np.searchsorted(np.cumsum(law.mass), 0.5))
     middle = min(middle, len(law.loss) - 1)

@@ -30,7 +30,7 @@ from jaxdp_episodic.accounting.pld.hockey_stick import (
 from jaxdp_episodic.accounting.pld.interval_state import Setting
 from jaxdp_episodic.accounting.pld.lattice import FineLaw, Tails
 from jaxdp_episodic.accounting.pld.low_frequencies import Spectrum, certified_ends
-from jaxdp_episodic.accounting.pld.pilot import bulk, rough_law, rough_points
+from jaxdp_episodic.accounting.pld.pilot import bulk, pilot_of, pilot_points
 from jaxdp_episodic.accounting.pld.transform import transformed
 from jaxdp_episodic.accounting.pld.window import Direction, Estimate, Target
 
@@ -62,25 +62,25 @@ def _evaluate(
     return result
 
 
-def look_roughly(settings: list[Setting]) -> None:
+def run_pilots(settings: list[Setting]) -> None:
     """Fills in the rough laws of both directions."""
     points = [
-        [rough_points(s.loss.hints()) for s in setting.steps] for setting in settings
+        [pilot_points(s.loss.hints()) for s in setting.steps] for setting in settings
     ]
     for setting, grids, tails in zip(
         settings, points, _evaluate(settings, points), strict=True
     ):
         both = list(zip(grids, tails, strict=True))
-        setting.laws = [[rough_law(g, f, b) for g, (f, b) in both]]
+        setting.laws = [[pilot_of(g, f, b) for g, (f, b) in both]]
         setting.signs = [1]
         if not all(s.loss.is_symmetric for s in setting.steps):
-            setting.laws.append([rough_law(g, b, f) for g, (f, b) in both])
+            setting.laws.append([pilot_of(g, b, f) for g, (f, b) in both])
             setting.signs.append(-1)
         setting.known = [None] * len(setting.signs)
         setting.uppers = [setting.upper] * len(setting.signs)
 
 
-def lay_lattices(settings: list[Setting]) -> None:
+def lay_grids(settings: list[Setting]) -> None:
     """Chooses spacing, offsets and knots of every setting and evaluates the tails."""
     for s in settings:
         counts = [step.count for step in s.steps]

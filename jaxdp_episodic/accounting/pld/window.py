@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from jaxdp_episodic.accounting.pld.pilot import RoughLaw, log_moment
+from jaxdp_episodic.accounting.pld.pilot import Pilot, log_moment
 
 _TILTS = np.geomspace(1e-6, 1e8, 29)
 _FINER_TILTS = np.geomspace(10**-0.5, 10**0.5, 13)
@@ -71,7 +71,7 @@ class Direction(NamedTuple):
       tilt: c, the exponent of the exponential tilt.
       epsilon, log_delta: the answer that is expected.
       slope: ``-d log(delta) / d epsilon`` there; c or more.
-      yield_: logarithm of delta over Chernoff's bound of it, <= 0.
+      log_share: logarithm of delta over Chernoff's bound of it, <= 0.
       width: of epsilon, aimed for.
       low, high: window of the sum, nats, by the rough laws.
       log_cut: logarithm of the tilted mass that may be outside of it.
@@ -87,7 +87,7 @@ class Direction(NamedTuple):
     epsilon: float
     log_delta: float
     slope: float
-    yield_: float
+    log_share: float
     width: float
     low: float
     high: float
@@ -107,7 +107,7 @@ def log_weight(tilt: np.ndarray | float) -> np.ndarray:
 
 
 def plan_direction(
-    laws: Sequence[RoughLaw],
+    laws: Sequence[Pilot],
     counts: Sequence[float],
     target: Target,
     scale: float,
@@ -152,15 +152,15 @@ def plan_direction(
     elif target.log_delta is not None:
         log_delta = target.log_delta
     width = _width(target, epsilon, slope, known, ceiling)
-    yield_ = min(log_delta - bound, 0.0)
-    log_cut = math.log(_CUT_SHARE * scale * min(slope * width, 1.0)) + yield_
+    log_share = min(log_delta - bound, 0.0)
+    log_cut = math.log(_CUT_SHARE * scale * min(slope * width, 1.0)) + log_share
     low, high, down_tilt, up_tilt = _window(laws, counts, tilt, here, log_cut)
     return Direction(
         tilt=tilt,
         epsilon=epsilon,
         log_delta=log_delta,
         slope=slope,
-        yield_=yield_,
+        log_share=log_share,
         width=width * scale,
         low=low,
         high=high,
@@ -174,14 +174,14 @@ def plan_direction(
             for law, t in zip(laws, counts, strict=True)
         ),
         weights=tuple(
-            _importance(law, t, tilt, yield_, len(full.mass))
+            _importance(law, t, tilt, log_share, len(full.mass))
             for law, t, full in zip(laws, counts, whole, strict=True)
         ),
     )
 
 
 def _aim(
-    laws: Sequence[RoughLaw],
+    laws: Sequence[Pilot],
     counts: Sequence[float],
     target: Target,
     known: Estimate | None,
@@ -223,7 +223,7 @@ def _width(
 
 
 def _window(
-    laws: Sequence[RoughLaw],
+    laws: Sequence[Pilot],
     counts: Sequence[float],
     tilt: float,
     moment: float,
@@ -240,7 +240,7 @@ def _window(
 
 
 def _best_tilt(
-    laws: Sequence[RoughLaw],
+    laws: Sequence[Pilot],
     counts: Sequence[float],
     epsilon: float | None,
     log_delta: float,
@@ -275,7 +275,7 @@ def _best_tilt(
 
 
 def _short_tilt(
-    laws: Sequence[RoughLaw],
+    laws: Sequence[Pilot],
     counts: Sequence[float],
     tilt: float,
     known: Estimate,
@@ -295,7 +295,7 @@ def _short_tilt(
 
 
 def _sum_moments(
-    laws: Sequence[RoughLaw], counts: Sequence[float], tilts: np.ndarray
+    laws: Sequence[Pilot], counts: Sequence[float], tilts: np.ndarray
 ) -> np.ndarray:
     total = np.zeros(len(tilts))
     for law, count in zip(laws, counts, strict=True):
@@ -303,7 +303,7 @@ def _sum_moments(
     return total
 
 
-def _top(law: RoughLaw, count: float, log_mass: float) -> float:
+def _top(law: Pilot, count: float, log_mass: float) -> float:
     """Loss above which the mass of all steps is at most this."""
     above = np.log(np.maximum(law.above * count, 1e-300))
     reached = np.flatnonzero(above <= log_mass)
@@ -316,10 +316,10 @@ def _top(law: RoughLaw, count: float, log_mass: float) -> float:
     return float(law.edges[i - 1] + share * (law.edges[i] - law.edges[i - 1]))
 
 
-def _up_to(law: RoughLaw, top: float) -> RoughLaw:
+def _up_to(law: Pilot, top: float) -> Pilot:
     """The law without what is above ``top``."""
     last = max(int(np.searchsorted(law.edges, top)), 1)
-    return RoughLaw(
+    return Pilot(
         law.mass[:last],
         np.minimum(law.loss[:last], top),
         np.append(law.edges[:last], top),
@@ -327,14 +327,14 @@ def _up_to(law: RoughLaw, top: float) -> RoughLaw:
     )
 
 
-def _bottom(law: RoughLaw, count: float, tilt: float, log_mass: float) -> float:
+def _bottom(law: Pilot, count: float, tilt: float, log_mass: float) -> float:
     """Loss below which the tilted mass of all steps is at most this."""
     below = np.log(np.maximum(np.cumsum(_tilted(law, tilt)) * count, 1e-300))
     return float(law.edges[min(int(np.searchsorted(below, log_mass)), len(below) - 1)])
 
 
 def _importance(
-    law: RoughLaw, count: float, tilt: float, yield_: float, size: int
+    law: Pilot, count: float, tilt: float, log_share: float, size: int
 ) -> np.ndarray:
     """How often a loss occurs where the sum is as large as epsilon, over the count.
 
@@ -342,13 +342,13 @@ def _importance(
     makes up the sum: such a loss may occur as often as once.
     """
     weight = _tilted(law, tilt)
-    rare = np.minimum(weight * math.exp(min(-yield_, 600.0)), 1 / count)
+    rare = np.minimum(weight * math.exp(min(-log_share, 600.0)), 1 / count)
     often = count * float(rare[rare > weight].sum())
     rare *= min(1.0, _LARGE_LOSSES / max(often, 1e-300))
     return np.pad(np.maximum(weight, rare), (0, size - len(weight)))
 
 
-def _tilted(law: RoughLaw, tilt: float) -> np.ndarray:
+def _tilted(law: Pilot, tilt: float) -> np.ndarray:
     exponent = tilt * law.loss
     alive = law.mass > 0
     weight = np.log(np.where(alive, law.mass, 1.0)) + np.where(alive, exponent, -np.inf)

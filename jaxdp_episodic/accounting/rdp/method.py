@@ -68,7 +68,7 @@ def _evaluate(
     nothing, everything = ends
     # Every array has all settings behind it, constants without a copy.
     whole = run.map(lambda a: np.broadcast_to(a, shape) if np.size(a) > 1 else a)
-    silent, bare = run.loses_nothing, run.is_unprotected
+    no_loss, no_noise = run.loses_nothing, run.is_unprotected
     flat_target = np.broadcast_to(np.asarray(target, np.float64), shape).reshape(-1)
     groups = tuple(_all(group, flat_target.size) for group in whole.groups())
     with using_engine(choose_engine(flat_target.size, BREAK_EVEN)):
@@ -87,8 +87,8 @@ def _evaluate(
         sizes = _MANY_CHUNKS if flat_target.size >= _MANY else _CHUNKS
         value, order = in_chunks(kernel, (flat_target, groups), sizes)
     value, order = value.reshape(shape), order.reshape(shape)
-    value = np.where(silent, nothing, np.where(bare, everything, value))
-    order = np.where(silent | bare, np.inf, order)
+    value = np.where(no_loss, nothing, np.where(no_noise, everything, value))
+    order = np.where(no_loss | no_noise, np.inf, order)
     # A NaN would compare as safe in the wrong direction; it becomes the upper end.
     return np.where(np.isnan(value), everything, value), order
 

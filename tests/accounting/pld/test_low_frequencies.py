@@ -24,7 +24,7 @@ def plan(tilt, epsilon):
         epsilon=epsilon,
         log_delta=-5.0,
         slope=tilt,
-        yield_=-3.0,
+        log_share=-3.0,
         width=1e-3 * epsilon,
         low=0.0,
         high=0.0,
@@ -155,7 +155,7 @@ def test_masses_outside_the_window_and_infinite_ones_are_added():
         return low, high
 
     low, high = ends(spectrum.law)
-    wider = ends(spectrum.law._replace(strays=(1e-3, 1e-3)))
+    wider = ends(spectrum.law._replace(truncated=(1e-3, 1e-3)))
     assert wider[0] < low and high < wider[1]
     _, with_infinite = ends(spectrum.law._replace(infinite=1e-3))
     assert math.exp(with_infinite) - math.exp(high) == pytest.approx(1e-3, rel=1e-6)

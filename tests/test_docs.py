@@ -189,10 +189,11 @@ def documented():
 
 def test_the_reference_has_every_public_name():
     training = importlib.import_module("jaxdp_episodic.training")
-    bounds = pages.ROOT / "jaxdp_episodic" / "bounds"
     wanted = {f"jaxdp_episodic.{name}" for name in jaxdp_episodic.__all__}
     wanted |= {f"jaxdp_episodic.training.{name}" for name in training.__all__}
-    wanted |= {f"jaxdp_episodic.bounds.{path.stem}" for path in bounds.glob("[!_]*.py")}
+    for name in ("bounds", "losses"):
+        files = (pages.ROOT / "jaxdp_episodic" / name).glob("[!_]*.py")
+        wanted |= {f"jaxdp_episodic.{name}.{path.stem}" for path in files}
     assert sorted(set(documented()) & wanted) == sorted(wanted)
     assert len(documented()) == len(set(documented()))
 

@@ -2,7 +2,8 @@
 
 With ``J ~ Binomial(B, eta)`` the number of episodes that hold the protected unit and
 ``e1 = P(J >= 1)``, both directions are ``sum_k P(J = k) D(k s, 1 + (g-1)/e1)`` over
-k = 1 … B: a mixture over k of swaps of k contributions. It holds under both relations.
+k = 1 … B: a mixture over k of swaps of k contributions. It holds under add_remove and
+replace_one; under zero_out the swaps are zeroed pairs.
 
 Reference: Balle, Barthe, Gaboardi (2018), arXiv:1807.01647v2, Theorems 2 and 10.
 """
@@ -17,16 +18,13 @@ import numpy as np
 
 from jaxdp_episodic.losses.gaussian import (
     SMALLEST,
-    drawn_tails,
-    gaussian_tails,
-    inner_exponent,
     positive,
     scaled,
 )
 from jaxdp_episodic.losses.loss_nodes import LossNodes
 from jaxdp_episodic.losses.privacy_loss import GaussianLoss, Hints, Quadrature, Tails
-from jaxdp_episodic.losses.sampled_gaussian import mixture_excess
-from jaxdp_episodic.losses.swapped_gaussian import swapped_nodes
+from jaxdp_episodic.losses.swapped_gaussian import SwappedGaussianLoss
+from jaxdp_episodic.losses.zeroed_gaussian import ZeroedGaussianLoss
 from jaxdp_episodic.numerics.combinatorics import log_binomial
 from jaxdp_episodic.numerics.loops import (
     Array,
@@ -75,7 +73,7 @@ class IndependentEpisodesLoss(GaussianLoss):
         return Hints(self.rate, self.rate, self.shift, self.shift * draws)
 
     def log_tails(self, u: Array) -> tuple[Tails, Tails]:
-        """See `PrivacyLoss`; two equal pairs, with derivatives in forward mode only."""
+        """See `PrivacyLoss`, with derivatives in forward mode only."""
         xp = namespace(u, *self.fields)
         u, outer, eta, s, episodes, kept = xp.broadcast_arrays(u, *self.fields)
         episodes = stop_gradient(xp, episodes)
@@ -85,15 +83,17 @@ class IndependentEpisodesLoss(GaussianLoss):
         log_absent = xp.log1p(-xp.where(certain, 0.5, safe))
         log_absent = xp.where(certain, _LOG_ZERO, log_absent)
         any_rate = xp.maximum(-xp.expm1(episodes * log_absent), SMALLEST)
-        inner = inner_exponent(u, any_rate)
+        log_any = xp.log(any_rate)
+        directions = 1 if self.is_symmetric else 2
 
-        def add_term(k: Array, totals: Tails) -> Tails:
+        def add_term(k: Array, totals: tuple[Array, ...]) -> tuple[Array, ...]:
             index = k.astype(s.dtype)
             count = xp.minimum(index, episodes)
             log_weight = log_binomial(episodes, count) + count * xp.log(safe)
-            log_weight += (episodes - count) * log_absent
-            terms = gaussian_tails(count * s, inner)
-            first, second = (
+            log_weight += (episodes - count) * log_absent - log_any
+            both = self._one(any_rate, count * s).log_tails(u)
+            terms = [term for tails in both[:directions] for term in tails]
+            return tuple(
                 xp.where(
                     index <= kept,
                     xp.logaddexp(total, xp.where(s > 0, log_weight + term, _LOG_ZERO)),
@@ -101,16 +101,15 @@ class IndependentEpisodesLoss(GaussianLoss):
                 )
                 for total, term in zip(totals, terms, strict=True)
             )
-            return first, second
 
         last = xp.max(kept, initial=0.0).astype(int)
         nothing = xp.full_like(s, 1e100 * _LOG_ZERO)
-        profile, tail = fori_loop(xp, 1, last + 1, add_term, (nothing, nothing))
-        log_any = xp.log(any_rate)
-        # The weights are those of J, not those given that it is at least 1.
-        tails = drawn_tails((profile - log_any, tail - log_any), u, any_rate)
-        tails = scaled(tails, outer, eta, s)
-        return tails, tails
+        start = (nothing,) * (2 * directions)
+        sums = fori_loop(xp, 1, last + 1, add_term, start)
+        forward = scaled((sums[0], sums[1]), outer, eta, s)
+        if self.is_symmetric:
+            return forward, forward
+        return forward, scaled((sums[2], sums[3]), outer, eta, s)
 
     def log_excess(
         self,
@@ -121,7 +120,6 @@ class IndependentEpisodesLoss(GaussianLoss):
         with_derivatives: bool = False,
     ) -> tuple[Array, ...]:
         """See `PrivacyLoss`: linear in the profiles, so a mixture like them."""
-        del direction
         xp = namespace(t, *self.fields)
         t, _, eta, s, episodes, _ = xp.broadcast_arrays(t, *self.fields)
         log_absent = xp.log1p(-eta)  # -inf at eta = 1
@@ -133,8 +131,8 @@ class IndependentEpisodesLoss(GaussianLoss):
             log_weight = log_binomial(episodes, count) + count * xp.log(eta)
             rest = episodes - count
             log_weight += xp.where(rest > 0, rest * log_absent, 0.0) - xp.log(any_rate)
-            excess, *derivatives = mixture_excess(
-                t, any_rate, count * s, "symmetric", quadrature, with_derivatives
+            excess, *derivatives = self._one(any_rate, count * s).log_excess(
+                t, direction, quadrature, with_derivatives=with_derivatives
             )
             total, *sums = totals
             term = xp.where(k <= episodes, log_weight + excess, -xp.inf)
@@ -148,6 +146,11 @@ class IndependentEpisodesLoss(GaussianLoss):
         zeros = (xp.zeros_like(s),) * (2 * with_derivatives)
         start = (xp.full_like(s, -xp.inf), *zeros)
         return fori_loop(xp, 1, last + 1, add_term, start)
+
+    def _one(self, any_rate: Array, shift: Array) -> GaussianLoss:
+        """What k episodes with the unit do, with the chance that there are any."""
+        one = namespace(any_rate, shift).ones_like(any_rate)
+        return SwappedGaussianLoss(one, any_rate, shift)
 
     @property
     def num_terms(self) -> Array:
@@ -173,8 +176,7 @@ class IndependentEpisodesLoss(GaussianLoss):
         num_nodes: int,
         num_terms: int,
     ) -> LossNodes:
-        """See `PrivacyLoss`: mixture over the number k of draws of swaps of k."""
-        del backward
+        """See `PrivacyLoss`: mixture over the number k of draws."""
         xp = namespace(*self.fields, log_cut, height)
         size = self.rate.shape[0]
         terms = xp.arange(1, num_terms + 1, dtype=log_cut.dtype)[:, None]
@@ -195,14 +197,32 @@ class IndependentEpisodesLoss(GaussianLoss):
             wide = xp.broadcast_to(a, (*a.shape[:-2], num_terms, size))
             return wide.reshape(*a.shape[:-2], -1)
 
-        swaps = swapped_nodes(
-            flat(any_rate[None]),
-            flat(k * self.shift),
+        laws = self._one(flat(any_rate[None]), flat(k * self.shift)).nodes(
+            flat(backward[None]),
             flat(log_cut),
             flat(height[:, None]),
             num_nodes,
+            1,
         )
-        return map_first(_mixed, swaps, weight, used)
+        return map_first(_mixed, laws, weight, used)
+
+
+@dataclass(frozen=True)
+class ZeroedEpisodesLoss(IndependentEpisodesLoss):
+    """The same under zero_out: episodes with the unit contribute 0 where it is null.
+
+    ``sum_k P(J = k)/e1`` of the zeroed profiles with ``p = 1``, ``r = e1`` and ``k s``.
+
+    Attributes:
+      outer_rate, rate, num_episodes, kept: as there.
+      shift: s >= 0 of one contribution: the clip norm over the noise, *not* twice that.
+    """
+
+    is_symmetric: ClassVar[bool] = False
+
+    def _one(self, any_rate: Array, shift: Array) -> GaussianLoss:
+        one = namespace(any_rate, shift).ones_like(any_rate)
+        return ZeroedGaussianLoss(one, one, any_rate, shift)
 
 
 def _mixed(law: LossNodes, weight: Array, used: Array) -> LossNodes:

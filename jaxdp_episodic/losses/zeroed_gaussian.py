@@ -87,8 +87,6 @@ _DIFFERENCE_ERROR = 4.0
 _MOVE = 2e-15
 # Smaller shares are 0.
 _LEAST_LOG_SHARE = -700.0
-# Above this rate most losses are not those of a unit that is not drawn.
-_LARGEST_SPIKE_RATE = 0.5
 
 
 @dataclass(frozen=True)
@@ -194,7 +192,7 @@ class ZeroedGaussianLoss(GaussianLoss):
         xp = namespace(*self.fields, backward, log_cut, height)
         s = self.shift
         logs = _Logs.of(self.rate, self.inner_rate, s)
-        upper_turns, lower_turns = _path_turns(logs, s)
+        upper_turns, lower_turns, lower_rise = _path_turns(logs, s)
         floor = 0.5 * s
         reach = xp.sqrt(-2 * log_cut)
         seen = xp.sqrt(2 * xp.maximum(logs.reached - log_cut, 1.0))
@@ -206,15 +204,16 @@ class ZeroedGaussianLoss(GaussianLoss):
             xp.where(backward > 0, s + reach, xp.minimum(s + reach, s - FURTHEST_LEFT)),
         )
 
-        def laid(end: Array, turns: tuple[Array, ...]) -> tuple[Pair, Pair]:
+        def laid(
+            end: Array, turns: tuple[Array, ...], rise: Array
+        ) -> tuple[Pair, Pair]:
             def place(end: Array) -> Pair:
                 return half_line(floor, end, turns, s, num_nodes)
 
-            turn = xp.maximum(turns[0], turns[1])
-            return path_points(map_first(place, end), floor, turn, s, height)
+            return path_points(map_first(place, end), floor, rise, s, height)
 
-        above, above_element = laid(ends[0], upper_turns)
-        below, below_element = laid(ends[1], lower_turns)
+        above, above_element = laid(ends[0], upper_turns, xp.maximum(*upper_turns))
+        below, below_element = laid(ends[1], lower_turns, lower_rise)
         # x = s - w on the mirror image of the path, which is run through backwards.
         below = (s - below[0], below[1])
         below_element = (below_element[0], -below_element[1])
@@ -257,9 +256,7 @@ class ZeroedGaussianLoss(GaussianLoss):
                 logs.lower(s - x[1]),
             )
             y, base = xp.stack([one, two]), xp.stack([base1, base2])
-            return collected(
-                loss, (weight[0], weight[1]), base + forward * y, sign * y
-            )
+            return collected(loss, (weight[0], weight[1]), base + forward * y, sign * y)
 
         return map_first(
             finish,
@@ -272,19 +269,6 @@ class ZeroedGaussianLoss(GaussianLoss):
             below_y,
             below_base,
         )
-
-    def spike(self) -> Array:
-        """The loss of not being drawn, where that is the rule."""
-        xp = namespace(*self.fields)
-        spiked = (self.outer_rate >= 1) & (self.rate < _LARGEST_SPIKE_RATE)
-        rate = xp.where(spiked, self.rate, 0.0)
-        return -xp.log1p(rate * self.inner_rate / (1 - rate))
-
-    def spread(self) -> Array:
-        """Losses of not being reached are 0, or that of not being drawn."""
-        xp = namespace(*self.fields)
-        rate = self.rate * self.inner_rate
-        return self.outer_rate * rate / xp.maximum(1 - self.rate, 0.5)
 
     def gaussian_shift(self) -> Array:
         """The shift, where the unit is always reached."""
@@ -412,9 +396,7 @@ class _Logs:
         xp = namespace(p, r, s)
         log_p, log_r = xp.log(p), xp.log(r)
         null = xp.log((1 - p) + p * r)
-        return cls(
-            _log_rest(p), log_p + _log_rest(r), log_p + log_r, log_p, null, s
-        )
+        return cls(_log_rest(p), log_p + _log_rest(r), log_p + log_r, log_p, null, s)
 
     def upper(self, x: Array) -> tuple[Array, Array]:
         """Log-ratio of P1 to Q1 and log-density of Q1, at real ``x > s/2``."""
@@ -443,9 +425,7 @@ class _Logs:
         xp = namespace(x[0], self.shift)
         s = self.shift
         tilt = (s * (x[0] - 0.5 * s), s * x[1])
-        base = log_add_complex(
-            self.null, (self.kept - tilt[0] - s * s, -tilt[1])
-        )
+        base = log_add_complex(self.null, (self.kept - tilt[0] - s * s, -tilt[1]))
         shrunk = expm1_complex(-tilt[0], -tilt[1])
         rise = log_complex(-shrunk[0], -shrunk[1])
         excess = (
@@ -480,9 +460,7 @@ def _first_turn(logs: _Logs, s: Array) -> Array:
     root = xp.logaddexp(
         logs.null,
         0.5
-        * xp.logaddexp(
-            2 * logs.null, math.log(4.0) + logs.reached + logs.kept - s * s
-        ),
+        * xp.logaddexp(2 * logs.null, math.log(4.0) + logs.reached + logs.kept - s * s),
     )
     return xp.clip((root - math.log(2.0) - logs.reached) / s + 0.5 * s, 0.0, 1e300)
 
@@ -507,18 +485,24 @@ def _lower_turns(logs: _Logs, s: Array) -> tuple[Array, Array]:
 
 def _path_turns(
     logs: _Logs, s: Array
-) -> tuple[tuple[Array, Array], tuple[Array, Array]]:
-    """Turns of the two paths: places at which they have to stay low."""
+) -> tuple[tuple[Array, Array], tuple[Array, Array], Array]:
+    """Turns of the two paths, and where the lower one may rise.
+
+    That is nowhere where the losses end: beyond the turn they are ``e^{-sw}`` from
+    there, and their imaginary part must not change its sign.
+    """
     xp = namespace(logs.null, s)
     upper = (_first_turn(logs, s), _base_turn(logs, s))
     top, bottom = _lower_turns(logs, s)
-    # At p = 1 there is none of P2.
-    top = xp.where(logs.absent > 0.5 * _LOG_ZERO, top, bottom)
+    endless = logs.absent <= 0.5 * _LOG_ZERO  # p = 1: P2 has no turn
+    top = xp.where(endless, bottom, top)
 
     def kept(turn: Array) -> Array:
         return xp.clip(turn, 0.5 * s, 0.5 * s + 1e9)
 
-    return (kept(upper[0]), kept(upper[1])), (kept(top), kept(bottom))
+    lower = (kept(top), kept(bottom))
+    rise = xp.where(endless, lower[1], 1e9)
+    return (kept(upper[0]), kept(upper[1])), lower, rise
 
 
 # --- Moments ---
@@ -599,7 +583,7 @@ def _lower_windows(
         starts = xp.stack([far, s, xp.clip(bottom, s, far)])
         centers += [
             s - only_root(fall, -t * s, zero),
-            far,
+            xp.clip(top, s, far),
             *settle(slope, starts, zero, far),
         ]
     return windows_around(

@@ -95,7 +95,8 @@ def zeroed_ratios(p: float, r_in: float, shift: float) -> tuple[Ratio, Ratio]:
     P - Q = p r (N(s) - N(0)) in both.
     """
     pl, rl, s = (np.longdouble(x) for x in (p, r_in, shift))
-    null, kept = np.log((1 - pl) + pl * rl), np.log(pl) + np.log1p(-rl)
+    with np.errstate(divide="ignore"):
+        null, kept = np.log((1 - pl) + pl * rl), np.log(pl) + np.log1p(-rl)
 
     def ratio(log_mix: Callable, *anchors: np.longdouble) -> Ratio:
         def log_density(y: np.ndarray) -> np.ndarray:

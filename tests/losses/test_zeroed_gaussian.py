@@ -390,7 +390,9 @@ def random_moments(seed, count):
         return np.where(rng.random(count) < 0.2, 1.0, value)
 
     s = 1 / 10 ** rng.uniform(np.log10(0.05), 3, count)
-    return zip(10 ** rng.uniform(-6, np.log10(4095), count), rate(), rate(), s)
+    return zip(
+        10 ** rng.uniform(-6, np.log10(4095), count), rate(), rate(), s, strict=True
+    )
 
 
 def check_moments(seed, count):

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from jaxdp_episodic.describe.designs import GroupedClasses, IndependentEpisodes
+from jaxdp_episodic.describe.designs import CLASS, GroupedClasses, IndependentEpisodes
 from jaxdp_episodic.describe.population import Population
 from jaxdp_episodic.describe.schemes import (
     RESERVED_LEVEL_NAME,
@@ -26,27 +26,33 @@ def rows_and_levels(
     sampling: MultistageSampling | GroupedClasses | IndependentEpisodes,
     population: Population,
     clip_unit: str,
+    slots_of: str | None = None,
 ) -> tuple[Rows, Sequence[Level]]:
     """Returns what forms the rows of a draw, and the levels drawn below them.
+
+    With the level that has slots, some of which may be null; see `EpisodeSampler`.
 
     Raises:
       ValueError: a population whose levels or number of classes do not fit.
     """
     if isinstance(sampling, MultistageSampling):
-        levels = tree_draw.make_levels(sampling.levels, population)
+        levels = tree_draw.make_levels(sampling.levels, population, slots_of)
         clip_level = (RESERVED_LEVEL_NAME, *sampling.level_names).index(clip_unit)
         return TreeRows(levels[:clip_level]), levels[clip_level:]
     if isinstance(sampling, IndependentEpisodes):
-        levels = tree_draw.make_levels(sampling.sampling.levels, population)
+        levels = tree_draw.make_levels(sampling.sampling.levels, population, slots_of)
         return FixedRows(int(np.asarray(sampling.num_episodes))), levels
     tree_draw.check_levels(sampling.level_names[1:], population)
-    if population.num_units(1) != sampling.num_classes:
+    classes, slots = population.num_units(1), int(np.asarray(sampling.num_classes))
+    if classes > slots or (classes < slots and slots_of != CLASS):
         raise ValueError(
             f"population must have num_classes={sampling.num_classes} classes, got "
-            f"{population.num_units(1)}"
+            f"{classes}"
         )
-    examples = tree_draw.make_level(sampling.examples, population.children_counts[1])
-    return GroupedRows(sampling), (examples,)
+    examples = tree_draw.make_level(
+        sampling.examples, population.children_counts[1], slots_of
+    )
+    return GroupedRows(sampling, classes), (examples,)
 
 
 class Rows(Protocol):
@@ -101,7 +107,8 @@ class FixedRows:
 class GroupedRows:
     """Groups of ``ways`` classes, each class in at most one."""
 
-    def __init__(self, design: GroupedClasses) -> None:
+    def __init__(self, design: GroupedClasses, num_filled: int) -> None:
+        self._num_filled = num_filled
         ways = int(np.asarray(design.ways))
         self._num_classes = int(np.asarray(design.num_classes))
         self._num_groups = int(design.num_possible_episodes)
@@ -125,6 +132,7 @@ class GroupedRows:
             groups = partition[: self._num_groups * ways].reshape(-1, ways)[drawn]
         else:  # drawn in uniformly random order, so that neighbours are a random group
             groups = drawn[: len(drawn) // ways * ways].reshape(-1, ways)
+        groups = np.where(groups < self._num_filled, groups, tree_draw.NULL)
         return groups, np.full(len(groups), NO_UNIT)
 
 

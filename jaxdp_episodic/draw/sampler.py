@@ -35,12 +35,15 @@ class Draw(NamedTuple):
         of them are a random support. On the axes before it the drawn units come
         first, also in random order; one that has nothing below it keeps its slot.
       units: (J,) int64, place of each clip unit among all units of its level; -1 where
-        it was formed in the draw (an episode, the step).
+        it was formed in the draw (an episode, the step), or is null.
+      holds_null: (J,) bool, whether a null slot was drawn: such a clip unit has to
+        contribute zero. None stands for none.
     """
 
     examples: np.ndarray
     mask: np.ndarray
     units: np.ndarray
+    holds_null: np.ndarray | None = None
 
 
 def step_generator(entropy: int, step: int) -> np.random.Generator:
@@ -91,6 +94,10 @@ class EpisodeSampler:
         The two episodic designs know "episode" only.
       population_is_accounted: True says that the step is given this `Population`, whose
         sizes then replace those of the spec, which need not fit.
+      slots_of: under zero_out the protected level. The ``population`` of its scheme (or
+        the ``num_classes`` of grouped classes) is then the number of slots that every
+        unit one level up has; all are drawn alike, filled or not, see
+        `Draw.holds_null`.
 
     Attributes:
       sampling: as given, a single scheme wrapped.
@@ -116,6 +123,7 @@ class EpisodeSampler:
         *,
         clip_unit: str,
         population_is_accounted: bool = False,
+        slots_of: str | None = None,
     ) -> None:
         if isinstance(sampling, Poisson | WithoutReplacement):
             sampling = MultistageSampling(sampling)
@@ -124,8 +132,10 @@ class EpisodeSampler:
         self.sampling, self.population = sampling, population
         self.clip_unit = _checked_clip_unit(sampling, clip_unit)
         _refuse_arrays(sampling)
+        if slots_of is not None:
+            _validation.choice("slots_of", slots_of, sampling.level_names)
         self._rows, self._below = clip_rows.rows_and_levels(
-            sampling, population, clip_unit
+            sampling, population, clip_unit, slots_of
         )
         if not population_is_accounted:
             for level in (*self._rows.levels, *self._below):
@@ -146,8 +156,8 @@ class EpisodeSampler:
                 f"generator must be a numpy.random.Generator, got {generator!r}"
             )
         starts, units = self._rows.draw(generator)
-        examples, mask = tree_draw.fill_slots(starts, self._below, generator)
-        return Draw(examples, mask, units)
+        examples, mask, null = tree_draw.fill_slots(starts, self._below, generator)
+        return Draw(examples, mask, units, null)
 
 
 def _checked_clip_unit(sampling: Any, clip_unit: str) -> str:

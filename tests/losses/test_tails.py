@@ -12,6 +12,7 @@ from jaxdp_episodic.losses.gaussian import gaussian_tails
 from jaxdp_episodic.losses.independent_episodes import IndependentEpisodesLoss
 from jaxdp_episodic.losses.sampled_gaussian import SampledGaussianLoss
 from jaxdp_episodic.losses.swapped_gaussian import SwappedGaussianLoss
+from jaxdp_episodic.losses.zeroed_gaussian import ZeroedGaussianLoss
 from jaxdp_episodic.numerics.loops import namespace
 from oracles import precise
 
@@ -25,6 +26,7 @@ LOSSES = {
     "sampled": lambda o, p, r, s: SampledGaussianLoss(o, p, s),
     "swapped": lambda o, p, r, s: SwappedGaussianLoss(o, p, s),
     "antipodal": AntipodalGaussianLoss,
+    "zeroed": ZeroedGaussianLoss,
     "episodes": three_episodes,
 }
 
@@ -301,6 +303,7 @@ def test_zero_rates_and_infinite_noise_leak_nothing():
                 "sampled": o * p * s,
                 "swapped": o * p * s,
                 "antipodal": o * p * r * s,
+                "zeroed": o * p * r * s,
             }[name]
             kernel = float64_boundary(profiles(name))
             found = np.asarray(kernel(np.array([0.0, 1.0]), o, p, r, s))

@@ -72,7 +72,8 @@ def preconditions_of(run: ComposedSteps) -> tuple[str, ...]:
         found.append(
             f"Slots: how many slots for {unit!r} there are is public, draws are made "
             "among all of them, filled or not, and a contribution whose drawn content "
-            "holds a null one is 0 as a whole. Masking the null is not enough."
+            "holds a null one is 0 as a whole. Masking the null is not enough. An "
+            "epsilon at another level supposes the same of its slots."
         )
     elif any(isinstance(scheme, WithoutReplacement) for scheme in schemes):
         found.append(

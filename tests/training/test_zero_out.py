@@ -7,6 +7,8 @@ import jax
 import numpy as np
 import pytest
 
+import jaxdp_episodic as jde
+from jaxdp_episodic.training.report import _without_finer_levels
 from jaxdp_episodic.training.step_config import StepConfig
 from training_runs import GROUPED, classes, trainer
 
@@ -61,3 +63,10 @@ def test_a_config_states_its_slots():
     )
     step = config.step(classes().population)
     assert step.population is None and step.neighboring_relation == "zero_out"
+
+
+def test_finer_levels_have_no_slots_and_no_epsilon():
+    step = zeroed(privacy_unit="class")
+    report = jde.privacy_report(step, num_steps=3, delta=1e-5)
+    levels = _without_finer_levels(report).epsilon_by_level
+    assert isinstance(levels["class"], float) and isinstance(levels["example"], str)

@@ -74,7 +74,7 @@ def _without_finer_levels(report: PrivacyReport) -> PrivacyReport:
     names = list(report.epsilon_by_level)
     finer = names[names.index(report.privacy_unit) + 1 :]
     reason = f"only slots of the level {report.privacy_unit!r} were drawn"
-    levels = report.epsilon_by_level | dict.fromkeys(finer, reason)
+    levels = dict(report.epsilon_by_level) | dict.fromkeys(finer, reason)
     return dataclasses.replace(report, epsilon_by_level=levels)
 
 

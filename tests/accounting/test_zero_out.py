@@ -7,7 +7,8 @@ import jaxdp_episodic as jde
 from jaxdp_episodic.accounting.dominating_pair import dominating_pair
 from jaxdp_episodic.losses.independent_episodes import ZeroedEpisodesLoss
 from jaxdp_episodic.losses.sampled_gaussian import SampledGaussianLoss
-from jaxdp_episodic.losses.zeroed_gaussian import ZeroedGaussianLoss, _Logs
+from jaxdp_episodic.losses.zeroed_gaussian import ZeroedGaussianLoss
+from jaxdp_episodic.losses.zeroed_law import ZeroedLogs
 from oracles import adversary, moments, trees, zero_out
 
 G = np.exp(adversary.LOG_GS)
@@ -182,7 +183,7 @@ def test_rdp_is_the_moment(direction):
 
 def composed_delta(p, r, s, num_steps, epsilon, *, backward, cells=2**21, width=12.0):
     """delta by a convolution power on a lattice, losses rounded to the nearest."""
-    logs = _Logs.of(*(np.float64(v) for v in (p, r, s)))
+    logs = ZeroedLogs.of(*(np.float64(v) for v in (p, r, s)))
     step_ = width / cells
     mass = np.zeros(2 * cells)
     nodes, weights = np.polynomial.legendre.leggauss(8)

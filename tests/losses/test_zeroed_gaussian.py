@@ -10,7 +10,8 @@ from scipy import special
 from jaxdp_episodic._engine import float64_boundary
 from jaxdp_episodic.accounting.rdp.kernels import FINE
 from jaxdp_episodic.losses.independent_episodes import ZeroedEpisodesLoss
-from jaxdp_episodic.losses.zeroed_gaussian import ZeroedGaussianLoss, _Logs
+from jaxdp_episodic.losses.zeroed_gaussian import ZeroedGaussianLoss
+from jaxdp_episodic.losses.zeroed_law import ZeroedLogs
 from jaxdp_episodic.numerics.complex_exponentials import sum_expm1
 from jaxdp_episodic.numerics.loops import at
 from oracles import adversary, episodes, mixtures, moments, precise, trees, zero_out
@@ -54,7 +55,7 @@ def log_excess(t, p, r, s, direction):
 def log_parts(x, p, r, s):
     """Loss and log-density of Q of the joint law at x."""
     x = np.asarray(x, np.float64)
-    logs = _Logs.of(*(np.float64(v) for v in (p, r, s)))
+    logs = ZeroedLogs.of(*(np.float64(v) for v in (p, r, s)))
     distance = np.maximum(np.abs(x - s / 2), 1e-300) + s / 2
     (up, of_up), (down, of_down) = logs.upper(distance), logs.lower(distance)
     above = x > s / 2

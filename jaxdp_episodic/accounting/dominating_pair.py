@@ -17,10 +17,14 @@ from jaxdp_episodic.describe.rates import max_contributions
 from jaxdp_episodic.describe.schemes import MultistageSampling, Poisson
 from jaxdp_episodic.describe.step import STEP, ComposedSteps, GaussianStep
 from jaxdp_episodic.losses.antipodal_gaussian import AntipodalGaussianLoss
-from jaxdp_episodic.losses.independent_episodes import IndependentEpisodesLoss
+from jaxdp_episodic.losses.independent_episodes import (
+    IndependentEpisodesLoss,
+    ZeroedEpisodesLoss,
+)
 from jaxdp_episodic.losses.privacy_loss import PrivacyLoss
 from jaxdp_episodic.losses.sampled_gaussian import SampledGaussianLoss
 from jaxdp_episodic.losses.swapped_gaussian import SwappedGaussianLoss
+from jaxdp_episodic.losses.zeroed_gaussian import ZeroedGaussianLoss
 
 MOST_EPISODES = 1_000_000
 _ALWAYS = np.ones(1)
@@ -61,7 +65,10 @@ def _multistage(step: GaussianStep, sampling: MultistageSampling) -> PrivacyLoss
     last = levels.num_levels
     add_remove = step.neighboring_relation == "add_remove"
     if step.clip_unit == STEP:
-        return SwappedGaussianLoss(_ALWAYS, _product(levels.rates), _shift(step, 2.0))
+        everything = _product(levels.rates)
+        if _zeroes(step):
+            return _zeroed(_ALWAYS, _ALWAYS, everything, _shift(step, 1.0))
+        return SwappedGaussianLoss(_ALWAYS, everything, _shift(step, 2.0))
     clip = sampling.level_names.index(str(step.clip_unit)) + 1
     contributions = np.ones(1)
     if clip > last:
@@ -73,9 +80,15 @@ def _multistage(step: GaussianStep, sampling: MultistageSampling) -> PrivacyLoss
     single = clip == last and add_remove
     if isinstance(sampling.levels[clip - 1], Poisson):
         shift = _shift(step, contributions)
-        if single:
+        if _zeroes(step) and clip < last:
+            return _zeroed(outer, rate, inner, shift)
+        if single or _zeroes(step):
             return SampledGaussianLoss(outer, rate, shift)
         return AntipodalGaussianLoss(outer, rate, inner, shift)
+    if _zeroes(step):
+        # Somebody else's contribution tells that the unit was not drawn: not the
+        # sampled pair, also where it is the unit itself that is clipped.
+        return _zeroed(outer, _ALWAYS, rate * inner, _shift(step, contributions))
     if single:
         # Drawing all children for certain leaves nothing to be swapped for: C, not 2C.
         everyone = levels.covers_all(clip, step.neighboring_relation)
@@ -88,10 +101,17 @@ def _grouped_classes(step: GaussianStep, sampling: GroupedClasses) -> PrivacyLos
     """Grouped classes: a class is in at most one episode of a step."""
     episode_rate, class_rate, *below = step.path_rates.rates
     inner = _product(below)
+    if _zeroes(step):
+        shift = _shift(step, 1.0)
+        if not isinstance(sampling.episodes, Poisson):
+            return _zeroed(_ALWAYS, _ALWAYS, episode_rate * class_rate * inner, shift)
+        if not below:
+            return SampledGaussianLoss(_ALWAYS, episode_rate, shift)
+        return _zeroed(_ALWAYS, episode_rate, inner, shift)
     if isinstance(sampling.episodes, Poisson):
         # Given the public partition: a Poisson draw of clip units. A class below its
-        # episode is protected at inner rate 1, with the antipodal pair for both
-        # relations: an emptied class moves its episode, it does not remove it.
+        # episode is protected at inner rate 1, with the antipodal pair: an emptied
+        # class moves its episode, it does not remove it (under zero_out it does).
         return AntipodalGaussianLoss(_ALWAYS, episode_rate, inner, _shift(step, 1.0))
     rate = episode_rate * class_rate * inner
     return SwappedGaussianLoss(_ALWAYS, rate, _shift(step, 2.0))
@@ -108,7 +128,20 @@ def _independent_episodes(
             f"as many terms), got {np.max(episodes):,.0f}"
         )
     rate = _product(step.path_rates.rates)
+    if _zeroes(step):
+        return ZeroedEpisodesLoss(_ALWAYS, rate, _shift(step, 1.0), episodes)
     return IndependentEpisodesLoss(_ALWAYS, rate, _shift(step, 2.0), episodes)
+
+
+def _zeroes(step: GaussianStep) -> bool:
+    return step.neighboring_relation == "zero_out"
+
+
+def _zeroed(
+    outer: np.ndarray, rate: np.ndarray, inner: np.ndarray, shift: np.ndarray
+) -> PrivacyLoss:
+    """The zeroed pair; see docs/proofs.md, "The zero-out relation"."""
+    return ZeroedGaussianLoss(outer, rate, inner, shift)
 
 
 def _contributions(

@@ -138,6 +138,11 @@ def _chosen(
     generator: np.random.Generator,
 ) -> _Chosen:
     """Rows of randomly chosen units in different clip units."""
+    if step.neighboring_relation == "zero_out":
+        raise NotImplementedError(
+            "canaries for zero_out are not made: a null slot is no row that is left "
+            "out; audit the mechanism, or a run under add_remove or replace_one"
+        )
     _validation.whole_number("num_canaries", number)
     names = list(data.level_names)
     _validation.choice("privacy_unit", step.privacy_unit, names)

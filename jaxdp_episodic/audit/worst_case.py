@@ -73,6 +73,8 @@ def worst_case(step: GaussianStep, path: int = 0) -> Branches:
     """
     rates = [float(_at(rate, path)) for rate in step.path_rates.rates]
     shift = 1 / float(step.noise_multiplier)
+    if step.neighboring_relation == "zero_out":
+        return _zeroed(step, rates, shift)
     if isinstance(step.design, IndependentEpisodes):
         return _several_episodes(step.design, math.prod(rates), shift)
     if isinstance(step.design, GroupedClasses):
@@ -86,9 +88,12 @@ def dominating_branches(step: GaussianStep, path: int = 0) -> Branches:
     """Returns the dominating pair that is accounted, as something to draw from.
 
     Args:
-      step: one setting; all fields scalars.
+      step: one setting; all fields scalars. Under zero_out the pair is no table; there
+        it is the worst case of the forward direction.
       path: which of the distinct paths of the step's population.
     """
+    if step.neighboring_relation == "zero_out":
+        return worst_case(step, path)
     loss = dominating_pair(step).map(lambda field: np.float64(_at(field, path)))
     outer, shift = float(loss.outer_rate), float(loss.hints().shift)
     if isinstance(loss, AntipodalGaussianLoss):
@@ -161,6 +166,36 @@ def _multistage(
     return _swapped(outer, rate * inner, 2 * shift * number[0][0])
 
 
+def _zeroed(step: GaussianStep, rates: list[float], shift: float) -> Branches:
+    """What holds the protected unit contributes +1, or 0 where it is null; else -1."""
+    design = step.design
+    if isinstance(design, IndependentEpisodes):
+        number, weight = _binomial(
+            int(np.asarray(design.num_episodes)), math.prod(rates)
+        )
+        return _table(1.0, weight, 2 * shift * number, shift * number)
+    if isinstance(design, GroupedClasses):
+        table = _grouped(design, rates, shift)
+        if len(table.weight) > 2:  # coins
+            return table._replace(without_unit=np.minimum(table.with_unit, 0.0))
+        return _null(1.0, 1.0, float(table.weight[1]), shift)
+    if step.clip_unit == STEP:
+        return _null(1.0, 1.0, math.prod(rates), shift)
+    last = len(rates)
+    clip = design.level_names.index(str(step.clip_unit)) + 1
+    number = _one()
+    if clip > last:
+        number = _contributions(design.levels[last:clip])
+        clip = last
+    outer, rate = math.prod(rates[: clip - 1]), rates[clip - 1]
+    if len(number[0]) > 1:
+        return _drawn(outer, rate, number, shift, absent=0.0)
+    shift, inner = shift * float(number[0][0]), math.prod(rates[clip:])
+    if isinstance(design.levels[clip - 1], Poisson):
+        return _null(outer, rate, inner, shift)
+    return _null(outer, 1.0, rate * inner, shift)
+
+
 def _grouped(design: GroupedClasses, rates: list[float], shift: float) -> Branches:
     """Episodes of classes: with rates of episode, class and, below it, example."""
     episode, class_, *below = rates
@@ -218,6 +253,12 @@ def _antipodal(outer: float, rate: float, inner: float, shift: float) -> Branche
         [0.0, -shift, shift],
         [0.0, -shift, -shift],
     )
+
+
+def _null(outer: float, rate: float, inner: float, shift: float) -> Branches:
+    """As `_antipodal`, with 0 in place of the contribution that holds the unit."""
+    table = _antipodal(outer, rate, inner, shift)
+    return table._replace(without_unit=np.minimum(table.with_unit, 0.0))
 
 
 def _table(outer: float, weight: Any, with_unit: Any, without_unit: Any) -> Branches:
@@ -280,5 +321,5 @@ def _one() -> tuple[np.ndarray, np.ndarray]:
 
 def _at(field: np.ndarray, path: int) -> Any:
     """The value of one path; fields that are alike for all paths have length 1."""
-    field = np.asarray(field)
+    field = np.atleast_1d(field)
     return field[min(path, field.shape[-1] - 1)]

@@ -47,7 +47,9 @@ class GroupedClasses(Spec):
     Preconditions beyond those of `MultistageSampling`: each episode's contribution (its
     gradient) is clipped as a whole; the list of classes is public, and an emptied
     class keeps its place in the partition; the partition is fresh in every step and
-    does not look at the data.
+    does not look at the data. Under ``zero_out`` the pool consists of ``num_classes``
+    slots, and an episode that holds a null class, or a null example of those drawn,
+    contributes 0; a class is then protected by the plain Poisson draw of its episode.
 
     Attributes:
       num_classes: size of the public pool of classes, whole number >= 1.

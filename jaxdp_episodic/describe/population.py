@@ -26,7 +26,8 @@ class Population(Spec):
     everything derived from them is about this data set and its neighbours; under
     ``add_remove`` the sizes just above the protected level are themselves private.
     Units that have no children are kept: they are on the public list, and under
-    ``add_remove`` somebody may join them.
+    ``add_remove`` somebody may join them. Under ``zero_out`` the tree is one of public
+    *slots*, null ones included.
 
     Attributes:
       children_counts: one int64 array a level; entry ``u`` of ``children_counts[j]``

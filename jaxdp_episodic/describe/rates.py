@@ -17,7 +17,7 @@ from jaxdp_episodic.describe.schemes import (
 )
 from jaxdp_episodic.describe.tree import DistinctPaths
 
-NEIGHBORING_RELATIONS = ("add_remove", "replace_one")
+NEIGHBORING_RELATIONS = ("add_remove", "replace_one", "zero_out")
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,7 +71,7 @@ class PathRates:
 
         Args:
           level: 1 to ``num_levels``.
-          neighboring_relation: "add_remove" or "replace_one".
+          neighboring_relation: one of `NEIGHBORING_RELATIONS`.
 
         Returns:
           Boolean array, shaped like the level's rates. False errs on the safe side.
@@ -180,16 +180,16 @@ def max_contributions(
     Needed when contributions are clipped below the protected unit: its sensitivity is
     that many clip norms. An *upper bound* over every unit that the neighbouring
     relation lets in: under ``replace_one`` sizes are public and a `Population` bounds
-    them; under ``add_remove`` a unit that joins may be larger than all those at hand,
-    so only public bounds count: ``size`` without replacement, ``population`` of a
-    Poisson level.
+    them, and under ``zero_out`` its slots do; under ``add_remove`` a unit that joins
+    may be larger than all those at hand, so only public bounds count: ``size`` without
+    replacement, ``population`` of a Poisson level.
 
     Args:
       sampling: the schemes of all levels.
       population: the real tree, or None.
       unit_level: level of the protected unit, from 1.
       clip_level: level of the clipped units, below it (a larger number).
-      neighboring_relation: "add_remove" or "replace_one".
+      neighboring_relation: one of `NEIGHBORING_RELATIONS`.
 
     Returns:
       int64 that broadcasts with the sampling's shape.
@@ -208,7 +208,7 @@ def max_contributions(
         )
     if population is not None:
         _check_fits(sampling.level_names[:clip_level], population)
-        if neighboring_relation == "replace_one":
+        if neighboring_relation != "add_remove":
             return population.max_contributions(sampling.levels, unit_level, clip_level)
     bound = np.asarray(1, np.int64)
     for level in range(unit_level, clip_level):

@@ -30,7 +30,8 @@ class Poisson(Spec):
       population: a public *upper* bound of the number of children of any unit one
         level up, whole number >= 1 (scalar or array), or None. It is no part of the
         rate. It is needed only when contributions are clipped below the privacy unit,
-        whose number of contributions it bounds.
+        whose number of contributions it bounds, and at the protected level in training
+        under ``zero_out``, where it is the number of slots.
 
     Raises:
       TypeError: a field of the wrong type.
@@ -67,7 +68,9 @@ class WithoutReplacement(Spec):
 
     ``population`` is the number of children in the larger of the two neighbouring data
     sets, *or a public lower bound of it*, at every unit of the level above: a smaller
-    value is safe, it only makes the rate larger. Fresh secret draws every step.
+    value is safe, it only makes the rate larger. Under ``zero_out`` it is the number of
+    *slots* that are drawn from, null ones included, a public upper bound of the filled
+    ones. Fresh secret draws every step.
 
     Attributes:
       name: the level's name, e.g. ``"pupil"``.
@@ -133,6 +136,8 @@ class MultistageSampling(Spec):
     * *Public unit lists.* Units above the protected one are on a public list. An
       emptied unit stays on it, is drawn at the same rate and contributes zero. Under
       ``add_remove`` units are not dropped because of their size.
+    * *Slots.* Under ``zero_out`` the draws are made among public slots, whether they
+      are filled or not, and a contribution whose drawn content holds a null is 0.
     * *One path each.* Every protected unit lies under exactly one path of the tree.
     * *Worst path.* With unequal units the guarantee is the worst path's; give the step
       a `Population` to have every path evaluated, or a ``population`` that is a lower

@@ -63,13 +63,20 @@ class GaussianStep(Spec):
         one contribution). Default: "episode" for the two episodic designs, the only
         level of a one-level sampling; else it must be named.
       privacy_unit: the level of the protected unit; default: the last.
-      neighboring_relation: "add_remove" (one unit more or less) or "replace_one" (its
-        content changed in place; a move to another group is not covered).
-      population: a `Population`, whose sizes replace those of the specs. The guarantee
-        is then the worst path's.
+      neighboring_relation: "add_remove" (one unit more or less), "replace_one" (its
+        content changed in place; a move to another group is not covered) or
+        "zero_out" (its data become null). Under zero_out units have *slots*, whose
+        number is public and is what every size here means; the sampler draws slots,
+        filled or not, and a contribution whose drawn content holds a null one is 0.
+        One unit more or less is then a slot that is filled or not: choose it where
+        sizes are private and an upper bound of them is public, or for less epsilon
+        than under replace_one. A null that is only masked is *not* covered.
+      population: a `Population`, whose sizes replace those of the specs; under zero_out
+        of slots. The guarantee is then the worst path's.
       small_units: a unit with fewer children than a draw asks for is an error ("error",
-        the default under replace_one) or gives all it has ("keep", the only choice
-        under add_remove, where refusing data by its size would itself leak).
+        the default under replace_one) or gives all it has ("keep", the default under
+        zero_out, where children are slots, and the only choice under add_remove, where
+        refusing data by its size would itself leak).
 
     Raises:
       TypeError: a field of the wrong type.
@@ -249,7 +256,7 @@ def _checked_privacy_unit(step: GaussianStep) -> str:
 def _checked_small_units(step: GaussianStep) -> str:
     add_remove = step.neighboring_relation == "add_remove"
     if step.small_units is None:
-        return "keep" if add_remove else "error"
+        return "error" if step.neighboring_relation == "replace_one" else "keep"
     _validation.choice("small_units", step.small_units, SMALL_UNITS)
     if add_remove and step.small_units == "error":
         raise ValueError(

@@ -11,7 +11,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from jaxdp_episodic import _validation
 from jaxdp_episodic.describe.designs import (
+    CLASS,
     GroupedClasses,
     IndependentEpisodes,
     Sampling,
@@ -27,6 +29,7 @@ from jaxdp_episodic.describe.schemes import (
     numeric_fields,
 )
 from jaxdp_episodic.draw.tree_draw import (
+    NULL,
     Level,
     check_levels,
     check_public_sizes,
@@ -45,27 +48,31 @@ def rows_and_levels(
     sampling: Sampling,
     population: Population,
     clip_unit: str,
+    slots_of: str | None = None,
 ) -> tuple[TreeRows | FixedRows | GroupedRows, Sequence[Level]]:
     """Returns what forms the rows of a draw, and the levels drawn below them.
+
+    With the level that has slots, some of which may be null; see `EpisodeSampler`.
 
     Raises:
       ValueError: a population whose levels or number of classes do not fit.
     """
     if isinstance(sampling, MultistageSampling):
-        levels = make_levels(sampling.levels, population)
+        levels = make_levels(sampling.levels, population, slots_of)
         clip_level = (RESERVED_LEVEL_NAME, *sampling.level_names).index(clip_unit)
         return TreeRows(levels[:clip_level]), levels[clip_level:]
     if isinstance(sampling, IndependentEpisodes):
-        levels = make_levels(sampling.sampling.levels, population)
+        levels = make_levels(sampling.sampling.levels, population, slots_of)
         return FixedRows(int(np.asarray(sampling.num_episodes))), levels
     check_levels(sampling.level_names[1:], population)
-    if population.num_units(1) != sampling.num_classes:
+    classes, slots = population.num_units(1), int(np.asarray(sampling.num_classes))
+    if classes > slots or (classes < slots and slots_of != CLASS):
         raise ValueError(
             f"population must have num_classes={sampling.num_classes} classes, got "
-            f"{population.num_units(1)}"
+            f"{classes}"
         )
-    examples = make_level(sampling.examples, population.children_counts[1])
-    return GroupedRows(sampling), (examples,)
+    examples = make_level(sampling.examples, population.children_counts[1], slots_of)
+    return GroupedRows(sampling, classes), (examples,)
 
 
 class TreeRows:
@@ -112,7 +119,8 @@ class FixedRows:
 class GroupedRows:
     """Groups of ``ways`` classes, each class in at most one."""
 
-    def __init__(self, design: GroupedClasses) -> None:
+    def __init__(self, design: GroupedClasses, num_filled: int) -> None:
+        self._num_filled = num_filled
         ways = int(np.asarray(design.ways))
         self._num_classes = int(np.asarray(design.num_classes))
         self._num_groups = int(design.num_possible_episodes)
@@ -136,6 +144,7 @@ class GroupedRows:
             groups = partition[: self._num_groups * ways].reshape(-1, ways)[drawn]
         else:  # drawn in uniformly random order, so that neighbours are a random group
             groups = drawn[: len(drawn) // ways * ways].reshape(-1, ways)
+        groups = np.where(groups < self._num_filled, groups, NULL)
         return groups, np.full(len(groups), NO_UNIT)
 
 
@@ -168,12 +177,15 @@ class Draw(NamedTuple):
         of them are a random support. On the axes before it the drawn units come
         first, also in random order; one that has nothing below it keeps its slot.
       units: (J,) int64, place of each clip unit among all units of its level; -1 where
-        it was formed in the draw (an episode, the step).
+        it was formed in the draw (an episode, the step), or is null.
+      holds_null: (J,) bool, whether a null slot was drawn: such a clip unit has to
+        contribute zero. None stands for none.
     """
 
     examples: np.ndarray
     mask: np.ndarray
     units: np.ndarray
+    holds_null: np.ndarray | None = None
 
 
 def step_generator(entropy: int, step: int) -> np.random.Generator:
@@ -224,6 +236,10 @@ class EpisodeSampler:
         The two episodic designs know "episode" only.
       population_is_accounted: True says that the step is given this `Population`, whose
         sizes then replace those of the spec, which need not fit.
+      slots_of: under zero_out the protected level. The ``population`` of its scheme (or
+        the ``num_classes`` of grouped classes) is then the number of slots that every
+        unit one level up has; all are drawn alike, filled or not, see
+        `Draw.holds_null`.
 
     Attributes:
       sampling: as given, a single scheme wrapped.
@@ -249,6 +265,7 @@ class EpisodeSampler:
         *,
         clip_unit: str,
         population_is_accounted: bool = False,
+        slots_of: str | None = None,
     ) -> None:
         sampling = checked_sampling(sampling)
         if not isinstance(population, Population):
@@ -257,7 +274,11 @@ class EpisodeSampler:
         self.sampling, self.population = sampling, population
         self.clip_unit = clip_unit
         _refuse_arrays(sampling)
-        self._rows, self._below = rows_and_levels(sampling, population, clip_unit)
+        if slots_of is not None:
+            _validation.choice("slots_of", slots_of, sampling.level_names)
+        self._rows, self._below = rows_and_levels(
+            sampling, population, clip_unit, slots_of
+        )
         if not population_is_accounted:
             for level in (*self._rows.levels, *self._below):
                 check_public_sizes(level)
@@ -277,8 +298,8 @@ class EpisodeSampler:
                 f"generator must be a numpy.random.Generator, got {generator!r}"
             )
         starts, units = self._rows.draw(generator)
-        examples, mask = fill_slots(starts, self._below, generator)
-        return Draw(examples, mask, units)
+        examples, mask, null = fill_slots(starts, self._below, generator)
+        return Draw(examples, mask, units, null)
 
 
 def _refuse_arrays(sampling: Sampling) -> None:

@@ -162,19 +162,25 @@ def _all_then_cut(
     return Children(owner[kept], child[kept])
 
 
+NULL = -1  # a slot that is drawn and not filled
+
+
 @dataclass(frozen=True, eq=False)
 class Level:
     """One level of a real tree and the scheme that draws its units.
 
     Attributes:
       scheme: with scalar fields.
-      counts: number of children at this level of each unit of the level above.
+      counts: number of children, or of slots for them, that are drawn from, for each
+        unit of the level above.
       starts: place of the first of these children among all units of this level.
+      filled: how many of them there are; what is drawn beyond them is null.
     """
 
     scheme: Scheme
     counts: np.ndarray
     starts: np.ndarray
+    filled: np.ndarray
 
     @property
     def width(self) -> int:
@@ -200,33 +206,66 @@ class Level:
         """Draws children of each of the units, which may repeat.
 
         Args:
-          units: (n,) places among the units of the level above.
+          units: (n,) places among the units of the level above; -1 for a null one,
+            which has no children.
           generator: source of randomness.
 
         Returns:
-          (m,) places of the children among the units of this level, and (m,) which of
-          the n units each belongs to, in the order of `Children`.
+          (m,) places of the children among the units of this level, -1 for the null
+          ones, and (m,) which of the n units each belongs to, in the order of
+          `Children`.
         """
-        counts = self.counts[units]
+        counts = np.append(self.counts, 0)[units]  # the last one of the null unit
         if isinstance(self.scheme, Poisson):
             rate = float(np.asarray(self.scheme.sampling_probability))
             drawn = poisson(counts, rate, generator)
         else:
             size = int(np.asarray(self.scheme.size))
             drawn = without_replacement(counts, size, generator)
-        return self.starts[units][drawn.owner] + drawn.child, drawn.owner
+        parents = units[drawn.owner]
+        children = self.starts[parents] + drawn.child
+        is_null = drawn.child >= self.filled[parents]
+        return np.where(is_null, NULL, children), drawn.owner
 
 
-def make_level(scheme: Scheme, counts: np.ndarray) -> Level:
-    """Returns the level whose units are the children that ``counts`` counts."""
-    return Level(scheme, counts, np.cumsum(counts) - counts)
+def make_level(
+    scheme: Scheme, counts: np.ndarray, slots_of: str | None = None
+) -> Level:
+    """Returns the level whose units are the children that ``counts`` counts.
+
+    Args:
+      scheme: draws them.
+      counts: of the children there are.
+      slots_of: the level whose ``population`` is the number of slots of every unit
+        one level up, or None.
+
+    Raises:
+      ValueError: no such number, or a unit with more children than slots.
+    """
+    starts = np.cumsum(counts) - counts
+    if scheme.name != slots_of:
+        return Level(scheme, counts, starts, counts)
+    if scheme.population is None:
+        raise ValueError(
+            f"level {scheme.name!r}: population must be given under zero_out, the "
+            "public number of slots that are drawn from; got None"
+        )
+    slots, most = int(np.asarray(scheme.population)), int(counts.max(initial=0))
+    if slots < most:
+        raise ValueError(
+            f"level {scheme.name!r}: population must be at least the children of "
+            f"every unit under zero_out (slots), up to {most} here, got {slots}"
+        )
+    return Level(scheme, np.full(counts.shape, slots, np.int64), starts, counts)
 
 
-def make_levels(schemes: Sequence[Scheme], population: Population) -> list[Level]:
-    """Returns all levels, top to bottom; see `check_levels`."""
+def make_levels(
+    schemes: Sequence[Scheme], population: Population, slots_of: str | None = None
+) -> list[Level]:
+    """Returns all levels, top to bottom; see `check_levels` and `make_level`."""
     check_levels([scheme.name for scheme in schemes], population)
     pairs = zip(schemes, population.children_counts, strict=True)
-    return [make_level(scheme, counts) for scheme, counts in pairs]
+    return [make_level(scheme, counts, slots_of) for scheme, counts in pairs]
 
 
 def check_levels(names: Sequence[str], population: Population) -> None:
@@ -253,29 +292,34 @@ def draw_units(levels: Sequence[Level], generator: np.random.Generator) -> np.nd
 
 def fill_slots(
     starts: np.ndarray, levels: Sequence[Level], generator: np.random.Generator
-) -> tuple[np.ndarray, np.ndarray]:
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Draws everything below the given units.
 
     Args:
-      starts: units of the level above the first of ``levels``, of any shape.
+      starts: (J, ...) units of the level above the first of ``levels``, -1 for null.
       levels: the levels below, () if there are none.
       generator: source of randomness.
 
     Returns:
       (*starts.shape, *widths of the levels) int64 places among the units of the last
       level, 0 where nobody was drawn, and the mask of those that were. A drawn unit
-      has the first free slot of its axis, also where nobody is drawn below it.
+      has the first free slot of its axis, also where nobody is drawn below it. And
+      (J,) whether a null was drawn.
     """
     shape = (*starts.shape, *(level.width for level in levels))
     units, slot = starts.reshape(-1), np.arange(starts.size)
+    row = slot // max(starts.size // max(len(starts), 1), 1)
+    holds_null = np.zeros(len(starts), bool)
+    holds_null[row[units < 0]] = True
     for level in levels:
         units, owner = level.draw(units, generator)
         rank = rank_within(owner, len(slot))
-        slot = slot[owner] * level.width + rank
+        slot, row = slot[owner] * level.width + rank, row[owner]
+        holds_null[row[units < 0]] = True
     examples, mask = np.zeros(shape, np.int64), np.zeros(shape, bool)
-    examples.reshape(-1)[slot] = units
-    mask.reshape(-1)[slot] = True
-    return examples, mask
+    examples.reshape(-1)[slot] = np.maximum(units, 0)
+    mask.reshape(-1)[slot] = units >= 0
+    return examples, mask, holds_null
 
 
 def expected_total(levels: Sequence[Level]) -> float:
@@ -285,7 +329,7 @@ def expected_total(levels: Sequence[Level]) -> float:
         total = float(np.sum(weights * level.expected))
         if place + 1 < len(levels):
             share = level.expected / np.maximum(level.counts, 1)
-            weights = np.repeat(weights * share, level.counts)
+            weights = np.repeat(weights * share, level.filled)
     return total
 
 
@@ -295,7 +339,9 @@ def largest_total(levels: Sequence[Level]) -> int:
         return 0
     if not levels:
         return 1
-    counts, schemes = zip(*((lv.counts, lv.scheme) for lv in levels), strict=True)
+    # Below a null nothing is drawn.
+    counts = (*(level.filled for level in levels[:-1]), levels[-1].counts)
+    schemes = tuple(level.scheme for level in levels)
     return int(tree.max_contributions(counts, schemes))
 
 
@@ -310,6 +356,8 @@ def check_public_sizes(level: Level) -> None:
     """
     scheme = level.scheme
     if scheme.population is None or not level.counts.size:
+        return
+    if level.counts is not level.filled:  # slots, see `make_level`
         return
     claimed = int(np.asarray(scheme.population))
     # Somebody may join an empty unit, who is then its only child.

@@ -2,7 +2,8 @@
 
 With ``J ~ Binomial(B, eta)`` the number of episodes that hold the protected unit and
 ``e1 = P(J >= 1)``, both directions are ``sum_k P(J = k) D(k s, 1 + (g-1)/e1)`` over
-k = 1 … B: a mixture over k of swaps of k contributions. It holds under both relations.
+k = 1 … B: a mixture over k of swaps of k contributions. It holds under add_remove and
+replace_one; under zero_out the swaps are zeroed pairs.
 
 Reference: Balle, Barthe, Gaboardi (2018), arXiv:1807.01647v2, Theorems 2 and 10.
 """
@@ -18,16 +19,13 @@ import numpy as np
 
 from jaxdp_episodic.losses.gaussian import (
     SMALLEST,
-    drawn_tails,
-    gaussian_tails,
-    inner_exponent,
     positive,
     scaled,
 )
 from jaxdp_episodic.losses.loss_nodes import LossNodes
 from jaxdp_episodic.losses.privacy_loss import GaussianLoss, Hints, Quadrature, Tails
-from jaxdp_episodic.losses.sampled_gaussian import mixture_excess
-from jaxdp_episodic.losses.swapped_gaussian import swapped_nodes
+from jaxdp_episodic.losses.swapped_gaussian import SwappedGaussianLoss
+from jaxdp_episodic.losses.zeroed_gaussian import ZeroedGaussianLoss
 from jaxdp_episodic.numerics.combinatorics import log_binomial
 from jaxdp_episodic.numerics.loops import (
     Array,
@@ -79,7 +77,7 @@ class IndependentEpisodesLoss(GaussianLoss):
         return Hints(self.rate, self.rate, self.shift, self.shift * draws)
 
     def log_tails(self, u: Array) -> tuple[Tails, Tails]:
-        """See `PrivacyLoss`; two equal pairs, with derivatives in forward mode only."""
+        """See `PrivacyLoss`, with derivatives in forward mode only."""
         xp = namespace(u, *self.fields)
         u, outer, eta, s, episodes, kept = xp.broadcast_arrays(u, *self.fields)
         episodes = stop_gradient(xp, episodes)
@@ -89,33 +87,30 @@ class IndependentEpisodesLoss(GaussianLoss):
         log_absent = xp.log1p(-xp.where(certain, 0.5, safe))
         log_absent = xp.where(certain, _LOG_ZERO, log_absent)
         any_rate = xp.maximum(-xp.expm1(episodes * log_absent), SMALLEST)
-        inner = inner_exponent(u, any_rate)
+        log_any = xp.log(any_rate)
+        directions = 1 if self.is_symmetric else 2
+        nothing = 1e100 * _LOG_ZERO
 
-        def add_terms(index: Array, totals: Tails) -> Tails:
+        def add_terms(index: Array, totals: tuple[Array, ...]) -> tuple[Array, ...]:
             """Terms k = index, (k, ...), added to what there is."""
             count = xp.minimum(index, episodes)
             log_weight = log_binomial(episodes, count) + count * xp.log(safe)
-            log_weight = log_weight + (episodes - count) * log_absent
-            first, second = (
+            log_weight = log_weight + (episodes - count) * log_absent - log_any
+            both = self._one(any_rate, count * s).log_tails(u)
+            used = (s > 0) & (index <= kept)
+            terms = [log_weight + term for tails in both[:directions] for term in tails]
+            return tuple(
                 xp.logaddexp(total, _log_sum(xp.where(used, term, nothing)))
-                for total, term, used in (
-                    (total, log_weight + term, (s > 0) & (index <= kept))
-                    for total, term in zip(
-                        totals, gaussian_tails(count * s, inner), strict=True
-                    )
-                )
+                for total, term in zip(totals, terms, strict=True)
             )
-            return first, second
 
-        nothing = 1e100 * _LOG_ZERO
-        start = xp.full_like(s, nothing)
+        start = (xp.full_like(s, nothing),) * (2 * directions)
         last = xp.max(kept, initial=0.0).astype(int)
-        profile, tail = _sum_terms(add_terms, last, (start, start), s)
-        log_any = xp.log(any_rate)
-        # The weights are those of J, not those given that it is at least 1.
-        tails = drawn_tails((profile - log_any, tail - log_any), u, any_rate)
-        tails = scaled(tails, outer, eta, s)
-        return tails, tails
+        sums = _sum_terms(add_terms, last, start, s)
+        forward = scaled((sums[0], sums[1]), outer, eta, s)
+        if self.is_symmetric:
+            return forward, forward
+        return forward, scaled((sums[2], sums[3]), outer, eta, s)
 
     def log_excess(
         self,
@@ -126,7 +121,6 @@ class IndependentEpisodesLoss(GaussianLoss):
         with_derivatives: bool = False,
     ) -> tuple[Array, ...]:
         """See `PrivacyLoss`: linear in the profiles, so a mixture like them."""
-        del direction
         xp = namespace(t, *self.fields)
         t, _, eta, s, episodes, _ = xp.broadcast_arrays(t, *self.fields)
         log_absent = xp.log1p(-eta)  # -inf at eta = 1
@@ -143,15 +137,11 @@ class IndependentEpisodesLoss(GaussianLoss):
             def flat(a: Array) -> Array:
                 return xp.broadcast_to(a, log_weight.shape).reshape(-1)
 
+            one = self._one(flat(any_rate), flat(count * s))
             excess, *derivatives = (
                 part.reshape(log_weight.shape)
-                for part in mixture_excess(
-                    flat(t),
-                    flat(any_rate),
-                    flat(count * s),
-                    "symmetric",
-                    quadrature,
-                    with_derivatives,
+                for part in one.log_excess(
+                    flat(t), direction, quadrature, with_derivatives=with_derivatives
                 )
             )
             total, *sums = totals
@@ -168,6 +158,11 @@ class IndependentEpisodesLoss(GaussianLoss):
         last = xp.max(episodes).astype(int)
         zeros = (xp.zeros_like(s),) * (2 * with_derivatives)
         return _sum_terms(add_terms, last, (xp.full_like(s, -xp.inf), *zeros), s)
+
+    def _one(self, any_rate: Array, shift: Array) -> GaussianLoss:
+        """What k episodes with the unit do, with the chance that there are any."""
+        one = namespace(any_rate, shift).ones_like(any_rate)
+        return SwappedGaussianLoss(one, any_rate, shift)
 
     @property
     def num_terms(self) -> Array:
@@ -193,8 +188,7 @@ class IndependentEpisodesLoss(GaussianLoss):
         num_nodes: int,
         num_terms: int,
     ) -> LossNodes:
-        """See `PrivacyLoss`: mixture over the number k of draws of swaps of k."""
-        del backward
+        """See `PrivacyLoss`: mixture over the number k of draws."""
         xp = namespace(*self.fields, log_cut, height)
         size = self.rate.shape[0]
         terms = xp.arange(1, num_terms + 1, dtype=log_cut.dtype)[:, None]
@@ -215,14 +209,32 @@ class IndependentEpisodesLoss(GaussianLoss):
             wide = xp.broadcast_to(a, (*a.shape[:-2], num_terms, size))
             return wide.reshape(*a.shape[:-2], -1)
 
-        swaps = swapped_nodes(
-            flat(any_rate[None]),
-            flat(k * self.shift),
+        laws = self._one(flat(any_rate[None]), flat(k * self.shift)).nodes(
+            flat(backward[None]),
             flat(log_cut),
             flat(height[:, None]),
             num_nodes,
+            1,
         )
-        return map_first(_mixed, swaps, weight, used)
+        return map_first(_mixed, laws, weight, used)
+
+
+@dataclass(frozen=True)
+class ZeroedEpisodesLoss(IndependentEpisodesLoss):
+    """The same under zero_out: episodes with the unit contribute 0 where it is null.
+
+    ``sum_k P(J = k)/e1`` of the zeroed profiles with ``p = 1``, ``r = e1`` and ``k s``.
+
+    Attributes:
+      outer_rate, rate, num_episodes, kept: as there.
+      shift: s >= 0 of one contribution: the clip norm over the noise, *not* twice that.
+    """
+
+    is_symmetric: ClassVar[bool] = False
+
+    def _one(self, any_rate: Array, shift: Array) -> GaussianLoss:
+        one = namespace(any_rate, shift).ones_like(any_rate)
+        return ZeroedGaussianLoss(one, one, any_rate, shift)
 
 
 def _log_sum(terms: Array) -> Array:

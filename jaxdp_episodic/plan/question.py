@@ -144,7 +144,7 @@ class PlanRequest(Spec):
       data: where the examples come from; or a table ``population`` in the file.
       learning: guesses that rank designs.
       privacy_unit: level of the protected unit; None: the last.
-      neighboring_relation: "add_remove" or "replace_one".
+      neighboring_relation: "add_remove", "replace_one" or "zero_out".
       schemes: which ways to draw are compared: "poisson", "without replacement" and
         "independent", whose calibration takes longest by far.
       method: of the calibration.

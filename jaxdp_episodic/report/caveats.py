@@ -68,6 +68,13 @@ def preconditions_of(run: ComposedSteps) -> tuple[str, ...]:
             f"Replacement: one {unit!r} changes its content in place; a move to "
             "another group is a removal and an addition, and not covered."
         )
+    elif run.steps[0].neighboring_relation == "zero_out":
+        found.append(
+            f"Slots: how many slots for {unit!r} there are is public, draws are made "
+            "among all of them, filled or not, and a contribution whose drawn content "
+            "holds a null one is 0 as a whole. Masking the null is not enough. An "
+            "epsilon at another level supposes the same of its slots."
+        )
     elif any(isinstance(scheme, WithoutReplacement) for scheme in schemes):
         found.append(
             "Sizes: where children are drawn without replacement, their number is that "

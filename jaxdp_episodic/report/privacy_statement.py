@@ -79,7 +79,7 @@ class PrivacyReport:
     Attributes:
       privacy_unit: level of the protected unit.
       clip_units: level (or "step") whose contributions are clipped, for each step.
-      neighboring_relation: "add_remove" or "replace_one".
+      neighboring_relation: "add_remove", "replace_one" or "zero_out".
       method: how epsilon is computed.
       delta: the delta.
       num_steps: how often each step of the run is taken.

@@ -27,6 +27,22 @@ def check_population(step: GaussianStep, data: ExampleTable) -> None:
         )
 
 
+def level_of_slots(step: GaussianStep) -> str | None:
+    """Under zero_out the protected level, whose slots are drawn, filled or not.
+
+    Raises:
+      ValueError: zero_out with a `Population`, which has the filled ones only.
+    """
+    if step.neighboring_relation != "zero_out":
+        return None
+    if step.population is not None:
+        raise ValueError(
+            "population must be None under zero_out, which trains with public numbers "
+            f"of slots: give the level {step.privacy_unit!r} a population"
+        )
+    return str(step.privacy_unit)
+
+
 def check_features(data: ExampleTable) -> None:
     """Refuses features of a type that NumPy does not know, such as bfloat16."""
     kind = data.features.dtype
@@ -55,10 +71,11 @@ def check_targets(learner: Any, data: ExampleTable, step: GaussianStep) -> None:
     if getattr(learner, "couples_examples", True):
         return  # its labels are places within the episode
     unit = str(step.privacy_unit)
-    if step.neighboring_relation == "add_remove" and unit in data.level_names[:-1]:
+    relation = step.neighboring_relation
+    if relation != "replace_one" and unit in data.level_names[:-1]:
         raise ValueError(
             f"data must have targets for {type(learner).__name__} with privacy_unit="
-            f"{unit!r} under add_remove: without them a label is the place of a class "
+            f"{unit!r} under {relation}: without them a label is the place of a class "
             "among all classes, which moves when somebody joins; give class numbers "
             "from a public list as targets"
         )
@@ -131,13 +148,16 @@ def mean_units_are_public(step: GaussianStep, level: str | None = None) -> bool:
       step: the step.
       level: a level in place of the step's privacy unit.
     """
-    if step.neighboring_relation != "add_remove":
+    if step.neighboring_relation == "replace_one":
         return True
     names, clip = step.design.level_names, step.clip_unit
     if clip == STEP or isinstance(step.design, GroupedClasses | IndependentEpisodes):
         return True
     unit = step.privacy_unit if level is None else level
-    return names.index(str(clip)) < names.index(str(unit))
+    place = names.index(str(unit))
+    if step.neighboring_relation == "zero_out":
+        place += 1  # slots are public; what is in them is not
+    return names.index(str(clip)) < place
 
 
 def public_normalizer(
@@ -150,7 +170,7 @@ def public_normalizer(
         raise ValueError(
             "normalizer must be given: the mean number of clip units a step depends on "
             f"how many {str(step.privacy_unit)!r} units there are, which is private "
-            "under add_remove; give a public guess of it"
+            f"under {step.neighboring_relation}; give a public guess of it"
         )
     return max(sampler.expected_units, 1e-6)
 

@@ -45,7 +45,8 @@ class StepConfig(Spec):
       noise_multiplier: None where it is calibrated.
       clip_unit: see there.
       privacy_unit: see there.
-      neighboring_relation: see there.
+      neighboring_relation: see there. Under "zero_out" the protected level states its
+        ``population``, the number of slots that are drawn, filled or not.
       small_units: see there.
     """
 
@@ -72,6 +73,8 @@ class StepConfig(Spec):
 
     def step(self, population: Population) -> GaussianStep:
         """Returns the step on real data; without a noise multiplier, with one of 1."""
+        if self.neighboring_relation == "zero_out":
+            return self._with(None)  # slots, not what fills them
         if self.neighboring_relation != "add_remove":
             is_public = _states_its_sizes(self.sampling)
             return self._with(None if is_public else population)

@@ -32,7 +32,8 @@ class Block(NamedTuple):
       targets: (B, *slots) float32: the examples' targets, or the places of their
         classes among all classes.
       slot_mask: (B, *slots) float32, 1 where a slot holds an example.
-      unit_mask: (B,) float32, 1 where a row holds a drawn unit.
+      unit_mask: (B,) float32, 1 where a row holds a drawn unit without a null one in
+        it; all other rows contribute zero.
     """
 
     inputs: Any
@@ -74,6 +75,9 @@ def make_blocks(
 def _block(draw: Draw, table: ExampleTable, rows: np.ndarray) -> Block:
     present = rows >= 0
     if len(draw.mask):
+        if draw.holds_null is not None:
+            # Under zero_out: the whole contribution, not only the null's slots.
+            present &= ~draw.holds_null[rows]
         examples = draw.examples[rows]  # row -1 is masked below
         mask = draw.mask[rows] & _column(present, draw.mask.ndim)
     else:

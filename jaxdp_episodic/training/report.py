@@ -72,10 +72,24 @@ def privacy_statement(
             return "\n".join([*lines, *_without_sizes(budget)]) + "\n"
         budget = view
     report = privacy_report(budget.step, num_steps=num_steps, delta=budget.delta)
+    if budget.step.neighboring_relation == "zero_out":
+        report = _without_finer_levels(report)
     if has_default_normalizer:
         report = _without_private_divisor(report, budget.step)
     words = _in_words(report, budget, noise)
     return "\n".join([*lines, *words, "", "```", str(report), "```"]) + "\n"
+
+
+def _without_finer_levels(report: PrivacyReport) -> PrivacyReport:
+    """The report without levels below the one whose slots were drawn.
+
+    Their units have no slots: one that is null would change the rates.
+    """
+    names = list(report.epsilon_by_level)
+    finer = names[names.index(report.privacy_unit) + 1 :]
+    reason = f"only slots of the level {report.privacy_unit!r} were drawn"
+    levels = dict(report.epsilon_by_level) | dict.fromkeys(finer, reason)
+    return dataclasses.replace(report, epsilon_by_level=levels)
 
 
 def _without_private_divisor(
@@ -121,11 +135,11 @@ def _in_words(report: PrivacyReport, budget: PrivacyBudget, noise: str) -> list[
         kind = "discrete Gaussian noise"
         law = "Sums and noise were whole numbers, whose low-order bits tell nothing."
     unit, clip = report.privacy_unit, report.clip_units[0]
-    changed = (
-        f"one `{unit}` more or less"
-        if report.neighboring_relation == "add_remove"
-        else f"the content of one `{unit}` replaced"
-    )
+    changed = {
+        "add_remove": f"one `{unit}` more or less",
+        "replace_one": f"the content of one `{unit}` replaced",
+        "zero_out": f"one more of the public slots for a `{unit}` empty, or filled,",
+    }[report.neighboring_relation]
     return [
         f"Whoever sees everything that this run released can hardly tell it from the "
         f"run with {changed} in the training data: the two are "

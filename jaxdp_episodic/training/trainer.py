@@ -115,7 +115,10 @@ class Trainer:
         checked_noise(step.noise_multiplier, noise == "discrete")
         checks.warn_about_delta(step, budget.delta, data)
         self.sampler = EpisodeSampler(
-            step.design, data.population, clip_unit=str(step.clip_unit)
+            step.design,
+            data.population,
+            clip_unit=str(step.clip_unit),
+            slots_of=checks.level_of_slots(step),
         )
         loss = contribution_loss(learner, self.sampler.slot_shape, shots=shots)
         params = as_arrays(params)

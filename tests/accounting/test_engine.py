@@ -48,7 +48,7 @@ def answers(engine):
 
 
 def few_questions():
-    yield jde.rdp(step(*settings(20)), 7.5, direction="forward")
+    yield jde.rdp(step(*settings(8)), 7.5, direction="forward")
     yield jde.rdp(step(1e-6, 0.5), 300.0, direction="forward")
     yield jde.privacy_profile(step(*settings(20)), 0.01)
 
@@ -182,13 +182,32 @@ def alone(question, index):
 
 
 class TestChunks:
+    @pytest.mark.parametrize("size", [1, 7, 8, 9, 63, 64, 65, 511, 513])
+    def test_every_setting_comes_back_in_its_place(self, size, engine):
+        seen = []
+
+        def kernel(part):
+            (numbers, table) = part
+            seen.append(numbers.shape[-1])
+            return numbers + table.sum(axis=0), table[1]
+
+        numbers, table = np.arange(size), np.arange(3 * size).reshape(3, size)
+        sizes = accounting_engine.Chunks(64, (8, 64), (8, 64))
+        both = accounting_engine.in_chunks(kernel, (numbers, table), sizes)
+        np.testing.assert_array_equal(both[0], numbers + table.sum(axis=0))
+        np.testing.assert_array_equal(both[1], table[1])
+        if engine == "jax":  # each is compiled
+            assert set(seen) == {8 if size <= 8 else 64}
+        else:
+            assert sum(seen) == size and max(seen) <= 64
+
     @pytest.mark.parametrize(
         "question, engine",
         [
             (rdp_of, "numpy"),
             (epsilon_of, "numpy"),
             (delta_of, "numpy"),
-            (rdp_of, "jax"),
+            pytest.param(rdp_of, "jax", marks=pytest.mark.slow),
             pytest.param(epsilon_of, "jax", marks=pytest.mark.slow),
             pytest.param(delta_of, "jax", marks=pytest.mark.slow),
         ],
@@ -253,7 +272,7 @@ class TestChunks:
         again = rdp_epsilon(moved, delta=1e-6, num_steps=50)
         np.testing.assert_allclose(again, values[order], rtol=1e-9)
 
-    def test_the_number_of_workers_does_not_matter(self, monkeypatch, engine):
+    def test_the_number_of_workers_does_not_matter(self, monkeypatch):
         found = rdp_of(600)
         for cores in (1, 3):
             monkeypatch.setattr(

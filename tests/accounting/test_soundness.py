@@ -134,7 +134,7 @@ def check_random_trees(seed: int, count: int, *, climb_every: int) -> None:
 
 
 EXTREMES = adversary.extreme_designs()
-FEW = 60
+FEW = 40
 
 
 def check_extremes() -> dict[str, float]:

@@ -55,7 +55,25 @@ REACHED = {
         noise_multiplier=0.8,
     ),
 }
+NULL = {"neighboring_relation": "zero_out"}
+REACHED |= {
+    "zeroed, coins": task_step(COINS, **NULL),
+    "zeroed, fixed": task_step(FIXED, **NULL),
+    "zeroed, coins, task": task_step(COINS, privacy_unit="task", **NULL),
+    "zeroed, fixed, task": task_step(FIXED, privacy_unit="task", **NULL),
+    "zeroed, step": task_step(COINS, clip_unit="step", **NULL),
+    "zeroed, examples clipped": task_step(COINS, clip_unit="example", **NULL),
+    "zeroed, grouped": jde.GaussianStep(GROUPED, noise_multiplier=0.8, **NULL),
+    "zeroed, grouped, class": jde.GaussianStep(
+        GROUPED, noise_multiplier=0.8, privacy_unit="class", **NULL
+    ),
+}
 BELOW = {
+    "zeroed episodes": jde.GaussianStep(
+        jde.IndependentEpisodes(W("example", size=3, population=30), num_episodes=4),
+        noise_multiplier=2.0,
+        **NULL,
+    ),
     "grouped, classes left over": jde.GaussianStep(
         dataclasses.replace(GROUPED, episodes=None, classes=W("class", size=7)),
         noise_multiplier=0.8,

@@ -497,6 +497,11 @@ def test_underflow_goes_up():
     assert np.all((values > 0) & (values < 1e-290))
 
 
+@pytest.mark.parametrize(
+    "engine",
+    ["numpy", pytest.param("jax", marks=pytest.mark.slow)],
+    indirect=True,
+)
 def test_blocks_do_not_change_the_answer(monkeypatch, engine):
     mechanism, rates = Laplace(np.array([[0.5], [2.0]])), np.geomspace(1e-6, 1, 7)
     orders = np.arange(2, 40)

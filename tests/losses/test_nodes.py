@@ -81,7 +81,7 @@ CASES = [
 
 
 @pytest.mark.parametrize(("kind", "p", "r", "s", "center"), CASES)
-def test_moments_near_the_axis_against_integration(kind, p, r, s, center, engine):
+def test_moments_near_the_axis_against_integration(kind, p, r, s, center):
     z = center + np.array([0.0, 0.7j, 3.0j])
     value, _ = computed(kind, p, r, s, z)
     exact = np.array([integrated(kind, p, r, s, complex(one)) for one in z])

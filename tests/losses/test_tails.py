@@ -12,6 +12,7 @@ from jaxdp_episodic.losses.gaussian import gaussian_tails
 from jaxdp_episodic.losses.independent_episodes import IndependentEpisodesLoss
 from jaxdp_episodic.losses.sampled_gaussian import SampledGaussianLoss
 from jaxdp_episodic.losses.swapped_gaussian import SwappedGaussianLoss
+from jaxdp_episodic.losses.zeroed_gaussian import ZeroedGaussianLoss
 from jaxdp_episodic.numerics.loops import namespace
 from oracles import precise
 
@@ -25,6 +26,7 @@ LOSSES = {
     "sampled": lambda o, p, r, s: SampledGaussianLoss(o, p, s),
     "swapped": lambda o, p, r, s: SwappedGaussianLoss(o, p, s),
     "antipodal": AntipodalGaussianLoss,
+    "zeroed": ZeroedGaussianLoss,
     "episodes": three_episodes,
 }
 
@@ -201,7 +203,30 @@ def test_against_the_integral_of_the_positive_part(u, p, r, s):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_tails_are_the_slopes_of_the_profiles(name):
-    """``G = g Q(L > log g) = -dh/du``, in both directions."""
+    """``G = g Q(L > log g) = -dh/du``, in both directions, by differences of log h."""
+    rng = np.random.default_rng(5)
+    u, shift = 10 ** rng.uniform(-2, 0.5, 300), 10 ** rng.uniform(-0.7, 0.7, 300)
+    fields = (*10 ** rng.uniform(-2, 0, (3, 300)), shift)
+    found = float64_boundary(tails(name))(u, *fields)
+    move = 1e-3 * u
+    value = float64_boundary(profiles(name))
+    with np.errstate(invalid="ignore"):  # beyond the largest loss
+        near, far = (
+            np.subtract(value(u + m, *fields), value(u - m, *fields))
+            for m in (move, 2 * move)
+        )
+    for (h, tail), fall in zip(found, (far - 8 * near) / (12 * move), strict=True):
+        # Backward losses end, and near their end the profile is no power of 10.
+        smooth = (h > -600) & (fall * move < 1e-2)
+        assert smooth.sum() > 20
+        np.testing.assert_allclose(
+            tail[smooth], h[smooth] + np.log(fall[smooth]), atol=1e-7
+        )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NAMES)
+def test_tails_are_the_slopes_of_the_profiles_to_all_digits(name):
     u, outer, p, r, s = random_settings(400, 5)
     moderate = (s < 30) & (u > 0) & (u < 20)
     args = [a[moderate] for a in (u, outer, p, r, s)]
@@ -301,6 +326,7 @@ def test_zero_rates_and_infinite_noise_leak_nothing():
                 "sampled": o * p * s,
                 "swapped": o * p * s,
                 "antipodal": o * p * r * s,
+                "zeroed": o * p * r * s,
             }[name]
             kernel = float64_boundary(profiles(name))
             found = np.asarray(kernel(np.array([0.0, 1.0]), o, p, r, s))
@@ -321,25 +347,36 @@ def test_no_noise_gives_the_total_variation_of_the_draw():
         np.testing.assert_allclose(found, 1 - 0.9**3)
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_never_nan_and_derivatives_at_every_edge(name):
-    inf = np.inf
-    below_one = np.nextafter(1, 0)
-    above_one = np.nextafter(1, 2)
+def edges():
+    """Settings at every end of the range, (5, ...)."""
+    inf, below_one, above_one = np.inf, np.nextafter(1, 0), np.nextafter(1, 2)
     u = [0, 5e-324, 1e-20, 1e-12, 0.5, 1, above_one, 36.7, 710, 1e4, 1e300, inf]
     rates = [0, 5e-324, 1e-200, 1e-12, 0.3, below_one, 1]
     shifts = [0, 5e-324, 1e-200, 1e-6, 1, 14, 25, 1e3, 1e8, 1e150, inf]
-    grid = np.array(list(itertools.product(u, [0.5, 1], rates, rates, shifts)))
-    values = np.asarray(float64_boundary(tails(name))(*grid.T))
+    return np.array(list(itertools.product(u, [0.5, 1], rates, rates, shifts))).T
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_never_nan_at_every_edge(name):
+    values = np.asarray(float64_boundary(tails(name))(*edges()))
     assert not np.isnan(values).any()
     assert np.all(values[:, 0] <= 0)
 
+
+# What takes seconds to compile.
+DERIVED = [
+    pytest.param(name, marks=[pytest.mark.slow] * (name != "swapped")) for name in NAMES
+]
+
+
+@pytest.mark.parametrize("name", DERIVED)
+def test_derivatives_by_differences_and_finite_at_every_edge(name):
     point = np.array([0.05, 0.7, 0.2, 0.4, 1.3])
-    value = float64_boundary(profiles(name))
     # One more setting: what is compiled serves both.
-    slopes = compiled(gradients(profiles(name)))(*np.vstack([grid, point]).T)
-    slopes = np.asarray(slopes)
+    settings = np.column_stack([edges(), point])
+    slopes = np.asarray(compiled(gradients(profiles(name)))(*settings))
     assert np.all(np.isfinite(slopes))
+    value = float64_boundary(profiles(name))
     for i, move in enumerate(1e-5 * np.eye(len(point))):
         change = np.asarray(value(*(point + move))) - np.asarray(value(*(point - move)))
         np.testing.assert_allclose(slopes[:, i, -1], change / 2e-5, rtol=1e-7)

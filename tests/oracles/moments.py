@@ -89,6 +89,48 @@ def symmetric_ratio(p: float, r_in: float, shift: float) -> Ratio:
     return Ratio(log_density, excess, (turn, mixed), 2 * float(s))
 
 
+def zeroed_ratios(p: float, r_in: float, shift: float) -> tuple[Ratio, Ratio]:
+    """The zeroed pairs at x = y + s/2: (P1, Q1) for y > 0, (P2, Q2) for y < 0.
+
+    P - Q = p r (N(s) - N(0)) in both.
+    """
+    pl, rl, s = (np.longdouble(x) for x in (p, r_in, shift))
+    with np.errstate(divide="ignore"):
+        null, kept = np.log((1 - pl) + pl * rl), np.log(pl) + np.log1p(-rl)
+
+    def ratio(log_mix: Callable, *anchors: np.longdouble) -> Ratio:
+        def log_density(y: np.ndarray) -> np.ndarray:
+            return -((y + s / 2) ** 2) / 2 + log_mix(y) - _LOG_ROOT_2PI
+
+        def excess(y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+            log_v = np.log(pl * rl) + np.maximum(s * y, 0) - log_mix(y)
+            log_v = log_v + np.log(-np.expm1(-np.abs(s * y)))
+            up = y > 0
+            v = np.where(up, 1, -1) * np.exp(log_v)
+            near = np.log1p(np.where(np.abs(v) < 0.5, v, 0))
+            below = np.logaddexp(np.log1p(-pl), np.log(pl) + s * y) - log_mix(y)
+            far = np.where(up, np.logaddexp(np.longdouble(0), log_v), below)
+            return v, np.where(np.abs(v) < 0.5, near, far)
+
+        finite = tuple(float(a) for a in anchors if np.isfinite(a))
+        return Ratio(log_density, excess, finite, 2 * float(s))
+
+    with np.errstate(divide="ignore"):
+        upper = ratio(
+            lambda y: np.logaddexp(null, kept - s * y - s * s),
+            -np.log(pl * rl) / s,
+            (kept - null) / s - s,
+            -s / 2,
+        )
+        lower = ratio(
+            lambda y: np.logaddexp(null, kept + s * y),
+            (np.log1p(-pl) - np.log(pl)) / s,
+            (null - kept) / s,
+            -s / 2,
+        )
+    return upper, lower
+
+
 def _series(order: np.longdouble, v: np.ndarray) -> np.ndarray:
     """sum_{k>=2} C(order, k) v^k for |order * v| and |v| small."""
     total, term = np.zeros_like(v), order * v
@@ -215,6 +257,15 @@ def fine_sampled_gaussian(
     dual = {"forward": False, "backward": True}[direction]
     ratio = sampled_ratio(sampling_probability, shift)
     return np.logaddexp(_half(ratio, alpha, -1, dual), _half(ratio, alpha, 1, dual))
+
+
+def fine_zeroed(
+    p: float, r_in: float, shift: float, alpha: float, *, direction: str
+) -> np.longdouble:
+    """Log of M(alpha) - 1 for the zeroed pairs of zero_out; see `zeroed_ratios`."""
+    dual = {"forward": False, "backward": True}[direction]
+    upper, lower = zeroed_ratios(p, r_in, shift)
+    return np.logaddexp(_half(upper, alpha, 1, dual), _half(lower, alpha, -1, dual))
 
 
 def _both_sides(ratio: Ratio, alpha: float) -> np.longdouble:

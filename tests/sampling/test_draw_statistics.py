@@ -265,7 +265,7 @@ def test_every_order_of_poisson_slots_is_alike():
     orders = [
         tuple(examples[mask] - 4 * unit)
         for draw in take(case.sampler, 3_000, seed=7)
-        for examples, mask, unit in zip(*draw, strict=True)
+        for examples, mask, unit in zip(*draw[:3], strict=True)
     ]
     law = {
         order: 0.8**size

@@ -177,7 +177,7 @@ def test_levels_above_the_protected_one_are_public_lists():
     with pytest.raises(ValueError, match="level must lie in 1 .. 2"):
         rates.covers_all(0, "add_remove")
     with pytest.raises(ValueError, match="neighboring_relation must be one of"):
-        rates.covers_all(1, "zero_out")
+        rates.covers_all(1, "zero-out")
 
 
 def test_poisson_covers_all_at_probability_one():

@@ -5,13 +5,67 @@ import collections
 import mpmath as mp
 import numpy as np
 import pytest
+from scipy import special
 
-from jaxdp_episodic.losses import zero_out_pairs_draft as draft
-from oracles import adversary, episodes, mixtures, precise, trees, zero_out
+from jaxdp_episodic._engine import float64_boundary
+from jaxdp_episodic.accounting.rdp.kernels import FINE
+from jaxdp_episodic.losses.independent_episodes import ZeroedEpisodesLoss
+from jaxdp_episodic.losses.zeroed_gaussian import ZeroedGaussianLoss
+from jaxdp_episodic.losses.zeroed_law import ZeroedLogs
+from jaxdp_episodic.numerics.complex_exponentials import sum_expm1
+from jaxdp_episodic.numerics.loops import at
+from oracles import adversary, episodes, mixtures, moments, precise, trees, zero_out
 
 G = np.exp(adversary.LOG_GS)
 SOUND = 1 + 1e-9
 FEW = 200
+
+
+# --- The class, as functions of plain numbers ---
+
+
+def kernel(u, *fields):
+    return ZeroedGaussianLoss(*fields).log_tails(u)
+
+
+def log_tails(u, outer, p, r, s):
+    """Both directions' log h and log G."""
+    return float64_boundary(kernel)(u, outer, p, r, s)
+
+
+def log_profile(u, outer, p, r, s):
+    """Both directions' log h."""
+    return tuple(profile for profile, _ in log_tails(u, outer, p, r, s))
+
+
+def log_episodes_profile(u, rate, s, count):
+    """The same of independent episodes."""
+    u = np.asarray(u, np.float64)
+    fields = [np.full(u.shape, value, np.float64) for value in (1, rate, s, count)]
+    both = ZeroedEpisodesLoss(*fields).log_tails(u)
+    return tuple(profile for profile, _ in both)
+
+
+def log_excess(t, p, r, s, direction):
+    loss = ZeroedGaussianLoss(*(np.array([float(v)]) for v in (1, p, r, s)))
+    with np.errstate(all="ignore"):
+        return loss.log_excess(np.array([float(t)]), direction, FINE)[0][0]
+
+
+def log_parts(x, p, r, s):
+    """Loss and log-density of Q of the joint law at x."""
+    x = np.asarray(x, np.float64)
+    logs = ZeroedLogs.of(*(np.float64(v) for v in (p, r, s)))
+    distance = np.maximum(np.abs(x - s / 2), 1e-300) + s / 2
+    (up, of_up), (down, of_down) = logs.upper(distance), logs.lower(distance)
+    above = x > s / 2
+    return np.where(above, up, down), np.where(above, of_up, of_down)
+
+
+def atom(p, r, s):
+    """The mass at loss 0."""
+    root = np.sqrt(8.0)
+    return p * (1 - r) * 0.5 * (special.erf(s / root) + special.erf(3 * s / root))
 
 
 # --- The profile ---
@@ -70,7 +124,7 @@ def log_error(found, true):
 
 
 def check_profile(seed, count, tolerance):
-    forward, backward = draft.log_profile(
+    forward, backward = log_profile(
         *(x := random_settings(count, seed))[:1], 1.0, *x[1:]
     )
     settings = list(zip(*x, strict=True))
@@ -112,7 +166,7 @@ def test_profile_against_many_digits_often():
     ],
 )
 def test_profile_is_the_integral_of_its_definition(u, p, r, s):
-    found = draft.log_profile(u, 1.0, p, r, s)
+    found = log_profile(u, 1.0, p, r, s)
     with mp.workdps(precise.DIGITS):
         for log_h, (top, bottom) in zip(found, pairs(p, r, s), strict=True):
             true = precise.mp_hockey_stick(top, bottom, mp.exp(mp.mpf(u)))
@@ -129,30 +183,28 @@ def test_without_a_draw_it_is_the_sampled_pair():
         with mp.workdps(120):
             inner = 1 + mp.expm1(mp.mpf(u[i])) / mp.mpf(p[i])
             true = mp.mpf(p[i]) * precise.mp_gaussian_profile(s[i], inner)
-            assert log_error(draft.log_profile(u[i], 1.0, p[i], 1.0, s[i])[0], true) < 4
+            assert log_error(log_profile(u[i], 1.0, p[i], 1.0, s[i])[0], true) < 4
 
 
 def test_edges():
-    none = draft.log_profile(1.0, 1.0, [0.0, 0.5, 0.5], [0.5, 0.0, 0.5], [1, 1, 0.0])
+    none = log_profile(1.0, 1.0, [0.0, 0.5, 0.5], [0.5, 0.0, 0.5], [1, 1, 0.0])
     assert np.all(np.array(none) == -np.inf)
-    assert np.all(np.array(draft.log_profile(1.0, 0.0, 0.5, 0.5, 1.0)) == -np.inf)
+    assert np.all(np.array(log_profile(1.0, 0.0, 0.5, 0.5, 1.0)) == -np.inf)
     # The Gaussian mechanism itself, and an infinite shift: the draw's total variation.
-    both = draft.log_profile(1.0, 1.0, 1.0, 1.0, 1.5)
+    both = log_profile(1.0, 1.0, 1.0, 1.0, 1.5)
     np.testing.assert_allclose(both, np.log(mixtures.gaussian(1.5, np.e)), rtol=1e-13)
-    forward, backward = draft.log_profile([0.0, 0.1], 1.0, 0.5, 0.3, np.inf)
+    forward, backward = log_profile([0.0, 0.1], 1.0, 0.5, 0.3, np.inf)
     np.testing.assert_allclose(np.exp(forward), 0.15, rtol=1e-14)
     k = 0.15 - np.expm1([0.0, 0.1]) * 0.5
     np.testing.assert_allclose(np.exp(backward), k, rtol=1e-13)
     # Nothing overflows; rates near the smallest do not vanish.
-    far = draft.log_profile(
-        [1e3, 1e3, 1.0, 1e-300], 1.0, 1.0, 1e-9, [1e-3, 1e9, 1e3, 1]
-    )
+    far = log_profile([1e3, 1e3, 1.0, 1e-300], 1.0, 1.0, 1e-9, [1e-3, 1e9, 1e3, 1])
     assert not np.any(np.isnan(far)) and not np.any(np.array(far) == np.inf)
-    tiny = draft.log_profile(0.0, 1.0, 1e-300, 1e-300, 1e-300)
+    tiny = log_profile(0.0, 1.0, 1e-300, 1e-300, 1e-300)
     assert np.all(np.isfinite(tiny))
     # The outer rate is a factor.
-    half = draft.log_profile(0.3, 0.5, 0.5, 0.5, 1.0)
-    whole = draft.log_profile(0.3, 1.0, 0.5, 0.5, 1.0)
+    half = log_profile(0.3, 0.5, 0.5, 0.5, 1.0)
+    whole = log_profile(0.3, 1.0, 0.5, 0.5, 1.0)
     np.testing.assert_allclose(np.subtract(whole, half), np.log(2), rtol=1e-13)
 
 
@@ -161,7 +213,7 @@ def test_no_corner_overflows():
     exponents = [0.0, 1e-300, 1e-16, 1e-8, 0.1, 1, 1.0001, 50, 700, 710, 1e3, 1e6]
     shifts = [0, 1e-300, 1e-70, 1e-9, 1e-3, 1, 10, 38, 1e3, 1e9, 1e100, 1e160, np.inf]
     u, p, r, s = np.meshgrid(exponents, rates, rates, shifts, indexing="ij")
-    both = np.array(draft.log_profile(u, 1.0, p, r, s))
+    both = np.array(log_profile(u, 1.0, p, r, s))
     assert not np.any(np.isnan(both)) and np.all(both <= 1e-12)
     both = np.maximum(both, -1e308)
     assert np.all(np.diff(both, axis=1) <= 0)  # it falls in u
@@ -171,12 +223,12 @@ def test_no_corner_overflows():
 def test_the_profile_grows_with_every_rate_and_with_the_shift():
     rng = np.random.default_rng(4)
     u, p, r, s = random_settings(4_000, 5)
-    base = draft.log_profile(u, 1.0, p, r, s)
+    base = log_profile(u, 1.0, p, r, s)
     for i in range(3):
         more = [p, r, s]
         larger = more[i] * (1 + rng.uniform(0, 1, p.size))
         more[i] = larger if i == 2 else np.minimum(larger, 1.0)
-        grown = draft.log_profile(u, 1.0, *more)
+        grown = log_profile(u, 1.0, *more)
         for new, old in zip(grown, base, strict=True):
             old = np.maximum(old, -1e300)
             assert np.all(np.maximum(new, -1e300) >= old - 1e-13 * (1 + abs(old)))
@@ -188,11 +240,11 @@ def test_it_never_costs_more_than_a_replacement():
     for _ in range(100):
         p, r = rng.uniform(0.01, 1, 2)
         s = float(rng.choice([0.3, 1.0, 2.5]))
-        found = np.exp(draft.log_profile(np.log(G), 1.0, p, r, s))
+        found = np.exp(log_profile(np.log(G), 1.0, p, r, s))
         bound = mixtures.claimed_symmetric(p, r, s, G)
         assert np.all(found <= bound * (1 + 1e-6) + 1e-12)
         swapped = mixtures.claimed_swapped(p, 2 * s, G)
-        found = np.exp(draft.log_profile(np.log(G), 1.0, 1.0, p, s))
+        found = np.exp(log_profile(np.log(G), 1.0, 1.0, p, s))
         assert np.all(found <= swapped * (1 + 1e-9))
 
 
@@ -221,7 +273,7 @@ def integral(function, p, r, s, *more):
 def test_the_joint_law_has_mass_one_and_the_profiles(p, r, s):
     def expected(function, *cuts):
         def integrand(x):
-            loss, log_q = draft.log_parts(x, p, r, s)
+            loss, log_q = log_parts(x, p, r, s)
             return function(loss) * np.exp(log_q)
 
         return integral(integrand, p, r, s, *cuts)
@@ -230,13 +282,13 @@ def test_the_joint_law_has_mass_one_and_the_profiles(p, r, s):
         low, high = -50.0, 50.0
         for _ in range(60):
             middle = (low + high) / 2
-            up = draft.log_parts(middle, p, r, s)[0] > level
+            up = log_parts(middle, p, r, s)[0] > level
             low, high = (low, middle) if up else (middle, high)
         return low
 
-    atom = np.exp(draft.log_atom(p, r, s))
-    assert expected(lambda loss: 1.0) + atom == pytest.approx(1, abs=1e-10)
-    assert expected(np.exp) + atom == pytest.approx(1, abs=1e-10)
+    rest = atom(p, r, s)
+    assert expected(lambda loss: 1.0) + rest == pytest.approx(1, abs=1e-10)
+    assert expected(np.exp) + rest == pytest.approx(1, abs=1e-10)
     for u in (0.05, 0.5, 1.5):
         g = np.exp(u)
         gain, loss = (
@@ -244,14 +296,14 @@ def test_the_joint_law_has_mass_one_and_the_profiles(p, r, s):
             lambda x, g=g: np.maximum(1 - g * np.exp(x), 0),
         )
         found = expected(gain, crossing(u)), expected(loss, crossing(-u))
-        claimed = np.exp(draft.log_profile(u, 1.0, p, r, s))
+        claimed = np.exp(log_profile(u, 1.0, p, r, s))
         np.testing.assert_allclose(found, claimed, rtol=1e-9, atol=1e-15)
 
 
 @pytest.mark.parametrize("p, r, s", SETTINGS)
 def test_the_loss_increases(p, r, s):
     x = np.linspace(-30, 30, 5_001)
-    loss, _ = draft.log_parts(x, p, r, s)
+    loss, _ = log_parts(x, p, r, s)
     # It is flat where it has reached its lower end.
     assert np.all(np.diff(loss) >= -1e-15)
     assert np.all(np.sign(loss) * np.sign(x - s / 2) >= 0)
@@ -267,7 +319,7 @@ def test_moments_of_the_joint_law_are_those_of_the_profiles(p, r, s, alpha):
 
     def excess(order):
         def integrand(x):
-            loss, log_q = draft.log_parts(x, p, r, s)
+            loss, log_q = log_parts(x, p, r, s)
             power = np.exp(np.minimum(order * loss + log_q, 700))
             return power - (1 + order * np.expm1(loss)) * np.exp(log_q)
 
@@ -275,7 +327,7 @@ def test_moments_of_the_joint_law_are_those_of_the_profiles(p, r, s, alpha):
 
     def from_profiles(first, second):
         def integrand(u):
-            logs = draft.log_profile(u, 1.0, p, r, s)
+            logs = log_profile(u, 1.0, p, r, s)
             parts = (t * u + logs[first], -(1 + t) * u + logs[second])
             return np.exp(parts[0]) + np.exp(parts[1])
 
@@ -294,19 +346,162 @@ def test_moments_of_the_joint_law_are_those_of_the_profiles(p, r, s, alpha):
 def test_the_atom_is_the_jump_of_the_slope():
     for p, r, s in SETTINGS:
         step = 1e-9
-        h0 = np.exp(draft.log_profile(0.0, 1.0, p, r, s))
-        h1 = np.exp(draft.log_profile(np.log1p(step), 1.0, p, r, s))
+        h0 = np.exp(log_profile(0.0, 1.0, p, r, s))
+        h1 = np.exp(log_profile(np.log1p(step), 1.0, p, r, s))
         slopes = (h1 - h0) / step
         assert h0[0] == pytest.approx(h0[1], rel=1e-14)
-        atom = slopes.sum() + 1 - h0[1]
-        assert atom == pytest.approx(np.exp(draft.log_atom(p, r, s)), abs=1e-5)
+        jump = slopes.sum() + 1 - h0[1]
+        assert jump == pytest.approx(atom(p, r, s), abs=1e-5)
+
+
+# --- Tails, moments and loss distribution of the class ---
+
+
+def test_tails_are_the_slopes_of_the_profiles():
+    """``G = g Q(L > log g) = -dh/du``, with 40 digits."""
+    u, p, r, s = random_settings(60, 7)
+    u, s = np.clip(u, 1e-6, 20), np.clip(s, 1e-3, 10)
+    found = log_tails(u, 1.0, p, r, s)
+    for i in range(len(u)):
+        with mp.workdps(60):
+            step = mp.mpf(u[i]) * mp.mpf(10) ** -15
+            low, high = (
+                exact(mp.mpf(u[i]) + sign * step, p[i], r[i], s[i]) for sign in (-1, 1)
+            )
+            for direction in (0, 1):
+                slope = (low[direction] - high[direction]) / (2 * step)
+                if low[direction] * high[direction] == 0 or slope < 1e-250:
+                    continue
+                error = found[direction][1][i] - float(mp.log(slope))
+                cancelled = 1.0
+                if direction and p[i] < 1:
+                    k = p[i] * r[i] - np.expm1(u[i]) * (1 - p[i])
+                    cancelled = p[i] * r[i] / k if k > 0 else np.inf
+                assert abs(error) < 1e-12 * cancelled * (1 + abs(float(mp.log(slope))))
+
+
+def random_moments(seed, count):
+    rng = np.random.default_rng(seed)
+
+    def rate():
+        near_one = 1 - 10 ** rng.uniform(-12, -0.3, count)
+        value = np.where(
+            rng.random(count) < 0.7, 10 ** rng.uniform(-12, 0, count), near_one
+        )
+        return np.where(rng.random(count) < 0.2, 1.0, value)
+
+    s = 1 / 10 ** rng.uniform(np.log10(0.05), 3, count)
+    return zip(
+        10 ** rng.uniform(-6, np.log10(4095), count), rate(), rate(), s, strict=True
+    )
+
+
+def check_moments(seed, count):
+    for t, p, r, s in random_moments(seed, count):
+        for direction in ("forward", "backward"):
+            true = moments.fine_zeroed(p, r, s, 1 + t, direction=direction)
+            found = np.logaddexp(0, log_excess(t, p, r, s, direction))
+            true = float(np.logaddexp(0, true))
+            # too large errs on the safe side
+            assert -1e-10 * true <= found - true <= 1e-9 * true, (t, p, r, s, direction)
+
+
+def test_moments_against_adaptive_quadrature():
+    check_moments(1, 60)
+
+
+@pytest.mark.slow
+def test_moments_against_adaptive_quadrature_often():
+    check_moments(2, 3_000)
+
+
+@pytest.mark.parametrize("p, r, s", [(0.1, 0.2, 1.0), (1.0, 0.05, 1.5)])
+@pytest.mark.parametrize("alpha", [1.3, 8.0])
+def test_moments_against_many_digits(p, r, s, alpha):
+    def moment(pair, order, low, high):
+        def term(x):
+            top, bottom = (mp.fsum(w * mp.npdf(x, m) for w, m in part) for part in pair)
+            v = top / bottom - 1
+            return ((1 + v) ** order - 1 - order * v) * bottom
+
+        return mp.quad(term, mp.linspace(low, high, 24))
+
+    with mp.workdps(30):
+        half = mp.mpf(s) / 2
+        forward, backward = pairs(p, r, s)
+        for direction, order in (("forward", alpha), ("backward", 1 - alpha)):
+            true = moment(forward, order, half, 14 + 2 * alpha * s)
+            true += moment(backward[::-1], order, -14 - alpha * s, half)
+            found = log_excess(alpha - 1, p, r, s, direction)
+            assert found == pytest.approx(float(mp.log(true)), rel=1e-11, abs=1e-11)
+
+
+def complex_moments(p, r, s, backward, z, height=1.0, log_cut=-120.0):
+    one = np.ones(1)
+    loss = ZeroedGaussianLoss(one, p * one, r * one, s * one)
+    nodes = loss.nodes(backward * one, log_cut * one[None], height * one[None], 384, 1)
+    law = at(nodes, 0)
+    re, im = sum_expm1((z.real[:, None], z.imag[:, None]), law.weight, law.loss)
+    return re[:, 0] + 1j * im[:, 0], law
+
+
+@pytest.mark.parametrize("backward", [0.0, 1.0])
+@pytest.mark.parametrize(
+    "p, r, s, center",
+    [(0.3, 0.4, 1.0, 2.0), (1.0, 0.1, 0.8, 3.0), (0.02, 0.05, 1.5, 4.0)],
+)
+def test_the_loss_distribution_in_the_plane(p, r, s, center, backward):
+    """Its mass, its moment on the axis, and the same on another path far out."""
+    real, law = complex_moments(p, r, s, backward, np.array([complex(center)]))
+    assert law.mass[0] == pytest.approx(1 - atom(p, r, s), rel=1e-11)
+    direction = "backward" if backward else "forward"
+    # E_P[e^{zL}] - 1 = E_Q[(P/Q)^{1+z}] - 1
+    true = np.exp(log_excess(center, p, r, s, direction))
+    assert real[0] == pytest.approx(true, rel=1e-9)
+    assert law.right[0] > -1e-9 and law.left[0] > -1e-9
+    height = np.array([0.0, 0.3, 3.0, 30.0, 300.0, 3000.0])
+    z = center + height * (1j + 0.7 * min(max(law.right[0], 0), 1.0))
+    first, _ = complex_moments(p, r, s, backward, z)
+    second, _ = complex_moments(p, r, s, backward, z, 0.85, -128.0)
+    scale = np.maximum(np.abs(first), 1e-6 * np.abs(first[0]))
+    np.testing.assert_array_less(np.abs(first - second), 1e-14 + 1e-7 * scale)
+
+
+def test_episodes_are_a_mixture():
+    """Of moments and of nodes, with the weights of J given that it is not 0."""
+    eta, s, count, t = 0.2, 0.6, 3, 2.5
+    one = np.ones(1)
+    loss = ZeroedEpisodesLoss(one, eta * one, s * one, count * one)
+    any_rate, logs = moments.binomial_at_least_one(count, eta)
+    any_rate = float(np.exp(any_rate))
+    for direction in ("forward", "backward"):
+        true = np.logaddexp.reduce(
+            [
+                float(log_w)
+                + float(
+                    moments.fine_zeroed(
+                        1.0, any_rate, k * s, 1 + t, direction=direction
+                    )
+                )
+                for k, log_w in enumerate(logs, start=1)
+            ]
+        )
+        with np.errstate(all="ignore"):
+            found = loss.log_excess(t * one, direction, FINE)[0][0]
+        assert found == pytest.approx(true, rel=1e-11)
+        back = one * (direction == "backward")
+        nodes = loss.nodes(back, np.full((1, 1), -120.0), np.ones((1, 1)), 384, count)
+        law = at(nodes, 0)
+        z = (np.full((1, 1), t), np.zeros((1, 1)))
+        moment = sum_expm1(z, law.weight, law.loss)[0][0, 0]
+        assert np.log(moment) == pytest.approx(true, abs=1e-9)
 
 
 # --- Rows: right ones, and planted mistakes ---
 
 
 def row_profiles(row, u):
-    return tuple(np.exp(draft.log_profile(u, *row)))
+    return tuple(np.exp(log_profile(u, *row)))
 
 
 def right(design):
@@ -516,7 +711,7 @@ def test_planted_mistakes_are_caught_by_random_trees(name):
 def test_the_sampled_pair_is_far_too_small_without_replacement():
     """1 of 10 slots, every other contribution pulls the other way."""
     u = np.array([0.3, 1.2])
-    right_forward, right_backward = np.exp(draft.log_profile(u, 1.0, 1.0, 0.1, 1.0))
+    right_forward, right_backward = np.exp(log_profile(u, 1.0, 1.0, 0.1, 1.0))
     wrong_forward, wrong_backward = mixtures.claimed_sampled(0.1, 1.0, np.exp(u))
     true = mixtures.hockey_stick(
         {-1.0: 0.9, 1.0: 0.1}, {-1.0: 0.9, 0.0: 0.1}, 1.0, np.exp(u)
@@ -623,7 +818,7 @@ def check_independent(design, claimed):
 def test_independent_episodes(count, reached):
     design = independent_design(count)
     eta = zero_out.episode_rate(design)
-    logs = draft.log_episodes_profile(adversary.LOG_GS, eta, design.s, count)
+    logs = log_episodes_profile(adversary.LOG_GS, eta, design.s, count)
     np.testing.assert_allclose(
         np.exp(logs), zero_out.independent_claim(count, eta, design.s, G), rtol=1e-5
     )
@@ -722,7 +917,7 @@ def test_the_worst_contributions_in_the_plane_lie_on_a_line(
 ):
     rng = np.random.default_rng(10)
     row = (1.0, p, r, s) if poisson else (1.0, 1.0, p * r, s)
-    claimed = np.exp(draft.log_profile(u, *row)[direction])
+    claimed = np.exp(log_profile(u, *row)[direction])
     found, means = climb_in_the_plane(
         rng, np.exp(u), p, r, s, direction, poisson=poisson
     )

@@ -32,14 +32,44 @@ def answer(question: Question, run: Run, method: str) -> Answer:
       Value, error and whether it is certified only, of the broadcast shape without
       the path axis.
     """
+    run.refuse(method)
     question = question.at(np.asarray(question.target, np.float64)[..., None])
     run = run.take_paths(undominated_paths(run))
+    at_end = question.at_end()
+    if not np.any(at_end):
+        return _inside(question, run, method)
+    found = _inside(question.inside(), run, method)
+    value = end_values(question, run).max(axis=-1)
+    at_end = at_end[..., 0]
+    return Answer(
+        np.where(at_end, value, found.value),
+        np.where(at_end, 0.0, found.error),
+        np.where(at_end, False, found.is_certified),
+    )
+
+
+def end_values(question: Question, run: Run) -> np.ndarray:
+    """Answers at the ends of the target's range, at every setting and path.
+
+    *Exact*, but an upper bound at delta 0 (see `PrivacyLoss.largest_loss`), and at an
+    infinite epsilon without noise, where delta is taken for 1.
+    """
+    most = np.maximum(*(run.largest_loss(backward=b) for b in (False, True)))
+    value = question.end_value(most, run.log_kept())
+    bare = run.is_unprotected & ~run.loses_nothing
+    if question.is_epsilon:
+        bare = bare & (question.target < 0)
+    return np.where(bare, question.everything, value)
+
+
+def _inside(question: Question, run: Run, method: str) -> Answer:
+    """The answer at targets that are not at an end."""
     log_kept = run.log_kept()
     if not np.any(log_kept):
         return _worst(question, run, method)
     # Something may be lost at once: what is left is asked about, path by path.
     left = question.given_kept(log_kept)
-    hopeless = np.isnan(left.target) | np.isneginf(left.target)
+    hopeless = np.isneginf(left.target)
     left = left.at(np.where(hopeless, -1.0, left.target))
     given = _each_path(left, run, method)
     given = question.with_failure(given, log_kept)

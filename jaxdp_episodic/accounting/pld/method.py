@@ -40,7 +40,8 @@ _LEAST_LOG_DELTA = -550.0
 def pld_answer(question: Question, run: Run) -> Answer:
     """The certified *upper bound* at every setting and path, and the widths."""
     lower, upper = pld_bounds(question, run)
-    width = np.where(upper == lower, 0.0, upper - lower)
+    with np.errstate(invalid="ignore"):  # both infinite
+        width = np.where(upper == lower, 0.0, upper - lower)
     return Answer(upper, width, np.ones(upper.shape, bool))
 
 

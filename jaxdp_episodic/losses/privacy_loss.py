@@ -169,6 +169,26 @@ class PrivacyLoss:
         hints = self.hints()
         return 1e-14 * np.maximum(hints.rate * np.minimum(hints.shift, 1.0), 1e-60)
 
+    @property
+    def composes_by(self) -> Array | None:
+        """What a closed form of several steps depends on; None if there is none."""
+        return None
+
+    def composed(
+        self, target: float, count: float, *, of_epsilon: bool
+    ) -> tuple[float, float]:
+        """Epsilon at log(delta), or log(delta) at epsilon, of ``count`` steps alike.
+
+        Args:
+          target: log(delta) or epsilon >= 0.
+          count: whole number; fields are scalars.
+          of_epsilon: which of the two is asked for.
+
+        Returns:
+          The value and a bound of its error, in nats; NaN where it takes too long.
+        """
+        raise NotImplementedError(_lacks(self, "a closed form of its composition"))
+
     # --- Rényi moments ---
 
     def log_excess(

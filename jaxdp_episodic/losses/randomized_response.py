@@ -18,11 +18,16 @@ import numpy as np
 
 from jaxdp_episodic.losses.loss_nodes import LossNodes, collected
 from jaxdp_episodic.losses.privacy_loss import Hints, PrivacyLoss, Quadrature, Tails
+from jaxdp_episodic.numerics.combinatorics import log_binomial
 from jaxdp_episodic.numerics.loops import Array, map_first, namespace
 from jaxdp_episodic.numerics.power_excess import log_expm1
 
 # Kernels compute with losses in this range; beyond it there is no protection.
 _SMALLEST_LOSS, _LARGEST_LOSS = 1e-20, 1e70
+# The closed form sums over as many numbers of true answers.
+_MOST_STEPS = 1_000_000
+# Rounding of a logarithm, relative to 1 and its size.
+_ROUNDING = 1e-15
 # Rounding of the loss itself, relative to its size.
 _MOVE = 4e-16
 
@@ -90,6 +95,61 @@ class RandomizedResponseLoss(PrivacyLoss):
         """The loss is as far off as it is rounded."""
         xp = namespace(u, *self.fields)
         return _MOVE * self.epsilon + xp.zeros_like(u)
+
+    @property
+    def composes_by(self) -> Array | None:
+        """Epsilon."""
+        return self.epsilon
+
+    def composed(
+        self, target: float, count: float, *, of_epsilon: bool
+    ) -> tuple[float, float]:
+        """See `PrivacyLoss`: a binomial sum.
+
+        Of T answers j are true with probability ``p_j``, and lose ``L_j = (2j - T)
+        epsilon``. With the tails ``A_j`` of p and ``S_j = E[(1 - e^{L_{j-1} - L})_+]``,
+        delta at ``L_j - d``, ``0 < d <= 2 epsilon``, is ``S_{j+1} + (1 - e^{-d}) (A_j -
+        S_{j+1})``, all terms positive.
+        """
+        if count > _MOST_STEPS:
+            return np.nan, np.inf
+        index = np.arange(int(count) + 1, dtype=np.float64)
+        width = 2 * self.epsilon
+        # p_j = C(T, j) e^{-(T-j) epsilon} / (1 + e^{-epsilon})^T
+        log_mass = log_binomial(np.float64(count), index)
+        log_mass = log_mass - (count - index) * self.epsilon
+        log_mass = log_mass - count * np.log1p(np.exp(-self.epsilon))
+        log_tail = np.logaddexp.accumulate(log_mass[::-1])[::-1]
+        log_step = np.log(-np.expm1(-width))
+        summed = np.logaddexp.accumulate((log_tail - index * width)[::-1])[::-1]
+        log_knot = np.append(log_step + index * width + summed, -np.inf)
+        place = (2 * index - count) * self.epsilon
+        sizes = count + np.abs(log_mass).max() + count * width
+        if of_epsilon:
+            # The last knot above the target: delta falls from S_j at L_{j-1}.
+            j = int(np.searchsorted(-log_knot[:-1], -target, side="right")) - 1
+            if j < 0:
+                return 0.0, 0.0
+            log_above, log_low = log_tail[j], log_knot[j + 1]
+            share = np.exp(target - log_above) - np.exp(log_low - log_above)
+            whole = -np.expm1(log_low - log_above)
+            share = min(max(share / whole, 0.0), 1.0 - 1e-16)
+            value = place[j] + np.log1p(-share)
+        else:
+            j = int(np.searchsorted(place, target, side="right"))
+            if j > count:
+                return -np.inf, 0.0
+            log_above, log_low = log_tail[j], log_knot[j + 1]
+            share = -np.expm1(target - place[j])
+            whole = -np.expm1(log_low - log_above)
+            log_rest = np.log(share * whole) + log_above
+            value = float(np.logaddexp(log_low, log_rest))
+        error = _ROUNDING * sizes
+        if of_epsilon:
+            # d log(delta) / d epsilon
+            slope = (1 - share) * whole * np.exp(log_above - target)
+            error = error / slope + _ROUNDING * abs(value)
+        return max(float(value), 0.0) if of_epsilon else value, float(error)
 
     def log_excess(
         self,

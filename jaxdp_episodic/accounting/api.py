@@ -20,7 +20,8 @@ from jaxdp_episodic.describe.step import AnyStep, ComposedSteps, GaussianStep
 
 METHODS = tuple(worst_path.METHODS)
 DIRECTIONS = ("forward", "backward", "both")
-P, R = ParamSpec("P"), TypeVar("R")
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
 class PrivacyInfo(NamedTuple):

@@ -27,7 +27,12 @@ from jaxdp_episodic.audit.worst_case import (
     dominating_branches,
     worst_case,
 )
-from jaxdp_episodic.describe.step import ComposedSteps, GaussianStep
+from jaxdp_episodic.describe.step import (
+    AnyStep,
+    ComposedSteps,
+    GaussianStep,
+    gaussian_parts,
+)
 
 # Share of the draws by which the event is chosen; the others are counted.
 _CHOOSING = 0.1
@@ -69,7 +74,7 @@ class MechanismAudit(NamedTuple):
 
 
 def audit_mechanism(
-    step: GaussianStep | ComposedSteps,
+    step: AnyStep,
     *,
     delta: float,
     num_steps: int | None = None,
@@ -136,9 +141,9 @@ def audit_mechanism(
     )
 
 
-def total_draws(step: GaussianStep | ComposedSteps, num_draws: int) -> int:
+def total_draws(step: AnyStep, num_draws: int) -> int:
     """Returns about how many runs an audit simulates, the two worlds taken together."""
-    parts = step.steps if isinstance(step, ComposedSteps) else (step,)
+    parts = gaussian_parts(step, "an audit")
     is_one = all(_alike(dominating_branches(p), worst_case(p)) for p in parts)
     return 2 * num_draws * (1 if is_one else 2)
 
@@ -239,8 +244,7 @@ def _tails(histogram: np.ndarray, reach: float) -> tuple[np.ndarray, np.ndarray]
 
 def _checked_parts(step: Any, num_steps: int | None) -> list[tuple[GaussianStep, int]]:
     """The different steps of a run of one setting, and how often each is taken."""
-    if not isinstance(step, GaussianStep | ComposedSteps):
-        raise TypeError(f"step must be a GaussianStep or a composed run, got {step!r}")
+    gaussian_parts(step, "an audit")
     if step.shape:
         raise ValueError(
             f"step must be one setting, its fields scalars, got shape {step.shape}"
@@ -251,7 +255,7 @@ def _checked_parts(step: Any, num_steps: int | None) -> list[tuple[GaussianStep,
                 f"num_steps must be None for a composed run, got {num_steps!r}"
             )
         counts = [int(np.asarray(count)) for count in step.counts]
-        parts = list(zip(step.steps, counts, strict=True))
+        parts = list(zip(step.gaussian_steps, counts, strict=True))
     else:
         number = _validation.integer_array("num_steps", num_steps, minimum=1)
         if number.ndim:
@@ -280,9 +284,7 @@ def _check_numbers(num_draws: Any, confidence: float) -> None:
         raise ValueError(f"confidence must lie in [0.5, 1), got {confidence!r}")
 
 
-def _worst_path(
-    step: GaussianStep | ComposedSteps, num_steps: int | None, delta: float
-) -> int:
+def _worst_path(step: AnyStep, num_steps: int | None, delta: float) -> int:
     """The path with the largest Rényi bound."""
     steps = None if num_steps is None else np.asarray(num_steps)
     target = np.log(np.asarray([delta]))

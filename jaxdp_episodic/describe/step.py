@@ -193,6 +193,11 @@ class ComposedSteps(Spec):
         counts = {f"count {i}": count for i, count in enumerate(self.counts)}
         return _validation.broadcast_shape(**parts, **counts)
 
+    @property
+    def gaussian_steps(self) -> tuple[GaussianStep, ...]:
+        """Those of the steps that are no releases."""
+        return tuple(step for step in self.steps if isinstance(step, GaussianStep))
+
 
 OneStep = GaussianStep | Release
 """One step of a run."""

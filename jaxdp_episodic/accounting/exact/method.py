@@ -9,6 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from jaxdp_episodic._engine import choose_engine, using_engine
+from jaxdp_episodic.accounting.closed_form import are_alike, composed
 from jaxdp_episodic.accounting.exact.solver import TOLERANCE, ContourSolver
 from jaxdp_episodic.accounting.pld.method import pld_bounds
 from jaxdp_episodic.accounting.question import Answer, Question
@@ -55,8 +56,8 @@ def _sorted_out(question: Question, run: Run) -> Answer:
         error[chosen] = _PROFILE_ERROR
         if question.is_epsilon:
             error[chosen] *= value[chosen]
-    for i in np.flatnonzero(open_ & ~single & _are_alike(run)).tolist():
-        value[i], error[i] = _composed(question.take(i), run.take(i))
+    for i in np.flatnonzero(open_ & ~single & are_alike(run)):
+        value[i], error[i] = composed(question.take(i), run.take(i))
         open_[i] = ~(error[i] <= TOLERANCE * np.max(question.scale(value[i])))
     chosen = np.flatnonzero(open_ & ~single)
     if chosen.size:
@@ -65,38 +66,6 @@ def _sorted_out(question: Question, run: Run) -> Answer:
     if question.is_epsilon:
         value = np.maximum(value, 0.0)
     return Answer(value, error, certified)
-
-
-def _are_alike(run: Run) -> np.ndarray:
-    """Where all steps are of one mechanism that has a closed form of several."""
-    alike = np.ones(run.shape, bool)
-    # The first step that is taken, and what the others must agree with.
-    kind, key = np.full(run.shape, -1), np.full(run.shape, np.nan)
-    kinds = list(dict.fromkeys(type(loss) for loss in run.losses))
-    for loss, count in zip(run.losses, run.counts, strict=True):
-        taken = (count > 0) & ~loss.loses_nothing
-        form = loss.composes_by
-        own = np.full(run.shape, np.nan) if form is None else form
-        number = kinds.index(type(loss))
-        first = taken & (kind < 0)
-        kind, key = np.where(first, number, kind), np.where(first, own, key)
-        alike &= ~taken | ((kind == number) & (key == own))
-    return alike & (kind >= 0)
-
-
-def _composed(question: Question, run: Run) -> tuple[float, float]:
-    """One setting by the closed form of its mechanism."""
-    taken = [
-        (loss, float(count))
-        for loss, count in zip(run.losses, run.counts, strict=True)
-        if count > 0 and not loss.loses_nothing
-    ]
-    loss = taken[0][0].kept_in_range()
-    count = sum(count for _, count in taken)
-    with np.errstate(divide="ignore", over="ignore", under="ignore"):
-        return loss.composed(
-            float(question.target), count, of_epsilon=question.is_epsilon
-        )
 
 
 def _of_many_steps(question: Question, run: Run) -> Answer:

@@ -58,7 +58,7 @@ class Question:
         """What an error of the answer is relative to."""
         raise NotImplementedError
 
-    def at_end(self) -> np.ndarray:
+    def at_end(self, largest_loss: np.ndarray) -> np.ndarray:
         """Where the target is at an end of its range: no method is asked there."""
         raise NotImplementedError
 
@@ -67,7 +67,7 @@ class Question:
         raise NotImplementedError
 
     def inside(self) -> Self:
-        """Returns the question with some other target at the ends."""
+        """Returns the question with some other target where it is infinite."""
         raise NotImplementedError
 
     def given_kept(self, log_kept: np.ndarray, *, up: bool = True) -> Self:
@@ -99,8 +99,9 @@ class EpsilonAt(Question):
         """Epsilon, or a thousandth."""
         return np.maximum(np.abs(value), self.smallest)
 
-    def at_end(self) -> np.ndarray:
+    def at_end(self, largest_loss: np.ndarray) -> np.ndarray:
         """At delta 0 and 1."""
+        del largest_loss
         return np.isneginf(self.target) | (self.target >= 0)
 
     def end_value(self, largest_loss: np.ndarray, log_kept: np.ndarray) -> np.ndarray:
@@ -110,7 +111,8 @@ class EpsilonAt(Question):
 
     def inside(self) -> EpsilonAt:
         """Delta 1/2 there."""
-        return EpsilonAt(np.where(self.at_end(), -np.log(2.0), self.target))
+        end = np.isneginf(self.target) | (self.target >= 0)
+        return EpsilonAt(np.where(end, -np.log(2.0), self.target))
 
     def given_kept(self, log_kept: np.ndarray, *, up: bool = True) -> EpsilonAt:
         """``delta' = (delta - f) / (1 - f)``; -inf where delta is f or less.
@@ -159,12 +161,12 @@ class DeltaAt(Question):
         del value
         return 1.0
 
-    def at_end(self) -> np.ndarray:
-        """At an infinite epsilon."""
-        return np.isposinf(self.target)
+    def at_end(self, largest_loss: np.ndarray) -> np.ndarray:
+        """At an infinite epsilon, or from the largest loss on."""
+        return self.target >= largest_loss
 
     def end_value(self, largest_loss: np.ndarray, log_kept: np.ndarray) -> np.ndarray:
-        """The probability of an infinite loss."""
+        """The probability that everything is lost at once."""
         del largest_loss
         with np.errstate(divide="ignore"):
             log_lost = np.log(-np.expm1(log_kept))
@@ -172,7 +174,7 @@ class DeltaAt(Question):
 
     def inside(self) -> DeltaAt:
         """Epsilon 1 there."""
-        return DeltaAt(np.where(self.at_end(), 1.0, self.target))
+        return DeltaAt(np.where(np.isposinf(self.target), 1.0, self.target))
 
     def given_kept(self, log_kept: np.ndarray, *, up: bool = True) -> DeltaAt:
         """The same epsilon."""

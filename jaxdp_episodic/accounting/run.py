@@ -124,6 +124,11 @@ class Run:
                 total = total + np.where(count > 0, count * most, 0.0)
         return total * (1 + 1e-12)
 
+    def most_lost(self) -> np.ndarray:
+        """Upper bound of the loss in either direction; inf without noise."""
+        most = np.maximum(*(self.largest_loss(backward=b) for b in (False, True)))
+        return np.where(self.is_unprotected, np.inf, most)
+
     def refuse(self, method: str) -> None:
         """Refuses a method that a mechanism lacks what it needs for.
 

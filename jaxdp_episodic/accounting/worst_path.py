@@ -35,12 +35,11 @@ def answer(question: Question, run: Run, method: str) -> Answer:
     run.refuse(method)
     question = question.at(np.asarray(question.target, np.float64)[..., None])
     run = run.take_paths(undominated_paths(run))
-    at_end = question.at_end()
+    at_end = question.at_end(run.most_lost()).all(axis=-1)
     if not np.any(at_end):
         return _inside(question, run, method)
     found = _inside(question.inside(), run, method)
     value = end_values(question, run).max(axis=-1)
-    at_end = at_end[..., 0]
     return Answer(
         np.where(at_end, value, found.value),
         np.where(at_end, 0.0, found.error),
@@ -54,8 +53,7 @@ def end_values(question: Question, run: Run) -> np.ndarray:
     *Exact*, but an upper bound at delta 0 (see `PrivacyLoss.largest_loss`), and at an
     infinite epsilon without noise, where delta is taken for 1.
     """
-    most = np.maximum(*(run.largest_loss(backward=b) for b in (False, True)))
-    value = question.end_value(most, run.log_kept())
+    value = question.end_value(run.most_lost(), run.log_kept())
     bare = run.is_unprotected & ~run.loses_nothing
     if question.is_epsilon:
         bare = bare & (question.target < 0)
@@ -78,8 +76,16 @@ def _inside(question: Question, run: Run, method: str) -> Answer:
 
 def _each_path(question: Question, run: Run, method: str) -> Answer:
     shape = np.broadcast_shapes(question.target.shape, run.shape)
-    found = METHODS[method](question, run)
+    found = _ask(question, run, method)
     return Answer(*(np.broadcast_to(field, shape) for field in found))
+
+
+def _ask(question: Question, run: Run, method: str) -> Answer:
+    """The method's answer; no epsilon is above the largest loss."""
+    found = METHODS[method](question, run)
+    if not question.is_epsilon:
+        return found
+    return found._replace(value=np.minimum(found.value, run.most_lost()))
 
 
 def _largest(every: Answer) -> Answer:
@@ -103,7 +109,7 @@ def _worst(question: Question, run: Run, method: str) -> Answer:
     def at(row: np.ndarray, path: np.ndarray) -> Answer:
         """The answers at some settings and paths, each (m,)."""
         some = flat.map(lambda field: field[row, path])
-        return METHODS[method](question.at(target[row, path]), some)
+        return _ask(question.at(target[row, path]), some, method)
 
     settings = np.arange(len(bound))
     first = bound.argmax(axis=1)

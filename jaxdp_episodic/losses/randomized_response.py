@@ -132,8 +132,10 @@ class RandomizedResponseLoss(PrivacyLoss):
                 return 0.0, 0.0
             log_above, log_low = log_tail[j], log_knot[j + 1]
             share = np.exp(target - log_above) - np.exp(log_low - log_above)
-            whole = -np.expm1(log_low - log_above)
-            share = min(max(share / whole, 0.0), 1.0 - 1e-16)
+            # Below 0 by rounding: the upper end of the interval.
+            whole = max(-np.expm1(log_low - log_above), 0.0)
+            share = share / whole if whole > 0 else 0.0
+            share = min(max(share, 0.0), 1.0 - 1e-16)
             value = place[j] + np.log1p(-share)
         else:
             j = int(np.searchsorted(place, target, side="right"))
@@ -141,15 +143,18 @@ class RandomizedResponseLoss(PrivacyLoss):
                 return -np.inf, 0.0
             log_above, log_low = log_tail[j], log_knot[j + 1]
             share = -np.expm1(target - place[j])
-            whole = -np.expm1(log_low - log_above)
+            whole = max(-np.expm1(log_low - log_above), 0.0)
             log_rest = np.log(share * whole) + log_above
             value = float(np.logaddexp(log_low, log_rest))
+        # Of the sums, and of the places on which the loss is rounded.
+        log_delta = target if of_epsilon else value
+        slope = (1 - share) * whole * np.exp(log_above - log_delta)
         error = _ROUNDING * sizes
+        misplaced = _ROUNDING * (abs(place[j]) + abs(target if not of_epsilon else 0))
         if of_epsilon:
-            # d log(delta) / d epsilon
-            slope = (1 - share) * whole * np.exp(log_above - target)
-            error = error / slope + _ROUNDING * abs(value)
-        return max(float(value), 0.0) if of_epsilon else value, float(error)
+            error = (error / slope if slope > 0 else np.inf) + misplaced
+            return max(float(value), 0.0), float(error)
+        return value, float(error + slope * misplaced)
 
     def log_excess(
         self,

@@ -57,7 +57,8 @@ def _sorted_out(question: Question, run: Run) -> Answer:
         if question.is_epsilon:
             error[chosen] *= value[chosen]
     for i in np.flatnonzero(open_ & ~single & are_alike(run)):
-        value[i], error[i] = composed(question.take(i), run.take(i))
+        one = np.asarray(i)
+        value[i], error[i] = composed(question.take(one), run.take(one))
         open_[i] = ~(error[i] <= TOLERANCE * np.max(question.scale(value[i])))
     chosen = np.flatnonzero(open_ & ~single)
     if chosen.size:

@@ -94,7 +94,8 @@ def _bounds(
     else:
         open_ &= upper > _LEAST_LOG_DELTA
     for i in np.flatnonzero(open_ & are_alike(run)):
-        value, error = composed(question.take(i), run.take(i))
+        one = np.asarray(i)
+        value, error = composed(question.take(one), run.take(one))
         if np.isfinite(error):
             lower[i] = max(lower[i], value - error)
             upper[i] = max(min(upper[i], value + error), lower[i])

@@ -237,10 +237,11 @@ def log_of(delta: np.ndarray) -> np.ndarray:
 
 
 def delta_of(log_delta: np.ndarray, *, up: bool) -> np.ndarray:
-    """``e^log_delta`` rounded up, or down; 0 is exact where the logarithm is -inf."""
+    """``e^log_delta`` rounded up, or down; 0 and 1 are exact."""
     # exp rounds to the nearest: one ulp outwards keeps the bound.
     value = np.nextafter(np.exp(log_delta), 2.0 if up else -1.0)
-    return np.where(np.isneginf(log_delta), 0.0, np.clip(value, 0.0, 1.0))
+    value = np.where(log_delta == 0, 1.0, np.clip(value, 0.0, 1.0))
+    return np.where(np.isneginf(log_delta), 0.0, value)
 
 
 def worst_epsilon(
@@ -301,7 +302,8 @@ def _epsilon_on_grid(
     result = np.maximum(values.min(axis=-1), 0.0)
     nothing = (curve == 0).all(axis=-1) & ~np.isneginf(left[..., 0])
     nothing |= (curve == 0).all(axis=-1) & (log_kept == 0)
-    if np.any(~nothing & np.isfinite(result) & ((best == 0) | (best == t.size - 1))):
+    useful = ~nothing & np.isfinite(result) & (result > 0)
+    if np.any(useful & ((best == 0) | (best == t.size - 1))):
         warnings.warn(
             "the best order is the first or the last of `orders`: a longer grid, or "
             "orders=None, gives a smaller epsilon",

@@ -78,7 +78,7 @@ def test_order_infinity_is_the_largest_loss():
 
 
 def test_orders_with_ends():
-    run = {"num_steps": 10, "method": "rdp", "orders": [2.0, 8.0, 32.0]}
+    run = {"num_steps": 10, "method": "rdp", "orders": [1.5, 2.0, 4.0, 8.0, 32.0]}
     found = jde.epsilon(STEP, delta=[0.0, 1e-5, 1.0], **run)
     assert np.isinf(found[0])
     assert found[2] == 0
@@ -104,25 +104,22 @@ def test_engine_of_every_question(engine, monkeypatch):
     noise = jde.calibrate_noise_multiplier(STEP, num_steps=10, **target)
     found = jde.calibrate_noise_multiplier(STEP, num_steps=10, **target, **chosen)
     assert found == noise
-    assert jde.calibrate_num_steps(STEP, **target, **chosen) >= 1
+    assert jde.calibrate_num_steps(STEP, **target, **chosen) >= 0
     rate = jde.calibrate_rate(STEP, level="example", num_steps=10, **target, **chosen)
     assert rate > 0
 
 
-@pytest.mark.parametrize(
-    "ask",
-    [
+def test_unknown_engines_are_refused():
+    for ask in (
         lambda **e: jde.epsilon(STEP, num_steps=10, delta=1e-5, **e),
         lambda **e: jde.rdp(STEP, 3.0, **e),
         lambda **e: jde.privacy_profile(STEP, 1.0, **e),
         lambda **e: jde.calibrate_num_steps(STEP, epsilon=1.0, delta=1e-5, **e),
-    ],
-)
-def test_unknown_engines_are_refused(ask):
-    with pytest.raises(ValueError, match="engine must be one of .*got 'cuda'"):
-        ask(engine="cuda")
-    with pytest.raises(TypeError, match="engine must be a name or None, got 3"):
-        ask(engine=3)
+    ):
+        with pytest.raises(ValueError, match="engine must be one of .*got 'cuda'"):
+            ask(engine="cuda")
+        with pytest.raises(TypeError, match="engine must be a name or None, got 3"):
+            ask(engine=3)
 
 
 def test_both_engines_give_the_same():

@@ -19,7 +19,7 @@ RELEASES = [
 ]
 
 
-@pytest.mark.parametrize("release", RELEASES)
+@pytest.mark.parametrize("release", RELEASES, ids=range(len(RELEASES)))
 def test_dictionaries_and_equality(release):
     again = type(release).from_dict(release.to_dict())
     assert again == release
@@ -86,6 +86,7 @@ def test_relations_must_agree():
             "is_gaussian must be a bool",
         ),
     ],
+    ids=range(7),
 )
 def test_bad_values_are_refused(make, error, message):
     with pytest.raises(error, match=message):

@@ -160,3 +160,24 @@ def test_one_part_is_what_it_claims():
     np.testing.assert_allclose(profile, 1e-6, rtol=1e-9)
     advanced = jde.epsilon(jde.ApproximateDP(0.1), num_steps=[1, 10, 100], delta=1e-6)
     assert np.all(advanced <= 0.1 * np.array([1, 10, 100]))
+
+
+def test_mixed_with_a_gaussian_against_the_mixture():
+    """Given the answers' loss, what is left is the Gaussian's profile."""
+    pure, count, noise, delta = 0.4, 6, 1.5, 1e-6
+    run = jde.compose(
+        (jde.ApproximateDP(pure), count), (jde.ZeroConcentratedDP.of_gaussian(noise), 1)
+    )
+    value, info = jde.epsilon(run, delta=delta, return_info=True)
+    assert not info.is_certified_bound
+    with mpmath.workdps(40):
+        truth, mu = 1 / (1 + mpmath.exp(-mpmath.mpf(pure))), 1 / mpmath.mpf(noise)
+        total = mpmath.mpf(0)
+        for j in range(count + 1):
+            mass = mpmath.binomial(count, j) * truth**j * (1 - truth) ** (count - j)
+            left = mpmath.mpf(value) - (2 * j - count) * mpmath.mpf(pure)
+            total += mass * (
+                mpmath.ncdf(mu / 2 - left / mu)
+                - mpmath.exp(left) * mpmath.ncdf(-mu / 2 - left / mu)
+            )
+    assert float(total) == pytest.approx(delta, rel=1e-7)

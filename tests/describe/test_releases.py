@@ -11,9 +11,9 @@ GAUSSIAN = jde.GaussianStep(
 LAPLACE = jde.LaplaceRelease(2.0, sampling_probability=0.5)
 RELEASES = [
     LAPLACE,
-    jde.LaplaceRelease([1.0, 2.0], neighboring_relation="replace_one"),
+    jde.LaplaceRelease(np.array([1.0, 2.0]), neighboring_relation="replace_one"),
     jde.ApproximateDP(0.1, 1e-9),
-    jde.ApproximateDP([0.1, np.inf]),
+    jde.ApproximateDP(np.array([0.1, np.inf])),
     jde.ZeroConcentratedDP(0.2),
     jde.ZeroConcentratedDP.of_gaussian([1.0, 2.0]),
 ]
@@ -51,7 +51,7 @@ def test_runs_nest_and_repeat():
     with pytest.raises(ValueError, match="count must be a whole number >= 0"):
         jde.compose((inner, -1))
     with pytest.raises(TypeError, match="compose takes .*releases.* got 3"):
-        jde.compose((3, 1))
+        jde.compose((3, 1))  # pyright: ignore[reportArgumentType]: on purpose
 
 
 def test_relations_must_agree():
@@ -73,7 +73,9 @@ def test_relations_must_agree():
             r"sampling_probability must lie in \[0, 1\]",
         ),
         (
-            lambda: jde.LaplaceRelease([1.0, 2.0], sampling_probability=[0.1] * 3),
+            lambda: jde.LaplaceRelease(
+                np.ones(2), sampling_probability=np.full(3, 0.1)
+            ),
             ValueError,
             "shapes do not broadcast",
         ),

@@ -152,7 +152,7 @@ def test_orders_given_by_the_user():
 
 
 def test_one_part_is_what_it_claims():
-    release = jde.ApproximateDP([0.1, 1.0], 1e-6)
+    release = jde.ApproximateDP(np.array([0.1, 1.0]), 1e-6)
     claim = jde.delta(release, num_steps=1, epsilon=[0.1, 1.0])
     np.testing.assert_allclose(claim, 1e-6, rtol=1e-9)
     assert np.all(claim >= 1e-6)

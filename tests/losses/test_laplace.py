@@ -139,7 +139,7 @@ def test_nodes_against_integration(rate, shift, backward):
     re, im = sum_expm1(point, nodes.weight, nodes.loss)
 
     def term(ratio):
-        power = mpmath.exp(mpmath.mpc(z) * (-1) ** backward * mpmath.log(ratio)) - 1
+        power = mpmath.exp(mpmath.mpmathify(z) * (-1) ** backward * mpmath.log(ratio)) - 1
         return power if backward else ratio * power
 
     with mpmath.workdps(30):

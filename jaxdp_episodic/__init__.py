@@ -18,6 +18,11 @@ from jaxdp_episodic.accounting.profile import privacy_profile
 from jaxdp_episodic.describe.designs import GroupedClasses, IndependentEpisodes
 from jaxdp_episodic.describe.population import Population
 from jaxdp_episodic.describe.rates import inclusion_rates
+from jaxdp_episodic.describe.releases import (
+    ApproximateDP,
+    LaplaceRelease,
+    ZeroConcentratedDP,
+)
 from jaxdp_episodic.describe.schemes import (
     MultistageSampling,
     Poisson,
@@ -31,16 +36,19 @@ from jaxdp_episodic.report.report import privacy_report
 __version__ = "0.1.0"
 
 __all__ = [
+    "ApproximateDP",
     "ComposedSteps",
     "PrivacyInfo",
     "GaussianStep",
     "GroupedClasses",
     "IndependentEpisodes",
+    "LaplaceRelease",
     "MultistageSampling",
     "Poisson",
     "Population",
     "PrivacyReport",
     "WithoutReplacement",
+    "ZeroConcentratedDP",
     "advantage",
     "calibrate_noise_multiplier",
     "calibrate_num_steps",

@@ -75,11 +75,12 @@ def open_unit_array(name: str, value: Any) -> np.ndarray:
     return _in_range(name, value, array, (array > 0) & (array < 1), "lie in (0, 1)")
 
 
-def order_array(name: str, value: Any) -> np.ndarray:
-    """Returns Rényi orders as a float64 array, each finite and > 1."""
+def order_array(name: str, value: Any, *, infinite: bool = False) -> np.ndarray:
+    """Returns Rényi orders as a float64 array, each > 1, and finite unless allowed."""
     array = real_array(name, value)
-    good = (array > 1) & np.isfinite(array)
-    return _in_range(name, value, array, good, "be > 1 and finite")
+    good = (array > 1) & (np.isfinite(array) | infinite)
+    rule = "be > 1" if infinite else "be > 1 and finite"
+    return _in_range(name, value, array, good, rule)
 
 
 def single(name: str, array: np.ndarray) -> Any:

@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import functools
 import warnings
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 import numpy as np
 
 from jaxdp_episodic import _validation
+from jaxdp_episodic._engine import using_engine
 from jaxdp_episodic.accounting import worst_path
 from jaxdp_episodic.accounting.dominating_pair import run_of
 from jaxdp_episodic.accounting.question import DeltaAt, EpsilonAt
 from jaxdp_episodic.accounting.rdp.method import rdp_curve
 from jaxdp_episodic.accounting.run import Run
-from jaxdp_episodic.describe.step import ComposedSteps, GaussianStep
+from jaxdp_episodic.describe.step import AnyStep, ComposedSteps, GaussianStep
 
 METHODS = tuple(worst_path.METHODS)
 DIRECTIONS = ("forward", "backward", "both")
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
 class PrivacyInfo(NamedTuple):
@@ -35,8 +40,32 @@ class PrivacyInfo(NamedTuple):
     is_certified_bound: np.ndarray | np.bool_
 
 
+def on_engine(function: Callable[P, R]) -> Callable[P, R]:
+    """Makes a question run on the engine that its keyword ``engine`` names.
+
+    The function itself declares the keyword for its signature, and ignores it.
+    """
+
+    @functools.wraps(function)
+    def call(*args: P.args, **kwargs: P.kwargs) -> R:
+        engine = kwargs.pop("engine", None)
+        if engine is None:
+            return function(*args, **kwargs)
+        if not isinstance(engine, str):
+            raise TypeError(f"engine must be a name or None, got {engine!r}")
+        with using_engine(engine):
+            return function(*args, **kwargs)
+
+    return call
+
+
+@on_engine
 def rdp(
-    step: GaussianStep | ComposedSteps, orders: Any, *, direction: str = "both"
+    step: AnyStep,
+    orders: Any,
+    *,
+    direction: str = "both",
+    engine: str | None = None,
 ) -> np.ndarray | np.float64:
     """Returns the Rényi-DP curve of one step (or of a composed run).
 
@@ -47,13 +76,18 @@ def rdp(
     series; the quadrature used for all real orders agrees with it (tested).
 
     Args:
-      step: the step, or a run made by `compose`.
-      orders: real orders, each > 1 and finite; any shape, also empty.
+      step: a step, a release, or a run made by `compose`.
+      orders: real orders, each > 1, inf included; any shape, also empty.
       direction: "forward", "backward" or "both".
+      engine: "numpy", "jax" or "auto", which compiles where that pays; None is what
+        the environment variable JAXDP_EPISODIC_ENGINE says, else "auto". Both engines
+        give the same numbers, to 1e-9 and better.
 
     Returns:
       float64 nats of shape ``step.shape + np.shape(orders)``; a scalar order adds no
-      axis, and all-scalar input gives an ``np.float64``. ``inf`` without noise.
+      axis, and all-scalar input gives an ``np.float64``. ``inf`` without noise, and
+      where everything may be lost at once. At order inf the largest loss (an *upper
+      bound*), which is ``inf`` of Gaussian noise.
 
     Raises:
       TypeError: an argument of the wrong type.
@@ -64,24 +98,33 @@ def rdp(
     and Verdú (2016), arXiv:1508.00335, for the other profiles.
     """
     check_step(step)
-    orders = _validation.order_array("orders", orders)
+    orders = _validation.order_array("orders", orders, infinite=True)
     _validation.choice("direction", direction, DIRECTIONS)
     run = run_of(step, np.asarray(1)).with_axis()
+    run.refuse("rdp")
+    flat = orders.reshape(-1)
+    finite = np.where(np.isinf(flat), 2.0, flat)
     values = np.zeros((*step.shape, 1, orders.size))
     for one in ("forward", "backward") if direction == "both" else (direction,):
-        values = np.maximum(values, rdp_curve(orders.reshape(-1), run, one))
+        curve = rdp_curve(finite, run, one)
+        most = run.largest_loss(backward=one == "backward")
+        most = np.where(run.is_unprotected, np.inf, most)
+        values = np.maximum(values, np.where(np.isinf(flat), most, curve))
+    values = np.where(run.log_kept() < 0, np.inf, values)
     worst = values.max(axis=-2).reshape(step.shape + orders.shape)
     return _scalar_or_array(worst)
 
 
+@on_engine
 def epsilon(
-    step: GaussianStep | ComposedSteps,
+    step: AnyStep,
     *,
     delta: Any,
     num_steps: Any = None,
     method: str = "exact",
     orders: Any = None,
     return_info: bool = False,
+    engine: str | None = None,
 ) -> Any:
     """Returns epsilon of ``num_steps`` steps at the given delta.
 
@@ -98,14 +141,18 @@ def epsilon(
     * "pld": the upper end of `epsilon_interval`, a certified *upper bound*.
 
     Args:
-      step: the step, or a run made by `compose`.
-      delta: in (0, 1).
+      step: a step, a release, or a run made by `compose`.
+      delta: in [0, 1]. At 0 epsilon is the largest loss, ``inf`` of Gaussian noise; at
+        1 it is 0.
       num_steps: whole number >= 0; None for a composed run, which has its own counts.
       method: "rdp", "exact" or "pld".
       orders: with "rdp", use only these orders (1-d, not empty) instead of the search.
         If the best of them is the first or last, a warning says that the grid is too
         short.
       return_info: also return an `PrivacyInfo`; not with ``orders``.
+      engine: "numpy", "jax" or "auto", which compiles where that pays; None is what
+        the environment variable JAXDP_EPISODIC_ENGINE says, else "auto". Both engines
+        give the same numbers, to 1e-9 and better.
 
     Returns:
       float64 nats of the broadcast shape of step, ``delta`` and ``num_steps``;
@@ -116,10 +163,11 @@ def epsilon(
       TypeError: an argument of the wrong type.
       ValueError: a value out of range, ``num_steps`` given twice or not at all, or
         ``orders`` with another method than "rdp".
+      NotImplementedError: a method that lacks what it needs of a release.
     """
     check_step(step)
     check_method(method)
-    delta = _validation.open_unit_array("delta", delta)
+    delta = _validation.probability_array("delta", delta)
     _warn_about_delta(step, delta)
     run, shape = checked_run(step, num_steps, delta=delta)
     if orders is not None:
@@ -129,20 +177,22 @@ def epsilon(
                 f"return_info, got method={method!r}, return_info={return_info!r}"
             )
         return _epsilon_on_grid(run, delta, orders, shape)
-    answer = worst_path.answer(EpsilonAt(np.log(delta)), run, method)
+    answer = worst_path.answer(EpsilonAt(log_of(delta)), run, method)
     value, error, certified = (
         _scalar_or_array(np.broadcast_to(field, shape)) for field in answer
     )
     return (value, PrivacyInfo(error, certified)) if return_info else value
 
 
+@on_engine
 def delta(
-    step: GaussianStep | ComposedSteps,
+    step: AnyStep,
     *,
     epsilon: Any,
     num_steps: Any = None,
     method: str = "exact",
     return_info: bool = False,
+    engine: str | None = None,
 ) -> Any:
     """Returns delta of ``num_steps`` steps at the given epsilon.
 
@@ -150,15 +200,19 @@ def delta(
     other way, at the order that is best for it.
 
     Args:
-      step: the step, or a run made by `compose`.
-      epsilon: >= 0 and finite, nats.
+      step: a step, a release, or a run made by `compose`.
+      epsilon: >= 0, nats. At inf delta is the probability of losing everything at once.
       num_steps: whole number >= 0; None for a composed run.
       method: "rdp", "exact" or "pld".
       return_info: also return an `PrivacyInfo`.
+      engine: "numpy", "jax" or "auto", which compiles where that pays; None is what
+        the environment variable JAXDP_EPISODIC_ENGINE says, else "auto". Both engines
+        give the same numbers, to 1e-9 and better.
 
     Returns:
-      float64 in [0, 1] of the broadcast shape; 1 without noise. With ``return_info``
-      the pair ``(delta, info)``.
+      float64 in [0, 1] of the broadcast shape; 1 without noise, 0 where nothing is
+      lost or nothing above ``epsilon``. With ``return_info`` the pair ``(delta,
+      info)``.
 
     Raises:
       TypeError: an argument of the wrong type.
@@ -167,16 +221,27 @@ def delta(
     check_step(step)
     check_method(method)
     target = _validation.nonnegative_array("epsilon", epsilon)
-    if np.isinf(target).any():
-        raise ValueError(f"epsilon must be finite, got {epsilon!r}")
     run, shape = checked_run(step, num_steps, epsilon=target)
     answer = worst_path.answer(DeltaAt(target), run, method)
     log_delta, error, certified = (np.broadcast_to(a, shape) for a in answer)
-    # exp rounds to the nearest: one ulp up keeps the bound.
-    value = np.minimum(np.nextafter(np.exp(log_delta), 2.0), 1.0)
+    value = delta_of(log_delta, up=True)
     info = PrivacyInfo(_scalar_or_array(error), _scalar_or_array(certified))
     value = _scalar_or_array(value)
     return (value, info) if return_info else value
+
+
+def log_of(delta: np.ndarray) -> np.ndarray:
+    """Its logarithm, -inf at 0."""
+    with np.errstate(divide="ignore"):
+        return np.log(delta)
+
+
+def delta_of(log_delta: np.ndarray, *, up: bool) -> np.ndarray:
+    """``e^log_delta`` rounded up, or down; 0 and 1 are exact."""
+    # exp rounds to the nearest: one ulp outwards keeps the bound.
+    value = np.nextafter(np.exp(log_delta), 2.0 if up else -1.0)
+    value = np.where(log_delta == 0, 1.0, np.clip(value, 0.0, 1.0))
+    return np.where(np.isneginf(log_delta), 0.0, value)
 
 
 def worst_epsilon(
@@ -193,7 +258,7 @@ def check_method(method: str) -> None:
 
 
 def checked_run(
-    step: GaussianStep | ComposedSteps, num_steps: Any, **targets: np.ndarray
+    step: AnyStep, num_steps: Any, **targets: np.ndarray
 ) -> tuple[Run, tuple[int, ...]]:
     """The run of a step, and the shape of the answer."""
     named: dict[str, Any] = {"step": np.empty(step.shape, np.uint8), **targets}
@@ -224,39 +289,47 @@ def _epsilon_on_grid(
             f"got shape {grid.shape}"
         )
     grid = np.unique(grid)
+    run.refuse("rdp")
+    log_kept = run.log_kept()
+    # At delta 1 any order gives 0, at delta 0 none of them anything.
+    question = EpsilonAt(np.minimum(log_of(delta), -1e-300)[..., None])
+    left = question.given_kept(log_kept).target[..., None]
     curve = rdp_curve(grid, run.with_axis(), "forward")
     t = grid - 1
     values = curve + np.log1p(-1 / grid)
-    values = values - (np.log(delta)[..., None, None] + np.log(grid)) / t
+    values = values - (left + np.log(grid)) / t
     best = np.argmin(values, axis=-1)
     result = np.maximum(values.min(axis=-1), 0.0)
-    nothing = (curve == 0).all(axis=-1)
-    if np.any(~nothing & np.isfinite(result) & ((best == 0) | (best == t.size - 1))):
+    nothing = (curve == 0).all(axis=-1) & ~np.isneginf(left[..., 0])
+    nothing |= (curve == 0).all(axis=-1) & (log_kept == 0)
+    useful = ~nothing & np.isfinite(result) & (result > 0)
+    if np.any(useful & ((best == 0) | (best == t.size - 1))):
         warnings.warn(
             "the best order is the first or the last of `orders`: a longer grid, or "
             "orders=None, gives a smaller epsilon",
-            stacklevel=3,
+            stacklevel=4,
         )
     result = np.where(nothing, 0.0, result)
     return _scalar_or_array(np.broadcast_to(result.max(axis=-1), shape))
 
 
 def check_step(step: Any) -> None:
-    """Refuses what is neither a step nor a composed run."""
-    if not isinstance(step, GaussianStep | ComposedSteps):
+    """Refuses what is neither a step, a release, nor a composed run."""
+    if not isinstance(step, AnyStep):
         raise TypeError(f"step must be a GaussianStep or a composed run, got {step!r}")
 
 
-def _warn_about_delta(step: GaussianStep | ComposedSteps, delta: np.ndarray) -> None:
+def _warn_about_delta(step: AnyStep, delta: np.ndarray) -> None:
     """Warns where a delta lets the mechanism publish somebody's data outright."""
     parts = step.steps if isinstance(step, ComposedSteps) else (step,)
-    units = [n for part in parts if (n := part.num_protected_units) is not None]
+    gaussian = [part for part in parts if isinstance(part, GaussianStep)]
+    units = [n for part in gaussian if (n := part.num_protected_units) is not None]
     if units and delta.size and np.max(delta) * units[0] >= 1:
         warnings.warn(
             f"delta={np.max(delta):g} times {units[0]} protected units is at least 1: "
             "publishing one of them outright would satisfy it; take delta well below "
             f"{1 / units[0]:.1e}",
-            stacklevel=3,
+            stacklevel=4,
         )
 
 

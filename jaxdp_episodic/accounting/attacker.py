@@ -20,7 +20,7 @@ from jaxdp_episodic import _validation
 from jaxdp_episodic._engine import float64_boundary
 from jaxdp_episodic.accounting.api import delta
 from jaxdp_episodic.accounting.curve_points import curve_points, lower_hull
-from jaxdp_episodic.describe.step import ComposedSteps, GaussianStep
+from jaxdp_episodic.describe.step import AnyStep
 from jaxdp_episodic.losses.gaussian import log_gaussian_profile
 from jaxdp_episodic.numerics.roots import largest_within
 
@@ -32,7 +32,7 @@ _BLOCK = 1 << 22  # rates of an attacker at a time
 
 
 def trade_off(
-    step: GaussianStep | ComposedSteps,
+    step: AnyStep,
     *,
     false_positive_rate: Any,
     num_steps: Any = None,
@@ -73,7 +73,7 @@ def trade_off(
 
 
 def true_positive_rate(
-    step: GaussianStep | ComposedSteps,
+    step: AnyStep,
     *,
     false_positive_rate: Any,
     num_steps: Any = None,
@@ -88,7 +88,7 @@ def true_positive_rate(
 
 
 def advantage(
-    step: GaussianStep | ComposedSteps,
+    step: AnyStep,
     *,
     num_steps: Any = None,
     method: str = "exact",
@@ -118,7 +118,7 @@ def advantage(
 
 
 def upper_delta(
-    step: GaussianStep | ComposedSteps,
+    step: AnyStep,
     *,
     epsilon: Any,
     num_steps: Any = None,
@@ -139,7 +139,7 @@ def upper_delta(
 
 
 def gdp_mu(
-    step: GaussianStep | ComposedSteps,
+    step: AnyStep,
     *,
     num_steps: Any = None,
     method: str = "exact",

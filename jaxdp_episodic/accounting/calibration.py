@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from jaxdp_episodic import _validation
-from jaxdp_episodic.accounting.api import check_method
+from jaxdp_episodic.accounting.api import check_method, on_engine
 from jaxdp_episodic.accounting.dominating_pair import dominating_pair
 from jaxdp_episodic.accounting.question import EpsilonAt
 from jaxdp_episodic.accounting.run import Run
@@ -22,13 +22,14 @@ from jaxdp_episodic.describe.designs import (
     GroupedClasses,
     IndependentEpisodes,
 )
+from jaxdp_episodic.describe.releases import RELEASES, LaplaceRelease
 from jaxdp_episodic.describe.schemes import (
     MultistageSampling,
     Poisson,
     Scheme,
     WithoutReplacement,
 )
-from jaxdp_episodic.describe.step import GaussianStep, Sampling
+from jaxdp_episodic.describe.step import GaussianStep, OneStep, Sampling
 from jaxdp_episodic.losses.privacy_loss import PrivacyLoss
 from jaxdp_episodic.numerics.roots import largest_within
 
@@ -40,22 +41,25 @@ _SMALLEST_PROBABILITY = 1e-15
 _MAX_STEPS = 2**53
 
 
+@on_engine
 def calibrate_noise_multiplier(
-    step: GaussianStep,
+    step: GaussianStep | LaplaceRelease,
     *,
     epsilon: Any,
     delta: Any,
     num_steps: Any,
     method: str = "exact",
+    engine: str | None = None,
 ) -> np.ndarray | np.float64:
     """Returns the smallest noise multiplier that keeps epsilon within the target.
 
     Args:
-      step: the step; the noise that it has is ignored.
+      step: the step, or a `LaplaceRelease`; the noise that it has is ignored.
       epsilon: target, > 0 and finite, nats.
       delta: in (0, 1).
       num_steps: whole number >= 0.
       method: how epsilon is computed; see `epsilon`.
+      engine: see `epsilon`.
 
     Returns:
       float64 of the broadcast shape, within 1e-7 relative of the smallest such noise
@@ -67,7 +71,7 @@ def calibrate_noise_multiplier(
       ValueError: a value out of range.
     """
     check_method(method)
-    _check_is_step(step)
+    _check_is(step, GaussianStep, LaplaceRelease)
     step = dataclasses.replace(step, noise_multiplier=1.0)
     run = _Targets(step, epsilon, delta, num_steps, method)
     with engine_for(run.size * _EVALUATIONS, method):
@@ -90,8 +94,14 @@ def calibrate_noise_multiplier(
     return run.shaped(found)
 
 
+@on_engine
 def calibrate_num_steps(
-    step: GaussianStep, *, epsilon: Any, delta: Any, method: str = "exact"
+    step: OneStep,
+    *,
+    epsilon: Any,
+    delta: Any,
+    method: str = "exact",
+    engine: str | None = None,
 ) -> np.ndarray | np.int64:
     """Returns the largest number of steps that stays within the target epsilon.
 
@@ -100,6 +110,7 @@ def calibrate_num_steps(
       epsilon: target, > 0 and finite, nats.
       delta: in (0, 1).
       method: how epsilon is computed; see `epsilon`.
+      engine: see `epsilon`.
 
     Returns:
       int64 of the broadcast shape; 0 where one step is too many, 2**53 where that many
@@ -110,7 +121,7 @@ def calibrate_num_steps(
       ValueError: a value out of range.
     """
     check_method(method)
-    _check_is_step(step)
+    _check_is(step, GaussianStep, *RELEASES)
     run = _Targets(step, epsilon, delta, 1, method)
 
     def excess(count: np.ndarray, active: np.ndarray) -> np.ndarray:
@@ -126,6 +137,7 @@ def calibrate_num_steps(
     return run.shaped(found)
 
 
+@on_engine
 def calibrate_rate(
     step: GaussianStep,
     *,
@@ -134,6 +146,7 @@ def calibrate_rate(
     delta: Any,
     num_steps: Any,
     method: str = "exact",
+    engine: str | None = None,
 ) -> np.ndarray | np.float64 | np.int64:
     """Returns the largest rate of one level that keeps epsilon within the target.
 
@@ -145,6 +158,7 @@ def calibrate_rate(
       delta: in (0, 1).
       num_steps: whole number >= 0.
       method: how epsilon is computed; see `epsilon`.
+      engine: see `epsilon`.
 
     Returns:
       The broadcast shape: float64 probabilities (within 1e-7 relative of the largest,
@@ -156,7 +170,7 @@ def calibrate_rate(
       ValueError: a value out of range, an unknown level, or one that is not drawn.
     """
     check_method(method)
-    _check_is_step(step)
+    _check_is(step, GaussianStep)
     scheme = _scheme_of(step, level)
     smallest = _smallest_size(step, level)
     one = dataclasses.replace(step, sampling=_with_rate(step, level, smallest))
@@ -195,7 +209,7 @@ class _Targets:
 
     def __init__(
         self,
-        step: GaussianStep,
+        step: OneStep,
         epsilon: Any,
         delta: Any,
         num_steps: Any,
@@ -214,6 +228,7 @@ class _Targets:
         self.epsilon, self.delta = flat["epsilon"], flat["delta"]
         self.num_steps = flat["num_steps"]
         self.loss, self.method = dominating_pair(step), method
+        Run((self.loss,), (np.ones(1),)).refuse(method)
 
     def inverse_noise(
         self, start: np.ndarray, factor: float, tolerance: float
@@ -319,9 +334,10 @@ def _bracket(
     return np.where(never, 0.0, low), np.where(never, 0.0, high), values
 
 
-def _check_is_step(step: Any) -> None:
-    if not isinstance(step, GaussianStep):
-        raise TypeError(f"step must be a GaussianStep, got {step!r}")
+def _check_is(step: Any, *kinds: type) -> None:
+    if not isinstance(step, kinds):
+        names = " or a ".join(kind.__name__ for kind in kinds)
+        raise TypeError(f"step must be a {names}, got {step!r}")
 
 
 def _scheme_of(step: GaussianStep, level: str) -> Scheme:

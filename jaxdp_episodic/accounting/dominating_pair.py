@@ -14,23 +14,37 @@ import numpy as np
 from jaxdp_episodic.accounting.run import Run
 from jaxdp_episodic.describe.designs import GroupedClasses, IndependentEpisodes
 from jaxdp_episodic.describe.rates import max_contributions
+from jaxdp_episodic.describe.releases import (
+    ApproximateDP,
+    LaplaceRelease,
+    ZeroConcentratedDP,
+)
 from jaxdp_episodic.describe.schemes import MultistageSampling, Poisson
-from jaxdp_episodic.describe.step import STEP, ComposedSteps, GaussianStep
+from jaxdp_episodic.describe.step import (
+    STEP,
+    AnyStep,
+    ComposedSteps,
+    GaussianStep,
+    OneStep,
+)
 from jaxdp_episodic.losses.antipodal_gaussian import AntipodalGaussianLoss
 from jaxdp_episodic.losses.independent_episodes import (
     IndependentEpisodesLoss,
     ZeroedEpisodesLoss,
 )
+from jaxdp_episodic.losses.laplace import LaplaceLoss
 from jaxdp_episodic.losses.privacy_loss import PrivacyLoss
+from jaxdp_episodic.losses.randomized_response import RandomizedResponseLoss
 from jaxdp_episodic.losses.sampled_gaussian import SampledGaussianLoss
 from jaxdp_episodic.losses.swapped_gaussian import SwappedGaussianLoss
+from jaxdp_episodic.losses.zero_concentrated import ZeroConcentratedLoss
 from jaxdp_episodic.losses.zeroed_gaussian import ZeroedGaussianLoss
 
 MOST_EPISODES = 1_000_000
 _ALWAYS = np.ones(1)
 
 
-def dominating_pair(step: GaussianStep) -> PrivacyLoss:
+def dominating_pair(step: OneStep) -> PrivacyLoss:
     """Returns the dominating pair of one step, for every setting and every path.
 
     Its fields are float64 and broadcast together to ``(*step.shape, P)``, the last
@@ -41,6 +55,8 @@ def dominating_pair(step: GaussianStep) -> PrivacyLoss:
         bound of the number is known.
       NotImplementedError: more independent episodes than a sum can have terms.
     """
+    if not isinstance(step, GaussianStep):
+        return _of_release(step)
     if isinstance(step.design, IndependentEpisodes):
         return _independent_episodes(step, step.design)
     if isinstance(step.design, GroupedClasses):
@@ -48,7 +64,7 @@ def dominating_pair(step: GaussianStep) -> PrivacyLoss:
     return _multistage(step, step.design)
 
 
-def run_of(step: GaussianStep | ComposedSteps, num_steps: np.ndarray | None) -> Run:
+def run_of(step: AnyStep, num_steps: np.ndarray | None) -> Run:
     """Returns the run of a step, or of composed ones, with a path axis."""
     if isinstance(step, ComposedSteps):
         losses = tuple(dominating_pair(part) for part in step.steps)
@@ -57,6 +73,30 @@ def run_of(step: GaussianStep | ComposedSteps, num_steps: np.ndarray | None) -> 
     assert num_steps is not None  # the callers check
     count = np.asarray(num_steps, np.float64)[..., None]
     return Run((dominating_pair(step),), (count,))
+
+
+def _of_release(release: OneStep) -> PrivacyLoss:
+    """What a release says of itself."""
+
+    def field(value: float | np.ndarray) -> np.ndarray:
+        return np.asarray(value, np.float64)[..., None]
+
+    if isinstance(release, LaplaceRelease):
+        # Both contents of a changed unit are clipped: up to two clip norms apart.
+        moved = 1.0 if release.neighboring_relation == "add_remove" else 2.0
+        with np.errstate(divide="ignore", over="ignore"):
+            shift = np.divide(moved, field(release.noise_multiplier))
+        return LaplaceLoss(_ALWAYS, field(release.sampling_probability), shift)
+    if isinstance(release, ApproximateDP):
+        return RandomizedResponseLoss(
+            _ALWAYS, field(release.epsilon), field(release.delta)
+        )
+    if isinstance(release, ZeroConcentratedDP):
+        rho = field(release.rho)
+        if release.is_gaussian:
+            return SampledGaussianLoss(_ALWAYS, _ALWAYS, np.sqrt(2 * rho))
+        return ZeroConcentratedLoss(_ALWAYS, rho)
+    raise TypeError(f"step must be a GaussianStep or a release, got {release!r}")
 
 
 def _multistage(step: GaussianStep, sampling: MultistageSampling) -> PrivacyLoss:

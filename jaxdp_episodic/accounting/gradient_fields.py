@@ -27,7 +27,7 @@ def field_names(step: GaussianStep | ComposedSteps) -> tuple[str, ...]:
     """
     if isinstance(step, GaussianStep):
         return NOISE, COUNT, *_rate_names(step)
-    each = [field_names(part) for part in step.steps]
+    each = [field_names(part) for part in step.gaussian_steps]
     together = dict.fromkeys(name for names in each for name in names)
     alone = (f"{name}[{i}]" for i, names in enumerate(each) for name in names)
     return *together, *alone
@@ -53,10 +53,10 @@ def directions(name: str, step: GaussianStep | ComposedSteps) -> Directions:
     if isinstance(step, GaussianStep):
         return (_direction(name, step),)
     plain, _, index = name.partition("[")
-    chosen = range(len(step.steps)) if not index else (int(index[:-1]),)
+    chosen = range(len(step.gaussian_steps)) if not index else (int(index[:-1]),)
     return tuple(
         _direction(plain if i in chosen else "", part)
-        for i, part in enumerate(step.steps)
+        for i, part in enumerate(step.gaussian_steps)
     )
 
 

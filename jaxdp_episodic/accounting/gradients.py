@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from jaxdp_episodic import _validation
 from jaxdp_episodic.accounting import api
 from jaxdp_episodic.accounting.exact.method import exact_answer
 from jaxdp_episodic.accounting.gradient_fields import checked_names, directions
@@ -20,7 +21,7 @@ from jaxdp_episodic.accounting.paths import undominated_paths
 from jaxdp_episodic.accounting.question import DeltaAt, EpsilonAt
 from jaxdp_episodic.accounting.rdp.method import rdp_bound
 from jaxdp_episodic.accounting.run import Run
-from jaxdp_episodic.describe.step import ComposedSteps, GaussianStep
+from jaxdp_episodic.describe.step import ComposedSteps, GaussianStep, gaussian_parts
 
 # Relative error of epsilon up to which a direction, or a path, is taken to attain it;
 # and the least epsilon that it is relative to.
@@ -86,7 +87,8 @@ def epsilon_and_gradient(
       ValueError: a value out of range, ``num_steps`` given twice or not at all, or a
         name that the step does not have.
     """
-    api.check_step(step)
+    gaussian_parts(step, "epsilon_and_gradient")
+    _validation.open_unit_array("delta", delta)
     names = checked_names(wrt, step)
     value, info = api.epsilon(step, delta=delta, num_steps=num_steps, return_info=True)
     log_delta = np.log(np.asarray(delta, np.float64))

@@ -7,20 +7,29 @@ from typing import Any
 import numpy as np
 
 from jaxdp_episodic import _validation
-from jaxdp_episodic.accounting.api import check_step, checked_run
+from jaxdp_episodic.accounting.api import (
+    check_step,
+    checked_run,
+    delta_of,
+    log_of,
+    on_engine,
+)
 from jaxdp_episodic.accounting.paths import undominated_paths
 from jaxdp_episodic.accounting.pld.method import pld_bounds
 from jaxdp_episodic.accounting.question import Answer, DeltaAt, EpsilonAt, Question
 from jaxdp_episodic.accounting.run import Run
-from jaxdp_episodic.describe.step import ComposedSteps, GaussianStep
+from jaxdp_episodic.accounting.worst_path import end_values
+from jaxdp_episodic.describe.step import AnyStep
 
 
+@on_engine
 def epsilon_interval(
-    step: GaussianStep | ComposedSteps,
+    step: AnyStep,
     *,
     delta: Any,
     num_steps: Any = None,
     max_width: float | None = None,
+    engine: str | None = None,
 ) -> tuple[Any, Any]:
     """Returns certified lower and upper ends of epsilon at the given delta.
 
@@ -31,11 +40,13 @@ def epsilon_interval(
     are those of the largest epsilon over the paths.
 
     Args:
-      step: the step, or a run made by `compose`.
-      delta: in (0, 1).
+      step: a step, a release, or a run made by `compose`.
+      delta: in [0, 1]. At 0 the ends are 0 and the largest loss, unless nothing is lost
+        or everything may be.
       num_steps: whole number >= 0; None for a composed run.
       max_width: largest width of the interval in nats, > 0; None for 1 % of epsilon or
         1e-4, whichever is larger.
+      engine: see `jaxdp_episodic.epsilon`.
 
     Returns:
       ``(lower, upper)``, float64 nats of the broadcast shape; ``(inf, inf)`` without
@@ -49,24 +60,30 @@ def epsilon_interval(
     Reference: Doroshenko, Ghazi, Kamath, Kumar, Manurangsi (2022), arXiv:2207.04380.
     """
     check_step(step)
-    delta = _validation.open_unit_array("delta", delta)
+    delta = _validation.probability_array("delta", delta)
     if max_width is not None:
         max_width = float(_validation.positive_array("max_width", max_width))
     run, shape = checked_run(step, num_steps, delta=delta)
-    return _ends(EpsilonAt(np.log(delta)), run, shape, max_width)
+    return _ends(EpsilonAt(log_of(delta)), run, shape, max_width)
 
 
+@on_engine
 def delta_interval(
-    step: GaussianStep | ComposedSteps, *, epsilon: Any, num_steps: Any = None
+    step: AnyStep,
+    *,
+    epsilon: Any,
+    num_steps: Any = None,
+    engine: str | None = None,
 ) -> tuple[Any, Any]:
     """Returns certified lower and upper ends of delta at the given epsilon.
 
     See `epsilon_interval`.
 
     Args:
-      step: the step, or a run made by `compose`.
-      epsilon: >= 0 and finite, nats.
+      step: a step, a release, or a run made by `compose`.
+      epsilon: >= 0, nats.
       num_steps: whole number >= 0; None for a composed run.
+      engine: see `jaxdp_episodic.epsilon`.
 
     Returns:
       ``(lower, upper)``, float64 in [0, 1] of the broadcast shape.
@@ -77,29 +94,38 @@ def delta_interval(
     """
     check_step(step)
     target = _validation.nonnegative_array("epsilon", epsilon)
-    if np.isinf(target).any():
-        raise ValueError(f"epsilon must be finite, got {epsilon!r}")
     run, shape = checked_run(step, num_steps, epsilon=target)
     lower, upper = _ends(DeltaAt(target), run, shape, None)
-    # exp rounds to the nearest: one ulp outwards keeps the interval.
-    lower = np.maximum(np.nextafter(np.exp(lower), -1.0), 0.0)
-    upper = np.minimum(np.nextafter(np.exp(upper), 2.0), 1.0)
-    return lower[()], upper[()]
+    return delta_of(lower, up=False)[()], delta_of(upper, up=True)[()]
 
 
 def _ends(
     question: Question, run: Run, shape: tuple[int, ...], width: float | None
 ) -> tuple[Any, Any]:
     """Both ends for each path, the largest of each taken last."""
+    run.refuse("pld")
     run = run.take_paths(undominated_paths(run))
     question = question.at(np.broadcast_to(question.target, shape)[..., None])
+    at_end = question.at_end(run.most_lost())
+    inside = question.inside()
     log_kept = run.log_kept()
-    left = question.given_kept(log_kept)
-    hopeless = np.isnan(left.target) | np.isneginf(left.target)
-    left = left.at(np.where(hopeless, -1.0, left.target))
     nothing = np.zeros(())
-    ends = []
-    for end in pld_bounds(left, run, width=width):
-        given = question.with_failure(Answer(end, nothing, nothing), log_kept).value
-        ends.append(np.array(np.broadcast_to(given.max(axis=-1), shape))[()])
+    ends: list[np.ndarray] = []
+    both: tuple[np.ndarray, np.ndarray] | None = None
+    for place, up in enumerate((False, True)):
+        left = inside.given_kept(log_kept, up=up)
+        hopeless = np.isneginf(left.target)
+        left = left.at(np.where(hopeless, -1.0, left.target))
+        # Targets differ, by roundings, only where something may be lost at once.
+        if both is None or np.any(log_kept):
+            both = pld_bounds(left, run, width=width)
+        found = Answer(both[place], nothing, nothing)
+        end = inside.with_failure(found, log_kept, up=up).value
+        if np.any(at_end):
+            limit = end_values(question, run)
+            # At delta 0 the largest loss is an upper end only.
+            known = ~np.isfinite(limit) | (limit == 0) | (not question.is_epsilon)
+            limit = np.where(known | up, limit, 0.0)
+            end = np.where(at_end, limit, end)
+        ends.append(np.array(np.broadcast_to(end.max(axis=-1), shape))[()])
     return ends[0], ends[1]

@@ -8,16 +8,24 @@ import numpy as np
 
 from jaxdp_episodic import _validation
 from jaxdp_episodic._engine import float64_boundary
+from jaxdp_episodic.accounting.api import on_engine
 from jaxdp_episodic.accounting.dominating_pair import dominating_pair
-from jaxdp_episodic.describe.step import GaussianStep
+from jaxdp_episodic.accounting.question import Answer, DeltaAt
+from jaxdp_episodic.accounting.run import Run
+from jaxdp_episodic.describe.step import OneStep
 from jaxdp_episodic.losses.privacy_loss import PrivacyLoss
 from jaxdp_episodic.numerics.loops import Array
 
 DIRECTIONS = ("forward", "backward", "both")
 
 
+@on_engine
 def privacy_profile(
-    step: GaussianStep, epsilon: Any, *, direction: str = "both"
+    step: OneStep,
+    epsilon: Any,
+    *,
+    direction: str = "both",
+    engine: str | None = None,
 ) -> np.ndarray | np.float64:
     """Returns delta of a *single* step at the given epsilon.
 
@@ -26,10 +34,11 @@ def privacy_profile(
     be added up over steps: for those use `epsilon` and `delta`.
 
     Args:
-      step: one step, not a composed run.
+      step: one step or release, not a composed run.
       epsilon: >= 0, nats; any shape that broadcasts with the step.
       direction: "forward" (the larger data set against the smaller), "backward" or
         "both" (the larger delta).
+      engine: see `jaxdp_episodic.epsilon`.
 
     Returns:
       float64 in [0, 1] of the broadcast shape; with a `Population` the worst path's.
@@ -41,14 +50,28 @@ def privacy_profile(
     Reference: Balle, Barthe, Gaboardi (2018), arXiv:1807.01647, and the theorems in
     docs/theory.md, "Profiles" and "Other designs".
     """
-    if not isinstance(step, GaussianStep):
-        raise TypeError(f"step must be a GaussianStep, got {step!r}")
+    if not isinstance(step, OneStep):
+        raise TypeError(f"step must be a GaussianStep or a release, got {step!r}")
     target = _validation.nonnegative_array("epsilon", epsilon)
     _validation.choice("direction", direction, DIRECTIONS)
     shape = _validation.broadcast_shape(
         step=np.empty(step.shape, np.uint8), epsilon=target
     )
-    forward, backward = _log_profiles(target[..., None], dominating_pair(step))
+    loss = dominating_pair(step)
+    Run((loss,), (np.ones(1),)).refuse("exact")
+    target = target[..., None]
+    finite = np.where(np.isinf(target), 1e300, target)
+    at_end = np.isinf(target) & ~loss.is_unprotected
+    log_kept = loss.log_kept()
+    forward, backward = (
+        DeltaAt(target)
+        .with_failure(Answer(log_profile, target, target), log_kept)
+        .value
+        for log_profile in (
+            np.where(at_end, -np.inf, profile)
+            for profile in _log_profiles(finite, loss)
+        )
+    )
     chosen = {
         "forward": forward,
         "backward": backward,

@@ -11,6 +11,9 @@ from typing import ClassVar, NamedTuple, Self
 
 import numpy as np
 
+# Rounding of a logarithm, relative to 1 and its size: of a few operations.
+_ROUNDING = 1e-15
+
 
 class Answer(NamedTuple):
     """Answers of the settings' shape.
@@ -55,15 +58,29 @@ class Question:
         """What an error of the answer is relative to."""
         raise NotImplementedError
 
-    def given_kept(self, log_kept: np.ndarray) -> Self:
+    def at_end(self, largest_loss: np.ndarray) -> np.ndarray:
+        """Where the target is at an end of its range: no method is asked there."""
+        raise NotImplementedError
+
+    def end_value(self, largest_loss: np.ndarray, log_kept: np.ndarray) -> np.ndarray:
+        """The answers there, from what a run can lose; see `Run`."""
+        raise NotImplementedError
+
+    def inside(self) -> Self:
+        """Returns the question with some other target where it is infinite."""
+        raise NotImplementedError
+
+    def given_kept(self, log_kept: np.ndarray, *, up: bool = True) -> Self:
         """Returns what is to be asked of what is left when nothing is lost at once.
 
         With probability ``1 - e^log_kept`` everything is lost; ``delta = 1 - k + k
-        delta'``.
+        delta'``. Rounded so that the answer errs upwards, or downwards.
         """
         raise NotImplementedError
 
-    def with_failure(self, answer: Answer, log_kept: np.ndarray) -> Answer:
+    def with_failure(
+        self, answer: Answer, log_kept: np.ndarray, *, up: bool = True
+    ) -> Answer:
         """Returns the answer to this question from that to `given_kept`'s."""
         raise NotImplementedError
 
@@ -82,20 +99,48 @@ class EpsilonAt(Question):
         """Epsilon, or a thousandth."""
         return np.maximum(np.abs(value), self.smallest)
 
-    def given_kept(self, log_kept: np.ndarray) -> EpsilonAt:
-        """``delta' = (delta - f) / (1 - f)``; NaN where delta is f or less."""
-        with np.errstate(invalid="ignore", divide="ignore"):
-            log_lost = np.log(-np.expm1(log_kept))
-            left = self.target + np.log1p(-np.exp(log_lost - self.target))
-            # Rounded down: a smaller delta asks for a larger epsilon.
-            left = left - 4e-16 * (1 + np.abs(left) + np.exp(log_lost - left))
-            left = np.where(log_kept == 0, self.target, left - log_kept)
-        return EpsilonAt(left)
+    def at_end(self, largest_loss: np.ndarray) -> np.ndarray:
+        """At delta 0 and 1."""
+        del largest_loss
+        return np.isneginf(self.target) | (self.target >= 0)
 
-    def with_failure(self, answer: Answer, log_kept: np.ndarray) -> Answer:
+    def end_value(self, largest_loss: np.ndarray, log_kept: np.ndarray) -> np.ndarray:
+        """At delta 0 the largest loss, if nothing is lost at once; at 1 nothing."""
+        without = np.where(log_kept < 0, np.inf, largest_loss)
+        return np.where(self.target >= 0, 0.0, without)
+
+    def inside(self) -> EpsilonAt:
+        """Delta 1/2 there."""
+        end = np.isneginf(self.target) | (self.target >= 0)
+        return EpsilonAt(np.where(end, -np.log(2.0), self.target))
+
+    def given_kept(self, log_kept: np.ndarray, *, up: bool = True) -> EpsilonAt:
+        """``delta' = (delta - f) / (1 - f)``; -inf where delta is f or less.
+
+        A smaller delta' asks for a larger epsilon: it is rounded down for an answer
+        that errs upwards. The logarithms are known to a rounding of their size each,
+        and their difference, where delta is next to f, is ``f / (delta - f)`` times as
+        far off.
+        """
+        with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
+            log_lost = np.log(-np.expm1(log_kept))
+            gap = np.exp(log_lost - self.target)
+            left = self.target + np.log1p(-gap)
+            sizes = 2 + np.abs(self.target) + np.abs(log_lost)
+            error = _ROUNDING * (sizes + np.abs(left) + sizes * gap / (1 - gap))
+            left = left - error if up else left + error
+            left = np.where(gap < 1, left - log_kept, -np.inf)
+            if not up:  # Which side of 1 the quotient is on, rounding may have decided.
+                left = np.where(np.abs(gap - 1) <= 4 * _ROUNDING * sizes, 0.0, left)
+            left = np.where(log_kept == 0, self.target, left)
+        # Next to delta 1 there is no rounding above it.
+        return EpsilonAt(np.minimum(left, -1e-300))
+
+    def with_failure(
+        self, answer: Answer, log_kept: np.ndarray, *, up: bool = True
+    ) -> Answer:
         """Infinite where delta does not even cover the failure."""
-        hopeless = np.isnan(self.given_kept(log_kept).target)
-        hopeless |= np.isneginf(self.given_kept(log_kept).target)
+        hopeless = np.isneginf(self.given_kept(log_kept, up=up).target)
         return Answer(
             np.where(hopeless, np.inf, answer.value),
             np.where(hopeless, 0.0, answer.error),
@@ -116,15 +161,39 @@ class DeltaAt(Question):
         del value
         return 1.0
 
-    def given_kept(self, log_kept: np.ndarray) -> DeltaAt:
-        """The same epsilon."""
-        del log_kept
-        return self
+    def at_end(self, largest_loss: np.ndarray) -> np.ndarray:
+        """At an infinite epsilon, or from the largest loss on."""
+        return self.target >= largest_loss
 
-    def with_failure(self, answer: Answer, log_kept: np.ndarray) -> Answer:
-        """``delta = f + (1 - f) delta'``, rounded up; the relative error shrinks."""
+    def end_value(self, largest_loss: np.ndarray, log_kept: np.ndarray) -> np.ndarray:
+        """The probability that everything is lost at once."""
+        del largest_loss
         with np.errstate(divide="ignore"):
             log_lost = np.log(-np.expm1(log_kept))
-        value = np.minimum(np.logaddexp(log_lost, log_kept + answer.value) + 4e-16, 0.0)
+        return np.where(log_kept < 0, _outward(log_lost, up=True), -np.inf)
+
+    def inside(self) -> DeltaAt:
+        """Epsilon 1 there."""
+        return DeltaAt(np.where(np.isposinf(self.target), 1.0, self.target))
+
+    def given_kept(self, log_kept: np.ndarray, *, up: bool = True) -> DeltaAt:
+        """The same epsilon."""
+        del log_kept, up
+        return self
+
+    def with_failure(
+        self, answer: Answer, log_kept: np.ndarray, *, up: bool = True
+    ) -> Answer:
+        """``delta = f + (1 - f) delta'``, rounded; the relative error shrinks."""
+        with np.errstate(divide="ignore"):
+            log_lost = np.log(-np.expm1(log_kept))
+        value = np.logaddexp(log_lost, log_kept + answer.value)
+        value = np.minimum(_outward(value, up=up), 0.0)
         value = np.where(log_kept == 0, answer.value, value)
         return answer._replace(value=value)
+
+
+def _outward(log_value: np.ndarray, *, up: bool) -> np.ndarray:
+    """A sum of logarithms moved by its rounding, which is relative to their size."""
+    error = _ROUNDING * (2 + np.abs(np.where(np.isfinite(log_value), log_value, 0.0)))
+    return log_value + error if up else log_value - error

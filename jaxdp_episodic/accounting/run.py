@@ -115,13 +115,33 @@ class Run:
         return bare
 
     def largest_loss(self, *, backward: bool) -> np.ndarray:
-        """Upper bound of what the run can lose in one direction."""
+        """Upper bound of what the run can lose in one direction, but all at once."""
         total = np.zeros(self.shape)
         for loss, count in zip(self.losses, self.counts, strict=True):
             most = loss.largest_loss(backward=backward)
+            most = np.where(loss.loses_nothing, 0.0, most)
             with np.errstate(invalid="ignore"):  # no step of an unbounded loss
                 total = total + np.where(count > 0, count * most, 0.0)
         return total * (1 + 1e-12)
+
+    def most_lost(self) -> np.ndarray:
+        """Upper bound of the loss in either direction; inf without noise."""
+        most = np.maximum(*(self.largest_loss(backward=b) for b in (False, True)))
+        return np.where(self.is_unprotected, np.inf, most)
+
+    def refuse(self, method: str) -> None:
+        """Refuses a method that a mechanism lacks what it needs for.
+
+        Raises:
+          NotImplementedError: naming the mechanism.
+        """
+        for loss in self.losses:
+            if method not in loss.methods:
+                name = type(loss).__name__.removesuffix("Loss")
+                raise NotImplementedError(
+                    f"{name} is known by its Rényi divergence alone, which "
+                    f"method={method!r} cannot answer; method='rdp' covers it"
+                )
 
     def log_kept(self) -> np.ndarray:
         """Logarithm of the probability that no step loses everything at once."""

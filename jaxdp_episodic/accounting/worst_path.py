@@ -44,14 +44,42 @@ def answer(question: Question, run: Run, method: str) -> Answer:
       Value, error and whether it is certified only, of the broadcast shape without
       the path axis.
     """
+    run.refuse(method)
     question = question.at(np.asarray(question.target, np.float64)[..., None])
     run = run.take_paths(undominated_paths(run))
+    at_end = question.at_end(run.most_lost()).all(axis=-1)
+    if not np.any(at_end):
+        return _inside(question, run, method)
+    found = _inside(question.inside(), run, method)
+    value = end_values(question, run).max(axis=-1)
+    return Answer(
+        np.where(at_end, value, found.value),
+        np.where(at_end, 0.0, found.error),
+        np.where(at_end, False, found.is_certified),
+    )
+
+
+def end_values(question: Question, run: Run) -> np.ndarray:
+    """Answers at the ends of the target's range, at every setting and path.
+
+    *Exact*, but an upper bound at delta 0 (see `PrivacyLoss.largest_loss`), and at an
+    infinite epsilon without noise, where delta is taken for 1.
+    """
+    value = question.end_value(run.most_lost(), run.log_kept())
+    bare = run.is_unprotected & ~run.loses_nothing
+    if question.is_epsilon:
+        bare = bare & (question.target < 0)
+    return np.where(bare, question.everything, value)
+
+
+def _inside(question: Question, run: Run, method: str) -> Answer:
+    """The answer at targets that are not at an end."""
     log_kept = run.log_kept()
     if not np.any(log_kept):
         return _worst(question, run, method)
     # Something may be lost at once: what is left is asked about, path by path.
     left = question.given_kept(log_kept)
-    hopeless = np.isnan(left.target) | np.isneginf(left.target)
+    hopeless = np.isneginf(left.target)
     left = left.at(np.where(hopeless, -1.0, left.target))
     given = _each_path(left, run, method)
     given = question.with_failure(given, log_kept)
@@ -60,8 +88,16 @@ def answer(question: Question, run: Run, method: str) -> Answer:
 
 def _each_path(question: Question, run: Run, method: str) -> Answer:
     shape = np.broadcast_shapes(question.target.shape, run.shape)
-    found = METHODS[method](question, run)
+    found = _ask(question, run, method)
     return Answer(*(np.broadcast_to(field, shape) for field in found))
+
+
+def _ask(question: Question, run: Run, method: str) -> Answer:
+    """The method's answer; no epsilon is above the largest loss."""
+    found = METHODS[method](question, run)
+    if not question.is_epsilon:
+        return found
+    return found._replace(value=np.minimum(found.value, run.most_lost()))
 
 
 def _largest(every: Answer) -> Answer:
@@ -85,7 +121,7 @@ def _worst(question: Question, run: Run, method: str) -> Answer:
     def at(row: np.ndarray, path: np.ndarray) -> Answer:
         """The answers at some settings and paths, each (m,)."""
         some = flat.map(lambda field: field[row, path])
-        return METHODS[method](question.at(target[row, path]), some)
+        return _ask(question.at(target[row, path]), some, method)
 
     settings = np.arange(len(bound))
     first = bound.argmax(axis=1)

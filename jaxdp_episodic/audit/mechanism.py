@@ -31,7 +31,12 @@ from jaxdp_episodic.audit.simulation import (
     tallied,
 )
 from jaxdp_episodic.audit.worst_case import Branches, dominating_branches, worst_case
-from jaxdp_episodic.describe.step import ComposedSteps, GaussianStep
+from jaxdp_episodic.describe.step import (
+    AnyStep,
+    ComposedSteps,
+    GaussianStep,
+    gaussian_parts,
+)
 
 # Share of the draws by which the event is chosen; the others are counted.
 _CHOOSING = 0.1
@@ -72,7 +77,7 @@ class MechanismAudit(NamedTuple):
 
 
 def audit_mechanism(
-    step: GaussianStep | ComposedSteps,
+    step: AnyStep,
     *,
     delta: float,
     num_steps: int | None = None,
@@ -140,9 +145,9 @@ def audit_mechanism(
     )
 
 
-def total_draws(step: GaussianStep | ComposedSteps, num_draws: int) -> int:
+def total_draws(step: AnyStep, num_draws: int) -> int:
     """Returns about how many runs an audit simulates, with the unit and without."""
-    parts = step.steps if isinstance(step, ComposedSteps) else (step,)
+    parts = gaussian_parts(step, "an audit")
     is_one = all(_alike(dominating_branches(p), worst_case(p)) for p in parts)
     return 2 * num_draws * (1 if is_one else 2)
 
@@ -235,8 +240,7 @@ def _tails(counts: np.ndarray, reach: float) -> tuple[np.ndarray, np.ndarray]:
 
 def _checked_parts(step: Any, num_steps: int | None) -> list[tuple[GaussianStep, int]]:
     """The different steps of a run of one setting, and how often each is taken."""
-    if not isinstance(step, GaussianStep | ComposedSteps):
-        raise TypeError(f"step must be a GaussianStep or a composed run, got {step!r}")
+    gaussian_parts(step, "an audit")
     if step.shape:
         raise ValueError(
             f"step must be one setting, its fields scalars, got shape {step.shape}"
@@ -247,7 +251,7 @@ def _checked_parts(step: Any, num_steps: int | None) -> list[tuple[GaussianStep,
                 f"num_steps must be None for a composed run, got {num_steps!r}"
             )
         counts = [int(np.asarray(count)) for count in step.counts]
-        parts = list(zip(step.steps, counts, strict=True))
+        parts = list(zip(step.gaussian_steps, counts, strict=True))
     else:
         parts = [(step, _validation.whole_number("num_steps", num_steps))]
     for one, _ in parts:
@@ -263,9 +267,7 @@ def _checked_parts(step: Any, num_steps: int | None) -> list[tuple[GaussianStep,
     return parts
 
 
-def _worst_path(
-    step: GaussianStep | ComposedSteps, num_steps: int | None, delta: float
-) -> int:
+def _worst_path(step: AnyStep, num_steps: int | None, delta: float) -> int:
     """The path with the largest Rényi bound."""
     steps = None if num_steps is None else np.asarray(num_steps)
     target = np.log(np.asarray([delta]))

@@ -22,9 +22,10 @@ _DIGITS = 5
 
 
 def steps_of(request: Request) -> tuple[GaussianStep, ...]:
-    """Returns the different steps of the run."""
+    """Returns the different Gaussian steps of the run."""
     step = request.step
-    return step.steps if isinstance(step, ComposedSteps) else (step,)
+    parts = step.steps if isinstance(step, ComposedSteps) else (step,)
+    return tuple(part for part in parts if isinstance(part, GaussianStep))
 
 
 def remarks_on(request: Request) -> list[str]:
@@ -45,7 +46,7 @@ def answer_document(
     request: Request, answer: Any, remarks: list[str]
 ) -> dict[str, Any]:
     """Returns the answer for a program: arrays as nested lists, infinity as "inf"."""
-    first = steps_of(request)[0]
+    units = {part.privacy_unit for part in steps_of(request)}
     names = ("calibrate", "level", "num_steps", "delta", "epsilon")
     asked = {name: _plain(getattr(request, name, None)) for name in names}
     return {
@@ -54,11 +55,19 @@ def answer_document(
         request.quantity: _plain(answer),
         "shape": list(request.shape),
         "method": request.method,
-        "privacy_unit": first.privacy_unit,
+        "privacy_unit": next(iter(units), None),
         "clip_unit": list(dict.fromkeys(step.clip_unit for step in steps_of(request))),
-        "neighboring_relation": first.neighboring_relation,
+        "neighboring_relation": _relation(request),
         "warnings": remarks,
     }
+
+
+def _relation(request: Request) -> str | None:
+    """The relation of the run, or None where no part of it names one."""
+    step = request.step
+    parts = step.steps if isinstance(step, ComposedSteps) else (step,)
+    named = (part.neighboring_relation for part in parts)
+    return next((relation for relation in named if relation is not None), None)
 
 
 def _plain(value: Any) -> Any:
@@ -83,7 +92,7 @@ def answer_table(request: Request, answer: Any, remarks: list[str]) -> str:
 
 def _facts(request: Request, answer: Any) -> list[str]:
     """One line a fact, the answer first unless it is a grid."""
-    first = steps_of(request)[0]
+    first = next(iter(steps_of(request)), None)
     clipped = dict.fromkeys(str(step.clip_unit) for step in steps_of(request))
     facts = {}
     if answer is not None:
@@ -96,12 +105,15 @@ def _facts(request: Request, answer: Any) -> list[str]:
     if isinstance(request.step, ComposedSteps):
         counts = request.step.counts
         facts["num steps"] = " + ".join(str(np.asarray(c).tolist()) for c in counts)
-    if len(steps_of(request)) == 1 and request.quantity != "noise_multiplier":
+    alone = len(steps_of(request)) == 1 and request.quantity != "noise_multiplier"
+    if first is not None and alone:
         noise = first.noise_multiplier
         facts |= {"noise multiplier": f"{noise:g}"} if np.ndim(noise) == 0 else {}
-    facts["protected"] = f"one {first.privacy_unit} ({first.neighboring_relation})"
+    unit = "unit" if first is None else first.privacy_unit
+    facts["protected"] = f"one {unit} ({_relation(request) or 'as claimed'})"
     units = ["the whole step" if c == STEP else f"each {c}" for c in clipped]
-    facts["clipped"] = ", then ".join(units)
+    if units:
+        facts["clipped"] = ", then ".join(units)
     facts["method"] = request.method
     width = max(map(len, facts))
     return [f"{name:<{width}}  {value}" for name, value in facts.items()]

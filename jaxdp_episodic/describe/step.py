@@ -24,6 +24,7 @@ from jaxdp_episodic.describe.rates import (
     PathRates,
     path_rates,
 )
+from jaxdp_episodic.describe.releases import RELEASES, Release
 from jaxdp_episodic.describe.schemes import (
     RESERVED_LEVEL_NAME,
     MultistageSampling,
@@ -162,21 +163,27 @@ class ComposedSteps(Spec):
     """Different steps in one run; made by `compose`.
 
     Attributes:
-      steps: the steps, all with the same privacy unit and neighbouring relation.
+      steps: the steps, all with the same privacy unit and neighbouring relation, where
+        they have one.
       counts: how often each is taken: whole numbers >= 0, scalars or arrays.
     """
 
-    nested_specs: ClassVar[Mapping[str, tuple[type, ...]]] = {"steps": (GaussianStep,)}
+    nested_specs: ClassVar[Mapping[str, tuple[type, ...]]] = {
+        "steps": (GaussianStep, *RELEASES)
+    }
 
-    steps: tuple[GaussianStep, ...]
+    steps: tuple[GaussianStep | Release, ...]
     counts: tuple[int | np.ndarray, ...]
 
     def __post_init__(self) -> None:
         if not isinstance(self.steps, tuple) or not self.steps:
             raise ValueError("compose needs at least one (step, count) pair, got none")
         for step in self.steps:
-            if not isinstance(step, GaussianStep):
-                raise TypeError(f"compose takes GaussianStep objects, got {step!r}")
+            if not isinstance(step, GaussianStep | Release):
+                raise TypeError(
+                    "compose takes GaussianStep objects, releases and composed runs, "
+                    f"got {step!r}"
+                )
         if len(self.counts) != len(self.steps):
             raise ValueError(
                 f"counts must have one entry a step ({len(self.steps)}), "
@@ -200,30 +207,84 @@ class ComposedSteps(Spec):
         counts = {f"count {i}": count for i, count in enumerate(self.counts)}
         return _validation.broadcast_shape(**parts, **counts)
 
+    @property
+    def gaussian_steps(self) -> tuple[GaussianStep, ...]:
+        """Those of the steps that are no releases."""
+        return tuple(step for step in self.steps if isinstance(step, GaussianStep))
 
-def compose(*steps_and_counts: tuple[GaussianStep, Any]) -> ComposedSteps:
+
+OneStep = GaussianStep | Release
+"""One step of a run."""
+AnyStep = GaussianStep | Release | ComposedSteps
+"""Whatever can be accounted."""
+
+
+def compose(*steps_and_counts: tuple[AnyStep, Any]) -> ComposedSteps:
     """Returns the run that takes each step the given number of times.
 
-    ``compose((step_a, 300), (step_b, 200))``. The order does not matter. The steps
-    must protect the same units: the same privacy unit and relation and, where they
-    have one, the same `Population`. Each path through the tree is composed first and
-    the worst one taken last.
+    ``compose((step_a, 300), (step_b, 200))``. The order does not matter. A step may be
+    a `GaussianStep`, a release (`LaplaceRelease`, `ApproximateDP`,
+    `ZeroConcentratedDP`) or a composed run, which is then taken as often as a whole:
+    ``compose((run, 3), (release, 1))``. The steps must protect the same units: the same
+    privacy unit and relation, where they have one, and the same `Population`. Each path
+    through the tree is composed first and the worst one taken last.
 
     Args:
-      *steps_and_counts: pairs of a `GaussianStep` and a whole number >= 0; counts
-        broadcast with the steps' fields.
+      *steps_and_counts: pairs of a step and a whole number >= 0; counts broadcast with
+        the steps' fields.
 
     Raises:
       TypeError: an argument that is not such a pair.
-      ValueError: no pair, or steps that do not protect the same units.
+      ValueError: no pair, steps that do not protect the same units, or a count out of
+        range.
     """
+    steps: list[OneStep] = []
+    counts: list[Any] = []
     for pair in steps_and_counts:
         if not isinstance(pair, tuple) or len(pair) != 2:
             raise TypeError(f"compose takes (step, count) pairs, got {pair!r}")
-    return ComposedSteps(
-        tuple(step for step, _ in steps_and_counts),
-        tuple(count for _, count in steps_and_counts),
-    )
+        step, count = pair
+        if isinstance(step, ComposedSteps):
+            times = _validation.integer_array("count", count, minimum=0)
+            steps += step.steps
+            counts += [_multiplied(inner, times) for inner in step.counts]
+        else:
+            steps.append(step)
+            counts.append(count)
+    return ComposedSteps(tuple(steps), tuple(counts))
+
+
+def gaussian_parts(step: Any, what: str) -> tuple[GaussianStep, ...]:
+    """Returns the steps of a run, refused unless all are Gaussian.
+
+    Args:
+      step: a step or a composed run; other things are refused by type.
+      what: names what covers Gaussian steps only.
+
+    Raises:
+      TypeError: not a step.
+      NotImplementedError: a release, or a run with one.
+    """
+    parts = step.steps if isinstance(step, ComposedSteps) else (step,)
+    for part in parts:
+        if isinstance(part, Release):
+            raise NotImplementedError(
+                f"{what} covers runs of GaussianStep only, got a {type(part).__name__}"
+            )
+        if not isinstance(part, GaussianStep):
+            raise TypeError(
+                f"step must be a GaussianStep or a composed run, got {step!r}"
+            )
+    return cast("tuple[GaussianStep, ...]", parts)
+
+
+def _multiplied(count: Any, times: np.ndarray) -> np.ndarray:
+    """The product of two counts; refused where it is not exact."""
+    product = np.asarray(count, np.int64) * times
+    # Both are at most 2**53, so the product in floats is right to a part in 10^15.
+    if np.any(np.asarray(count, np.float64) * times > 2.0**53):
+        raise ValueError("counts of a composed run must be at most 2**53 in all")
+    return product
 
 
 def _checked_clip_unit(step: GaussianStep) -> str:
@@ -299,20 +360,23 @@ def _where(step: GaussianStep, level: int, path: np.intp) -> str:
     return f" in {parent}"
 
 
-def _check_composable(steps: tuple[GaussianStep, ...]) -> None:
+def _check_composable(steps: tuple[GaussianStep | Release, ...]) -> None:
     """Refuses steps that protect different units."""
-    for field in ("privacy_unit", "neighboring_relation"):
-        values = tuple(getattr(step, field) for step in steps)
-        if len(set(values)) > 1:
-            raise ValueError(f"composed steps must have one {field}, got {values}")
-    trees = [step.population for step in steps if step.population is not None]
+    relations = [step.neighboring_relation for step in steps]
+    gaussian = [step for step in steps if isinstance(step, GaussianStep)]
+    units = [step.privacy_unit for step in gaussian]
+    for field, values in (("privacy_unit", units), ("neighboring_relation", relations)):
+        known = tuple(value for value in values if value is not None)
+        if len(set(known)) > 1:
+            raise ValueError(f"composed steps must have one {field}, got {known}")
+    trees = [step.population for step in gaussian if step.population is not None]
     if any(tree is not trees[0] and tree != trees[0] for tree in trees[1:]):
         raise ValueError("composed steps must have one and the same population")
-    depths = {_depth_in_tree(s) for s in steps if s.population is not None}
+    depths = {_depth_in_tree(s) for s in gaussian if s.population is not None}
     if len(depths) > 1:
         raise ValueError(
             "composed steps must reach the privacy unit by the same levels of the "
-            f"population, got {tuple(s.design.level_names for s in steps)}"
+            f"population, got {tuple(s.design.level_names for s in gaussian)}"
         )
 
 

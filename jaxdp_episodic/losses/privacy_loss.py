@@ -71,10 +71,12 @@ class PrivacyLoss:
       is_symmetric: class constant; whether both directions are the same function, the
         one of ``P || Q``.
       rate_fields: class constant; names of the fields that are probabilities.
+      methods: class constant; the methods that have what they need of the mechanism.
     """
 
     outer_rate: Array
     is_symmetric: ClassVar[bool] = True
+    methods: ClassVar[tuple[str, ...]] = ("rdp", "exact", "pld")
     rate_fields: ClassVar[tuple[str, ...]] = ("outer_rate",)
 
     # --- Arrays ---
@@ -167,6 +169,26 @@ class PrivacyLoss:
         hints = self.hints()
         return 1e-14 * np.maximum(hints.rate * np.minimum(hints.shift, 1.0), 1e-60)
 
+    @property
+    def composes_by(self) -> Array | None:
+        """What a closed form of several steps depends on; None if there is none."""
+        return None
+
+    def composed(
+        self, target: float, count: float, *, of_epsilon: bool
+    ) -> tuple[float, float]:
+        """Epsilon at log(delta), or log(delta) at epsilon, of ``count`` steps alike.
+
+        Args:
+          target: log(delta) or epsilon >= 0.
+          count: whole number; fields are scalars.
+          of_epsilon: which of the two is asked for.
+
+        Returns:
+          The value and a bound of its error, in nats; NaN where it takes too long.
+        """
+        raise NotImplementedError(_lacks(self, "a closed form of its composition"))
+
     # --- Rényi moments ---
 
     def log_excess(
@@ -245,11 +267,11 @@ def _lacks(loss: PrivacyLoss, what: str) -> str:
 
 
 @dataclass(frozen=True)
-class GaussianLoss(PrivacyLoss):
-    """Base of the mechanisms with Gaussian noise: they have a ``shift``.
+class NoisyLoss(PrivacyLoss):
+    """Base of the mechanisms that add noise: they have a ``shift``.
 
-    It is how far the protected unit moves the sum, in standard deviations of the noise:
-    0 is infinite noise, inf is none.
+    It is how far the protected unit moves the sum, in scales of the noise (standard
+    deviations of a Gaussian): 0 is infinite noise, inf is none.
     """
 
     # Shifts are kept in a range in which squares of exponents neither vanish nor
@@ -279,15 +301,26 @@ class GaussianLoss(PrivacyLoss):
             shift = self._shift * factor
         return dataclasses.replace(self, shift=np.where(np.isnan(shift), np.inf, shift))
 
-    def hints(self) -> Hints:
-        """The rates' product and the shift."""
+    @property
+    def _inner_rate(self) -> Array:
+        """The product of the rates below the outer one."""
         rate = 1.0
         for name in self.rate_fields:
             if name != "outer_rate":
                 rate = rate * getattr(self, name)
-        return Hints(rate, rate, self._shift, self._shift)
+        return rate
 
     @property
     def _shift(self) -> Any:
         # Subclasses put the field behind their rates.
         return self.__dict__["shift"]
+
+
+@dataclass(frozen=True)
+class GaussianLoss(NoisyLoss):
+    """Base of the mechanisms with Gaussian noise."""
+
+    def hints(self) -> Hints:
+        """The rates' product and the shift."""
+        rate = self._inner_rate
+        return Hints(rate, rate, self._shift, self._shift)

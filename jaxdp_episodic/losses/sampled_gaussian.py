@@ -22,13 +22,7 @@ from jaxdp_episodic.losses.excess import (
     log_integral,
     unless_gaussian,
 )
-from jaxdp_episodic.losses.gaussian import (
-    drawn_tails,
-    gaussian_tails,
-    inner_exponent,
-    positive,
-    scaled,
-)
+from jaxdp_episodic.losses.gaussian import gaussian_tails, scaled
 from jaxdp_episodic.losses.loss_nodes import (
     FURTHEST_LEFT,
     LossNodes,
@@ -43,6 +37,7 @@ from jaxdp_episodic.losses.loss_nodes import (
 )
 from jaxdp_episodic.losses.paths import Pair, whole_line
 from jaxdp_episodic.losses.privacy_loss import GaussianLoss, Quadrature, Tails
+from jaxdp_episodic.losses.sampled import sampled_displacement, sampled_tails
 from jaxdp_episodic.losses.windows import (
     Windows,
     only_root,
@@ -53,15 +48,6 @@ from jaxdp_episodic.losses.windows import (
 from jaxdp_episodic.numerics.complex_exponentials import polar, times
 from jaxdp_episodic.numerics.loops import Array, map_first, namespace, sigmoid
 
-# Largest exponent that is exponentiated: its third power does not overflow, which
-# derivatives need.
-_LARGEST_EXPONENT = 100.0
-# Bound of the rounding of a difference times expm1 (XLA's is good to two of these).
-_DIFFERENCE_ERROR = 4.0
-# How far a loss moves in the backward profile for each unit of ``1 - 1/g``, at most
-# the rate: ``1 - g (1 - p)`` cancels where the loss is the largest, and the profile
-# that is computed is the one at a point nearby.
-_MOVE = 2e-15
 # Above this rate most losses are not at one place.
 _LARGEST_SPIKE_RATE = 0.99
 
@@ -89,40 +75,17 @@ class SampledGaussianLoss(GaussianLoss):
     def log_tails(self, u: Array) -> tuple[Tails, Tails]:
         """With ``k = 1 - g (1-p)``: ``p D(s, 1 + (g-1)/p)`` and ``k D(s, g p / k)``.
 
-        The second is 0 where ``k <= 0``. There the backward losses end, and k cancels:
-        the value is the profile at a point nearby, below u by at most 2e-15 of it; it
-        errs upwards (see `tail_displacement`).
+        See `losses.sampled`.
         """
         xp = namespace(u, *self.fields)
         u, outer, p, s = xp.broadcast_arrays(u, *self.fields)
-        rate = positive(p, 1.0)
-        inner = inner_exponent(u, rate)
-        forward = drawn_tails(gaussian_tails(s, inner), u, rate)
-        # k = 1 - g (1 - p), as a difference of small numbers when p is small; it
-        # cancels where the backward losses end, and must not come out too small there
-        taken = (1 - rate) * xp.expm1(xp.minimum(u, _LARGEST_EXPONENT))
-        k = rate - taken * (1 - _DIFFERENCE_ERROR * xp.finfo(u.dtype).eps)
-        alive = k > 0
-        k = xp.where(alive, k, 1.0)
-        # log(g p / k) = log(1 + (g - 1) / k)
-        small = u <= 1
-        near = xp.log1p(xp.expm1(xp.where(small, u, 1.0)) / k)
-        inner = xp.where(small, near, u + xp.log(rate) - xp.log(k))
-        profile, tail = gaussian_tails(s, xp.where(alive, inner, 1.0))
-        # -dh/du = g (1-p) D + G: both parts are positive
-        log_rest = xp.log1p(-xp.where(rate < 1, rate, 0.0))
-        moved = xp.where(rate < 1, xp.minimum(u, 700.0) + log_rest + profile, -xp.inf)
-        backward = (
-            xp.where(alive, xp.log(k) + profile, -xp.inf),
-            xp.where(alive, xp.logaddexp(moved, tail), -xp.inf),
-        )
-        return scaled(forward, outer, p, s), scaled(backward, outer, p, s)
+        both = sampled_tails(lambda inner: gaussian_tails(s, inner), u, p)
+        forward, backward = (scaled(tails, outer, p, s) for tails in both)
+        return forward, backward
 
     def tail_displacement(self, u: Array) -> Array:
         """See `PrivacyLoss`."""
-        xp = namespace(u, *self.fields)
-        moved = _MOVE * xp.minimum(-xp.expm1(-u), self.rate)
-        return xp.where(self.rate < 1, moved, 0.0)
+        return sampled_displacement(u, self.rate)
 
     def log_excess(
         self,

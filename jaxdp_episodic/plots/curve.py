@@ -19,7 +19,7 @@ from jaxdp_episodic.accounting.attacker import (
     true_positive_rate,
     upper_delta,
 )
-from jaxdp_episodic.describe.step import ComposedSteps, GaussianStep
+from jaxdp_episodic.describe.step import AnyStep
 from jaxdp_episodic.plots.figures import check_suffix, new_figure, note, plain, save
 from jaxdp_episodic.plots.labels import upward
 
@@ -65,7 +65,7 @@ class PrivacyCurve(NamedTuple):
 
 
 def plot_curve(
-    step: GaussianStep | ComposedSteps,
+    step: AnyStep,
     path: str | Path,
     *,
     num_steps: Any = None,

@@ -36,8 +36,8 @@ def caveats_of(
 
 def preconditions_of(run: ComposedSteps) -> tuple[str, ...]:
     """Returns what must be true for the guarantee and cannot be checked."""
-    unit = run.steps[0].privacy_unit
-    clips = dict.fromkeys(part.clip_unit for part in run.steps)
+    unit = run.gaussian_steps[0].privacy_unit
+    clips = dict.fromkeys(part.clip_unit for part in run.gaussian_steps)
     clipped = " or ".join("step" if clip == STEP else f"{clip!r}" for clip in clips)
     found = [
         f"Locality: the clipped contribution of each {clipped} depends on nothing but "
@@ -52,18 +52,18 @@ def preconditions_of(run: ComposedSteps) -> tuple[str, ...]:
         "Fresh draws: every step draws anew and secretly; shuffled epochs are not "
         "covered.",
     ]
-    schemes = [scheme for part in run.steps for scheme in _schemes(part)]
+    schemes = [scheme for part in run.gaussian_steps for scheme in _schemes(part)]
     if any(isinstance(scheme, Poisson) for scheme in schemes):
         found.append(
             "Poisson draws: everything drawn is processed, without a cap, and an empty "
             "draw still releases noise."
         )
-    if any(isinstance(part.design, GroupedClasses) for part in run.steps):
+    if any(isinstance(part.design, GroupedClasses) for part in run.gaussian_steps):
         found.append(
             "Grouping: the partition of classes into episodes is drawn afresh in every "
             "step and does not look at the data."
         )
-    if run.steps[0].neighboring_relation == "replace_one":
+    if run.gaussian_steps[0].neighboring_relation == "replace_one":
         found.append(
             f"Replacement: one {unit!r} changes its content in place; a move to "
             "another group is a removal and an addition, and not covered."
@@ -85,7 +85,7 @@ def preconditions_of(run: ComposedSteps) -> tuple[str, ...]:
 
 
 def _missing_noise(run: ComposedSteps) -> list[str]:
-    bare = [part for part in run.steps if part.noise_multiplier == 0]
+    bare = [part for part in run.gaussian_steps if part.noise_multiplier == 0]
     if not bare:
         return []
     return ["noise_multiplier is 0: the sum is released as it is"]
@@ -95,12 +95,12 @@ def _everybody_drawn(level_runs: Mapping[str, ComposedSteps]) -> list[str]:
     """Levels where more children are asked for than there are."""
     found: dict[tuple[int, str], str] = {}
     for level, run in level_runs.items():
-        for number, part in enumerate(run.steps):
+        for number, part in enumerate(run.gaussian_steps):
             rates = part.path_rates
             for name, clipped in zip(part.level_names_used, rates.clipped, strict=True):
                 if (number, name) in found or not np.any(clipped):
                     continue
-                where = f"step {number + 1}: " if len(run.steps) > 1 else ""
+                where = f"step {number + 1}: " if len(run.gaussian_steps) > 1 else ""
                 found[number, name] = where + _clipped_text(part, name, level, clipped)
     return list(found.values())
 
@@ -124,7 +124,7 @@ def _clipped_text(
 def _large_delta(level_runs: Mapping[str, ComposedSteps], delta: float) -> list[str]:
     found = []
     for level, run in level_runs.items():
-        counts = [part.num_protected_units for part in run.steps]
+        counts = [part.num_protected_units for part in run.gaussian_steps]
         units = max((count for count in counts if count is not None), default=0)
         if delta * units >= 1:
             found.append(
@@ -139,7 +139,7 @@ def _unprotected_levels(
     run: ComposedSteps, epsilon_by_level: Mapping[str, float | str]
 ) -> list[str]:
     """Infinite epsilons, and coarser levels that the headline says nothing about."""
-    unit = str(run.steps[0].privacy_unit)
+    unit = str(run.gaussian_steps[0].privacy_unit)
     found = [
         f"level {level!r}: epsilon is infinite, no {level!r} is protected at all"
         for level, value in epsilon_by_level.items()
@@ -157,7 +157,7 @@ def _unprotected_levels(
 
 def _private_sizes(run: ComposedSteps) -> list[str]:
     """Under add_remove the sizes just above the protected level are private."""
-    for part in run.steps:
+    for part in run.gaussian_steps:
         if part.population is None or part.neighboring_relation != "add_remove":
             continue
         last = {scheme.name: scheme for scheme in _schemes(part)}.get(

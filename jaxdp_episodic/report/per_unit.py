@@ -9,7 +9,7 @@ import numpy as np
 
 from jaxdp_episodic.data.table import unit_labels
 from jaxdp_episodic.describe.designs import GroupedClasses
-from jaxdp_episodic.describe.step import ComposedSteps, GaussianStep
+from jaxdp_episodic.describe.step import AnyStep, gaussian_parts
 from jaxdp_episodic.files.table_file import writing
 from jaxdp_episodic.report.report import privacy_report
 
@@ -33,7 +33,7 @@ class UnitBudgets(NamedTuple):
 
 
 def unit_budgets(
-    step: GaussianStep | ComposedSteps,
+    step: AnyStep,
     *,
     delta: Any,
     num_steps: Any = None,
@@ -55,7 +55,7 @@ def unit_budgets(
       ValueError: a value out of range, or a step without a `Population`, or
         with one of more than 10^8 protected units.
     """
-    steps = step.steps if isinstance(step, ComposedSteps) else (step,)
+    steps = gaussian_parts(step, "epsilon_per_unit")
     # An untrusted file may name 2**53 units in one number.
     number = max(one.num_protected_units or 0 for one in steps)
     if number > _MOST_UNITS:

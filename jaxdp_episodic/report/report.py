@@ -16,9 +16,11 @@ from jaxdp_episodic.describe.designs import IndependentEpisodes
 from jaxdp_episodic.describe.schemes import MultistageSampling
 from jaxdp_episodic.describe.step import (
     EPISODE,
+    AnyStep,
     ComposedSteps,
     GaussianStep,
     compose,
+    gaussian_parts,
 )
 from jaxdp_episodic.report.caveats import caveats_of, preconditions_of
 from jaxdp_episodic.report.privacy_statement import (
@@ -43,7 +45,7 @@ _MOST_EXACT = 512
 
 
 def privacy_report(
-    step: GaussianStep | ComposedSteps,
+    step: AnyStep,
     *,
     delta: Any,
     num_steps: Any = None,
@@ -86,15 +88,17 @@ def privacy_report(
     accounted = run_of(run, None)
     worst = _worst_path(run, accounted, target, method)
     by_level, level_runs = _by_level(run, target, worst.epsilon, method)
-    first = run.steps[0]
+    first = run.gaussian_steps[0]
     return PrivacyReport(
         privacy_unit=str(first.privacy_unit),
-        clip_units=tuple(str(part.clip_unit) for part in run.steps),
+        clip_units=tuple(str(part.clip_unit) for part in run.gaussian_steps),
         neighboring_relation=first.neighboring_relation,
         method=method,
         delta=float(target),
         num_steps=tuple(int(count) for count in run.counts),
-        noise_multipliers=tuple(float(part.noise_multiplier) for part in run.steps),
+        noise_multipliers=tuple(
+            float(part.noise_multiplier) for part in run.gaussian_steps
+        ),
         epsilon=worst.epsilon,
         epsilon_by_level=by_level,
         worst_path=worst,
@@ -113,13 +117,13 @@ def _single_run(step: Any, num_steps: Any) -> ComposedSteps:
                 f"counts, got {num_steps!r}"
             )
         run = step
-    elif isinstance(step, GaussianStep):
+    else:
+        gaussian_parts(step, "privacy_report")
         if num_steps is None:
             raise ValueError("num_steps must be a whole number >= 0, got None")
         steps = _validation.integer_array("num_steps", num_steps, minimum=0)
         run = compose((step, steps))
-    else:
-        raise TypeError(f"step must be a GaussianStep or a composed run, got {step!r}")
+    gaussian_parts(run, "privacy_report")
     if run.shape != ():
         raise ValueError(
             "a report is about one setting: every field of the step, and num_steps, "
@@ -164,7 +168,7 @@ def _worst_path(
     equal = path_rows.equal_paths(accounted, int(front[np.argmax(epsilons)]))
     place = int(equal[np.argmax(multiplicity[equal])])
     sizes: dict[str, int] = {}
-    for part in run.steps:
+    for part in run.gaussian_steps:
         groups = part.path_rates.group_sizes
         for name, group in zip(part.level_names_used, groups, strict=True):
             if group is not None:
@@ -172,7 +176,7 @@ def _worst_path(
     return WorstPath(
         units=None if step is None else _named_units(step, place),
         sizes=sizes,
-        rates=tuple(_named_rates(part, place) for part in run.steps),
+        rates=tuple(_named_rates(part, place) for part in run.gaussian_steps),
         inclusion_rate=float(_at(_inclusion_rates(run), place)),
         epsilon=float(epsilons.max()),
         num_units=None if step is None else int(multiplicity[place]),
@@ -201,13 +205,16 @@ def _by_level(
     """Epsilon with each level as the privacy unit, or why there is none."""
     values: dict[str, float | str] = {}
     runs: dict[str, ComposedSteps] = {}
-    for level in _tree_levels(run.steps[0]):
-        if level == run.steps[0].privacy_unit:
+    for level in _tree_levels(run.gaussian_steps[0]):
+        if level == run.gaussian_steps[0].privacy_unit:
             values[level], runs[level] = worst, run
             continue
         try:
             runs[level] = ComposedSteps(
-                tuple(dataclasses.replace(s, privacy_unit=level) for s in run.steps),
+                tuple(
+                    dataclasses.replace(s, privacy_unit=level)
+                    for s in run.gaussian_steps
+                ),
                 run.counts,
             )
             accounted = run_of(runs[level], None)
@@ -291,7 +298,7 @@ def _inclusion_rates(run: ComposedSteps) -> np.ndarray:
     """(P,) chance of a protected unit to take part, averaged over the run's steps."""
     counts = np.array([float(count) for count in run.counts])
     weights = counts if counts.any() else np.ones(len(counts))
-    rates = [_inclusion_rate(part) for part in run.steps]
+    rates = [_inclusion_rate(part) for part in run.gaussian_steps]
     total = sum(w * rate for w, rate in zip(weights, rates, strict=True))
     return np.asarray(total / weights.sum())
 
@@ -310,7 +317,9 @@ def _inclusion_rate(step: GaussianStep) -> np.ndarray:
 
 def _tree_step(run: ComposedSteps) -> GaussianStep | None:
     """The first step with a population; all that have one have the same."""
-    return next((part for part in run.steps if part.population is not None), None)
+    return next(
+        (part for part in run.gaussian_steps if part.population is not None), None
+    )
 
 
 def _units(step: GaussianStep) -> np.ndarray:

@@ -14,6 +14,7 @@ from jaxdp_episodic import _validation
 from jaxdp_episodic.accounting.api import (
     PrivacyInfo,
     check_method,
+    check_step,
     delta,
     epsilon,
 )
@@ -22,8 +23,9 @@ from jaxdp_episodic.accounting.calibration import (
     calibrate_num_steps,
     calibrate_rate,
 )
+from jaxdp_episodic.describe.releases import RELEASES
 from jaxdp_episodic.describe.spec import Spec, frozen_number
-from jaxdp_episodic.describe.step import ComposedSteps, GaussianStep
+from jaxdp_episodic.describe.step import AnyStep, ComposedSteps, GaussianStep
 
 NOISE, NUM_STEPS, RATE = "noise_multiplier", "num_steps", "rate"
 
@@ -49,10 +51,10 @@ class EpsilonRequest(Spec):
     """
 
     nested_specs: ClassVar[Mapping[str, tuple[type, ...]]] = {
-        "step": (GaussianStep, ComposedSteps)
+        "step": (GaussianStep, *RELEASES, ComposedSteps)
     }
 
-    step: GaussianStep | ComposedSteps
+    step: AnyStep
     num_steps: ArrayLike | None = None
     delta: ArrayLike | None = None
     epsilon: ArrayLike | None = None
@@ -61,10 +63,7 @@ class EpsilonRequest(Spec):
     def __post_init__(self) -> None:
         check_method(self.method)
         composed = isinstance(self.step, ComposedSteps)
-        if not composed and not isinstance(self.step, GaussianStep):
-            raise TypeError(
-                f"step must be a GaussianStep or a composed run, got {self.step!r}"
-            )
+        check_step(self.step)
         if composed != (self.num_steps is None):
             rule = "be left out for" if composed else "be given unless step is"
             raise ValueError(

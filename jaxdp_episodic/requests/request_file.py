@@ -17,7 +17,8 @@ from jaxdp_episodic import _validation
 from jaxdp_episodic.data.table import check_text_size
 from jaxdp_episodic.describe import serialization
 from jaxdp_episodic.describe.population import Population
-from jaxdp_episodic.describe.step import ComposedSteps
+from jaxdp_episodic.describe.releases import RELEASES
+from jaxdp_episodic.describe.step import ComposedSteps, GaussianStep
 from jaxdp_episodic.files.archive import read_arrays
 from jaxdp_episodic.files.csv_file import read_csv_columns
 from jaxdp_episodic.files.toml_file import read_toml
@@ -25,6 +26,7 @@ from jaxdp_episodic.requests.request import CalibrationRequest, EpsilonRequest
 
 # Of a table of records; of npz uncompressed.
 _MAX_BYTES = 2**30
+_RELEASE_NAMES = tuple(kind.__name__ for kind in RELEASES)
 _POPULATION_KEYS = ("sizes", "file", "levels", "row_level")
 
 AnyRequest = TypeVar("AnyRequest", EpsilonRequest, CalibrationRequest)
@@ -174,6 +176,8 @@ def with_population(mapping: dict[str, Any], tree: Population) -> dict[str, Any]
             return step  # refused where steps are read
         if "population" in step:
             raise ValueError("give the population once: in the step or at the top")
+        if step.get("type") in _RELEASE_NAMES:
+            return step  # no units of its own
         if isinstance(step.get("steps"), list):
             return {**step, "steps": [filled(part) for part in step["steps"]]}
         return {**step, "population": encoded}
@@ -185,7 +189,12 @@ def _with_labels(request: AnyRequest, tree: Population) -> AnyRequest:
     """The request with the units' ids, which the dictionary form does not carry."""
     step: Any = request.step
     if isinstance(step, ComposedSteps):
-        steps = tuple(dataclasses.replace(s, population=tree) for s in step.steps)
+        steps = tuple(
+            dataclasses.replace(s, population=tree)
+            if isinstance(s, GaussianStep)
+            else s
+            for s in step.steps
+        )
         labelled: Any = ComposedSteps(steps, step.counts)
     else:
         labelled = dataclasses.replace(step, population=tree)

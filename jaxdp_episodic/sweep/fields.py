@@ -13,6 +13,11 @@ import numpy as np
 
 from jaxdp_episodic import _validation
 from jaxdp_episodic.describe.designs import GroupedClasses, IndependentEpisodes
+from jaxdp_episodic.describe.releases import (
+    ApproximateDP,
+    LaplaceRelease,
+    ZeroConcentratedDP,
+)
 from jaxdp_episodic.describe.schemes import (
     MultistageSampling,
     Poisson,
@@ -31,12 +36,18 @@ _NUMBERS = {
     WithoutReplacement.__name__: ("size", "population"),
     GroupedClasses.__name__: ("num_classes", "ways"),
     IndependentEpisodes.__name__: ("num_episodes",),
+    LaplaceRelease.__name__: ("noise_multiplier", "sampling_probability"),
+    ApproximateDP.__name__: ("epsilon", "delta"),
+    ZeroConcentratedDP.__name__: ("rho",),
 }
 # What the values of a field that is left out must be (the whole numbers still have to
 # be rounded). The counts of a composed run cannot be left out.
 CHECKS: dict[str, Callable[[str, Any], np.ndarray]] = {
     "noise_multiplier": _validation.nonnegative_array,
     "sampling_probability": _validation.probability_array,
+    "epsilon": _validation.nonnegative_array,
+    "delta": _validation.probability_array,
+    "rho": _validation.nonnegative_array,
     **dict.fromkeys(
         ("size", "population", "num_classes", "ways", "num_episodes"),
         _validation.positive_array,

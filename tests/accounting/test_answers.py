@@ -234,7 +234,7 @@ class TestEnds:
             np.testing.assert_array_equal(values, np.zeros_like(ORDERS))
         assert rdp_epsilon(step, delta=1e-6, num_steps=100) == 0
         assert rdp_epsilon(step, delta=1e-6, num_steps=100, orders=[2.0, 3.0]) == 0
-        assert rdp_delta(step, epsilon=0.0, num_steps=100) <= 5e-324
+        assert rdp_delta(step, epsilon=0.0, num_steps=100) == 0
         assert jde.privacy_profile(step, 0.0) == 0
 
     def test_no_noise_protects_nothing(self):
@@ -257,7 +257,7 @@ class TestEnds:
         step = poisson_step(0.1, 1.0)
         assert rdp_epsilon(step, delta=1e-6, num_steps=0) == 0
         assert rdp_epsilon(poisson_step(0.1, 0.0), delta=1e-6, num_steps=0) == 0
-        assert rdp_delta(step, epsilon=0.5, num_steps=0) <= 5e-324
+        assert rdp_delta(step, epsilon=0.5, num_steps=0) == 0
 
     @pytest.mark.parametrize(("rate", "noise"), [(1.0, 5000.0), (1e-4, 2.0)])
     def test_ten_million_steps(self, rate, noise):
@@ -344,9 +344,8 @@ BAD_NOISE = [
     (None, TypeError, "noise_multiplier must be a number .*got None"),
 ]
 BAD_DELTA = [
-    (0.0, ValueError, r"delta must lie in \(0, 1\), got 0.0"),
-    (1.0, ValueError, r"delta must lie in \(0, 1\), got 1.0"),
-    (-1e-6, ValueError, r"delta must lie in \(0, 1\), got -1e-06"),
+    (1.1, ValueError, r"delta must lie in \[0, 1\], got 1.1"),
+    (-1e-6, ValueError, r"delta must lie in \[0, 1\], got -1e-06"),
     (np.nan, ValueError, "delta must not be NaN"),
     (True, TypeError, "delta must be a number .*got True"),
     ("1e-6", TypeError, "delta must be a number .*got '1e-6'"),
@@ -362,17 +361,15 @@ BAD_STEPS = [
 ]
 BAD_EPSILON = [
     (-0.1, ValueError, "epsilon must be >= 0, got -0.1"),
-    (np.inf, ValueError, "epsilon must be finite, got inf"),
     (np.nan, ValueError, "epsilon must not be NaN"),
     (True, TypeError, "epsilon must be a number .*got True"),
     ("1", TypeError, "epsilon must be a number .*got '1'"),
 ]
 BAD_ORDERS = [
-    (1.0, ValueError, "orders must be > 1 and finite, got 1.0"),
-    (0.5, ValueError, "orders must be > 1 and finite, got 0.5"),
-    (np.inf, ValueError, "orders must be > 1 and finite, got inf"),
+    (1.0, ValueError, "orders must be > 1.*got 1.0"),
+    (0.5, ValueError, "orders must be > 1.*got 0.5"),
     (np.nan, ValueError, "orders must not be NaN"),
-    ([2.0, 1.0], ValueError, r"orders must be > 1 and finite, got 1.0 at index \(1,\)"),
+    ([2.0, 1.0], ValueError, r"orders must be > 1.*got 1.0 at index \(1,\)"),
     (True, TypeError, "orders must be a number .*got True"),
     ("2", TypeError, "orders must be a number .*got '2'"),
 ]

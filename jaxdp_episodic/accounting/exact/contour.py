@@ -15,14 +15,16 @@ from jaxdp_episodic.accounting.exact.mgf import (
     Pair,
     Steps,
     core_variance,
+    first_return,
     log_atoms,
     log_core,
+    log_envelope,
     log_powers,
     real_moments,
     without_core,
 )
 from jaxdp_episodic.numerics.complex_exponentials import log_complex
-from jaxdp_episodic.numerics.loops import Array, namespace
+from jaxdp_episodic.numerics.loops import Array, namespace, where_needed
 from jaxdp_episodic.numerics.roots import log_crossing
 
 # Share of the steepest lean that is used, and the largest: at 1 a Gaussian would no
@@ -33,6 +35,9 @@ _LEAN_SHARE, _LARGEST_LEAN = 0.7, 0.6
 _NEGLIGIBLE = -40.0
 # The contour ends where the integrand has fallen by so many nats.
 _FALL = 42.0
+# The same, and the furthest end in units of the scale, on vertical lines. There nodes
+# are equally spaced: atoms' phases agree again where y is a few 1 / loss, as narrowly.
+_VERTICAL_FALL, _VERTICAL_END = 26.0, 300.0
 _NUM_SCOUTS = 24
 # The saddle point is known to some percent of its logarithm's spacing.
 _SADDLE_POINTS, _SADDLE_ROUNDS = 14, 3
@@ -89,7 +94,12 @@ def lay_contour(epsilon: Array, groups: tuple[Steps, ...]) -> Contour:
     least = xp.clip(epsilon, 0.05 * distance, distance)
     lean_signed = xp.where(right, lean, -lean)
     bend = xp.clip(scale * (distance + spread) / _PHASE, 1e-9, 1.0)
+    bend = xp.where(lean > 0, bend, 1.0)
     furthest = xp.clip(45.0 / xp.maximum(lean * least * scale, 1e-200), 12.0, 1e12)
+    returns = first_return(groups)
+    furthest = xp.where(
+        lean > 0, furthest, xp.maximum(_VERTICAL_END, 1.1 * returns / scale)
+    )
     powers = xp.arange(_NUM_SCOUTS, dtype=epsilon.dtype)[:, None] / (_NUM_SCOUTS - 1)
     ends = xp.exp(xp.log(furthest) * powers)
     contour = Contour(center, scale, lean_signed, bend, furthest, core)
@@ -97,13 +107,24 @@ def lay_contour(epsilon: Array, groups: tuple[Steps, ...]) -> Contour:
     z, log_speed = contour_points(contour, y)
     power, _ = log_powers(z, groups, checked=False)
     left, _ = without_core(z, power, core, log_atoms(groups))
-    size = left[0] + log_speed[0] - z[0] * epsilon + xp.log(xp.maximum(y, scale))
-    large = size[1:] > size[0] - _FALL
+    left = where_needed(
+        (lean > 0) | (y < returns), left[0], lambda: envelope(z, core, groups)
+    )
+    size = left + log_speed[0] - z[0] * epsilon + xp.log(xp.maximum(y, scale))
+    large = size[1:] > size[0] - xp.where(lean > 0, _FALL, _VERTICAL_FALL)
     last = xp.max(xp.where(large, xp.arange(_NUM_SCOUTS)[:, None], 0), axis=0)
     last = xp.minimum(last + 1, _NUM_SCOUTS - 1)
     reach = xp.take_along_axis(ends, last[None], axis=0)[0]
     reach = xp.maximum(reach, 3.0)
     return contour._replace(end=_end(bend, reach))
+
+
+def envelope(z: Pair, core: Array, groups: tuple[Steps, ...]) -> Array:
+    """Upper bound of ``log |M^T - atom - core|``; see `mgf.log_envelope`."""
+    xp = namespace(z[0], core, groups[0].count)
+    log_atom = log_atoms(groups)
+    less = xp.maximum(log_core(z, core, log_atom)[0], log_atom)
+    return xp.logaddexp(log_envelope(z, groups), math.log(2.0) + less)
 
 
 def _end(bend: Array, reach: Array) -> Array:

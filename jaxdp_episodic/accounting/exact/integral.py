@@ -31,10 +31,11 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
-from jaxdp_episodic.accounting.exact.contour import Contour, contour_points
+from jaxdp_episodic.accounting.exact.contour import Contour, contour_points, envelope
 from jaxdp_episodic.accounting.exact.mgf import (
     Pair,
     Steps,
+    first_return,
     log_atoms,
     log_core_share,
     log_powers,
@@ -42,7 +43,7 @@ from jaxdp_episodic.accounting.exact.mgf import (
 )
 from jaxdp_episodic.losses.gaussian import log_gaussian_profile
 from jaxdp_episodic.numerics.complex_exponentials import polar
-from jaxdp_episodic.numerics.loops import Array, namespace, while_loop
+from jaxdp_episodic.numerics.loops import Array, namespace, where_needed, while_loop
 from jaxdp_episodic.numerics.special import log_normal_tail
 
 _MOST_STEPS = 25
@@ -169,7 +170,10 @@ class _Integrand(NamedTuple):
       error: bound of the rounding error relative to that.
       core: (n,) variance of the Gaussian core; 0 without one.
       log_share: (n,) logarithm of the core's probability.
-      density: (n,) nodes in a unit of the parameter.
+      density: (n,) nodes for which the last one stands, if what is left out falls off
+        as ``e^-u``, or on vertical lines as ``1 / u²``.
+      log_beyond: (n,) on vertical lines, logarithm of a bound of the integral behind
+        the last node, but for ``e^{-z epsilon}``; else -inf.
     """
 
     z: Pair
@@ -180,6 +184,7 @@ class _Integrand(NamedTuple):
     core: Array
     log_share: Array
     density: Array
+    log_beyond: Array
 
 
 def _prepare(num_nodes: int, contour: Contour, groups: tuple[Steps, ...]) -> _Integrand:
@@ -207,7 +212,21 @@ def _prepare(num_nodes: int, contour: Contour, groups: tuple[Steps, ...]) -> _In
     error = error + _ROUNDING * square
     share = log_core_share(log_atom)
     core = contour.core
-    return _Integrand(z, log_weight, left, size, error, core, share, 1 / step)
+    vertical = contour.lean == 0
+    density = xp.maximum(1 / step, 1.0) * xp.where(vertical, 1 + contour.end, 1.0)
+    # Where phases agree again behind the last node: 1 / y² at most, integrated, times
+    # what falls.
+    again = xp.maximum(y[-1:], xp.minimum(first_return(groups), 1e300))
+    log_beyond = where_needed(
+        ~vertical,
+        xp.full_like(core, -1e300),
+        lambda: (
+            envelope((z[0][-1:], again), core, groups)[0] - xp.log(math.pi * again[0])
+        ),
+    )
+    return _Integrand(
+        z, log_weight, left, size, error, core, share, density, log_beyond
+    )
 
 
 def _integrate(integrand: _Integrand, epsilon: Array) -> tuple[Array, Array, Array]:
@@ -232,7 +251,8 @@ def _integrate(integrand: _Integrand, epsilon: Array) -> tuple[Array, Array, Arr
     phase = xp.abs(z[1] * epsilon) + xp.abs(z[0] * epsilon)
     inner = xp.sum(size * (integrand.error + _ROUNDING * (8 + phase)), axis=0)
     # What is left out falls off as e^-u at least: as many nodes as u has in one.
-    beyond = 10.0 * xp.hypot(re[-1], im[-1]) * xp.maximum(integrand.density, 1.0)
+    beyond = 10.0 * xp.hypot(re[-1], im[-1]) * integrand.density
+    beyond += xp.exp(integrand.log_beyond - z[0][-1] * epsilon - peak)
     error = spacing + (inner + _ROUNDING * known + beyond) / xp.abs(total)
     good = total > 0
     total = xp.where(good, total, 1.0)

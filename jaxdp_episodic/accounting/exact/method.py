@@ -9,6 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from jaxdp_episodic._engine import choose_engine, using_engine
+from jaxdp_episodic.accounting.closed_form import are_alike, composed
 from jaxdp_episodic.accounting.exact.solver import TOLERANCE, ContourSolver
 from jaxdp_episodic.accounting.pld.method import pld_bounds
 from jaxdp_episodic.accounting.question import Answer, Question
@@ -55,6 +56,10 @@ def _sorted_out(question: Question, run: Run) -> Answer:
         error[chosen] = _PROFILE_ERROR
         if question.is_epsilon:
             error[chosen] *= value[chosen]
+    for i in np.flatnonzero(open_ & ~single & are_alike(run)):
+        one = np.asarray(i)
+        value[i], error[i] = composed(question.take(one), run.take(one))
+        open_[i] = ~(error[i] <= TOLERANCE * np.max(question.scale(value[i])))
     chosen = np.flatnonzero(open_ & ~single)
     if chosen.size:
         part = _of_many_steps(question.take(chosen), run.take(chosen))

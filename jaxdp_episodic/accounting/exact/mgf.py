@@ -6,6 +6,7 @@ The batch is the last axis of every array; nodes of the contour (K) and of the l
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 from jaxdp_episodic.losses.loss_nodes import LossNodes
@@ -203,3 +204,54 @@ def _log_moment(z: Pair, steps: Steps, nodes: LossNodes) -> Pair:
         xp.where(known & always, closed[0], mixed[0]),
         xp.where(known & always, closed[1], mixed[1]),
     )
+
+
+def is_discrete(steps: Steps) -> Array:
+    """Which steps' losses have atoms other than at 0, all of them bounded; (K n,)."""
+    atoms = (steps.nodes.right <= 0) | (steps.nodes.left <= 0)
+    return atoms & (steps.gaussian_shift.reshape(-1) <= 0)
+
+
+def first_return(groups: tuple[Steps, ...]) -> Array:
+    """Up to which height no two phases of atoms agree again; (n,), inf without them.
+
+    Below it ``|M|`` of discrete losses falls along a vertical line, as its derivative
+    is a sum of ``-(L - L') sin(y (L - L'))`` with arguments below pi.
+    """
+    xp = namespace(groups[0].count)
+    height = xp.full_like(groups[0].count[0], xp.inf)
+    for steps in groups:
+        loss = steps.nodes.loss[0]
+        width = xp.max(loss, axis=0) - xp.min(loss, axis=0)
+        counts = is_discrete(steps) & (steps.count.reshape(-1) > 0)
+        own = xp.where(counts, math.pi / xp.maximum(width, 1e-300), xp.inf)
+        height = xp.minimum(height, xp.min(own.reshape(steps.count.shape), axis=0))
+    return height
+
+
+def log_envelope(z: Pair, groups: tuple[Steps, ...]) -> Array:
+    """Upper bound of ``T log |M|`` at (K, n) points that falls along a vertical line.
+
+    Of discrete losses the sum of the nodes' absolute values, which tends to what atoms
+    alone would give: their phases agree again and again far from the axis. Of others it
+    is ``|M|`` itself.
+    """
+    xp = namespace(z[0], groups[0].count)
+    total = xp.zeros_like(z[0])
+    for steps in groups:
+        repeats = steps.count.shape[0]
+        x, y = (xp.tile(part, (1, repeats)) for part in z)
+        nodes = steps.nodes
+        size = xp.log(xp.maximum(xp.hypot(*nodes.weight), 1e-300))
+        term = x[:, None] * nodes.loss[0] - y[:, None] * nodes.loss[1] + size
+        outer = steps.outer_rate.reshape(-1)
+        rest = xp.log(xp.maximum(1 - outer * nodes.mass, 1e-15))
+        largest = xp.maximum(xp.max(term, axis=1), rest)
+        every = xp.sum(xp.exp(term - largest[:, None]), axis=1)
+        bound = largest + xp.log(outer * every + xp.exp(rest - largest))
+        own = _log_moment((x, y), steps, nodes)[0]
+        bound = xp.where(is_discrete(steps), bound, own)
+        count = steps.count.reshape(-1)
+        bound = xp.where(count > 0, count * bound, 0.0)
+        total = total + xp.sum(bound.reshape(bound.shape[0], repeats, -1), axis=1)
+    return total

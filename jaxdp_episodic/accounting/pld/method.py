@@ -19,6 +19,7 @@ from __future__ import annotations
 import numpy as np
 
 from jaxdp_episodic._engine import choose_engine, using_engine
+from jaxdp_episodic.accounting.closed_form import are_alike, composed
 from jaxdp_episodic.accounting.pld import refine, single
 from jaxdp_episodic.accounting.pld.interval_state import Setting, Step
 from jaxdp_episodic.accounting.pld.window import Target
@@ -33,6 +34,8 @@ BREAK_EVEN = 20_000
 DEFAULT_EPSILON_SHARE, DEFAULT_EPSILON_WIDTH = 0.01, 1e-4
 DEFAULT_DELTA_SHARE = 0.02
 _MOST_ROUNDS = 7
+# Rounding of Rényi's bound, relative.
+_RDP_ROUNDING = 1e-13
 # delta below it, and the masses behind it, leave the range of float64.
 _LEAST_LOG_DELTA = -550.0
 
@@ -40,7 +43,8 @@ _LEAST_LOG_DELTA = -550.0
 def pld_answer(question: Question, run: Run) -> Answer:
     """The certified *upper bound* at every setting and path, and the widths."""
     lower, upper = pld_bounds(question, run)
-    width = np.where(upper == lower, 0.0, upper - lower)
+    with np.errstate(invalid="ignore"):  # both infinite
+        width = np.where(upper == lower, 0.0, upper - lower)
     return Answer(upper, width, np.ones(upper.shape, bool))
 
 
@@ -77,6 +81,10 @@ def _bounds(
     question: Question, run: Run, width: float | None
 ) -> tuple[np.ndarray, np.ndarray]:
     upper = np.array(rdp_bound(question, run)[0])
+    # Where nothing but the largest loss counts it is as near to the truth as this.
+    upper = upper + _RDP_ROUNDING * np.where(np.isfinite(upper), np.abs(upper), 0.0)
+    if not question.is_epsilon:
+        upper = np.minimum(upper, 0.0)
     lower = np.full(upper.shape, question.nothing)
     settled = run.is_unprotected | run.loses_nothing
     floor, share = _aims(question, width)
@@ -85,6 +93,13 @@ def _bounds(
         open_ &= (question.target > _LEAST_LOG_DELTA) & (upper > floor)
     else:
         open_ &= upper > _LEAST_LOG_DELTA
+    for i in np.flatnonzero(open_ & are_alike(run)):
+        one = np.asarray(i)
+        value, error = composed(question.take(one), run.take(one))
+        if np.isfinite(error):
+            lower[i] = max(lower[i], value - error)
+            upper[i] = max(min(upper[i], value + error), lower[i])
+            open_[i] = False
     steps = _steps_of(run)
     settings: dict[int, Setting] = {}
     for i in np.flatnonzero(open_).tolist():

@@ -41,6 +41,8 @@ _MOST_KNOTS = 2**19
 _SURE_SHARE = 0.3
 # The masses of a law add up to 1 within this, or its tails were wrong.
 _MASS_CHECK = 1e-6
+# From where on that is no rounding.
+_MASS_ROUNDING = 1e-2
 
 
 def _evaluate(
@@ -241,10 +243,15 @@ def _jobs(s: Setting) -> list[_Job]:
         fine = _fine_laws(s, sign)
         uppers = [_upper_law(*law) for law in fine]
         lowers = [_lower_law(*law, plan.tilt) for law in fine if i == s.lead]
-        if not all(abs(u.total - 1) < _MASS_CHECK for u in uppers) or not all(
-            low.total < 1 + _MASS_CHECK for low in lowers
-        ):
-            s.out_of_memory = True
+        off = max(
+            *(abs(u.total - 1) for u in uppers), *(low.total - 1 for low in lowers), 0.0
+        )
+        if not off < _MASS_CHECK:
+            # Errors of the masses grow with the inverse of the spacing and the number
+            # of bins: on a coarser lattice, unless it is the tails that are wrong.
+            coarser = s.spacing * math.sqrt(10 * off / _MASS_CHECK)
+            s.out_of_memory = not off < _MASS_ROUNDING
+            s.least_spacing, s.last_attempt = coarser, False
             return []
         row, cells = _tilted_row(s, plan, sign, uppers)
         if plan.only_bound:

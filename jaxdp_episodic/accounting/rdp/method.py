@@ -49,10 +49,13 @@ def rdp_bound(question: Question, run: Run) -> tuple[np.ndarray, np.ndarray]:
 
 
 def rdp_curve(orders: np.ndarray, run: Run, direction: str) -> np.ndarray:
-    """``D_alpha`` of one direction of the composed pair, nats; broadcasts."""
+    """``D_alpha`` of one direction of the composed pair, nats; broadcasts.
+
+    Of the pair given that not everything is lost at once (see `PrivacyLoss.log_kept`):
+    where that may happen the divergence itself is infinite.
+    """
     value, _ = _evaluate("rdp", direction, orders, run, (0.0, np.inf))
-    log_kept = np.broadcast_to(run.log_kept(), value.shape)
-    return np.where(log_kept < 0, np.inf, value)
+    return value
 
 
 def _evaluate(

@@ -1,0 +1,40 @@
+"""Runs of one mechanism whose composition has a closed form."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from jaxdp_episodic.accounting.question import Question
+from jaxdp_episodic.accounting.run import Run
+
+
+def are_alike(run: Run) -> np.ndarray:
+    """Where all steps are of one mechanism that has a closed form of several."""
+    alike = np.ones(run.shape, bool)
+    # The first step that is taken, and what the others must agree with.
+    kind, key = np.full(run.shape, -1), np.full(run.shape, np.nan)
+    kinds = list(dict.fromkeys(type(loss) for loss in run.losses))
+    for loss, count in zip(run.losses, run.counts, strict=True):
+        taken = (count > 0) & ~loss.loses_nothing
+        form = loss.composes_by
+        own = np.full(run.shape, np.nan) if form is None else form
+        number = kinds.index(type(loss))
+        first = taken & (kind < 0)
+        kind, key = np.where(first, number, kind), np.where(first, own, key)
+        alike &= ~taken | ((kind == number) & (key == own))
+    return alike & (kind >= 0)
+
+
+def composed(question: Question, run: Run) -> tuple[float, float]:
+    """One setting by the closed form of its mechanism."""
+    taken = [
+        (loss, float(count))
+        for loss, count in zip(run.losses, run.counts, strict=True)
+        if count > 0 and not loss.loses_nothing
+    ]
+    loss = taken[0][0].kept_in_range()
+    count = sum(count for _, count in taken)
+    with np.errstate(divide="ignore", over="ignore", under="ignore"):
+        return loss.composed(
+            float(question.target), count, of_epsilon=question.is_epsilon
+        )

@@ -1,0 +1,171 @@
+"""Releases other than Gaussian steps: what else may be a part of a run."""
+
+from __future__ import annotations
+
+from dataclasses import KW_ONLY, dataclass
+from typing import Any, Self
+
+import numpy as np
+
+from jaxdp_episodic import _validation
+from jaxdp_episodic.describe.rates import NEIGHBORING_RELATIONS
+from jaxdp_episodic.describe.spec import Spec, frozen_number
+
+
+class Release(Spec):
+    """Base of the releases, each a step of a run like a `GaussianStep`.
+
+    A release has no privacy unit of its own: what it says holds for the units that the
+    rest of the run protects. One release may be one setting or a million, as its
+    numeric fields may be arrays.
+
+    Attributes:
+      neighboring_relation: the one that the release is about, or None for whatever the
+        rest of the run is about.
+    """
+
+    neighboring_relation: str | None = None
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Broadcast shape of all numeric fields."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True, eq=False)
+class LaplaceRelease(Release):
+    """The sum of contributions clipped in the L1 norm, plus Laplace noise.
+
+    Every coordinate gets independent noise of scale ``noise_multiplier`` times the L1
+    clip norm (its standard deviation is the square root of 2 times that). What is
+    clipped is all that one protected unit gives, drawn by Poisson sampling.
+
+    Attributes:
+      noise_multiplier: scale of the noise in L1 clip norms, >= 0.
+      sampling_probability: that a unit takes part, in [0, 1], for each unit by itself.
+      neighboring_relation: "add_remove" (one unit more or less), or "replace_one" (its
+        content changed, by up to two clip norms), which needs a probability of 1.
+
+    Raises:
+      TypeError: a field of the wrong type.
+      ValueError: a value out of range.
+      NotImplementedError: sampling under "replace_one".
+    """
+
+    noise_multiplier: float | np.ndarray
+    _: KW_ONLY
+    sampling_probability: float | np.ndarray = 1.0
+    # A field of the subclass in place of the base's constant.
+    neighboring_relation: str = "add_remove"
+
+    def __post_init__(self) -> None:
+        _set(self, "noise_multiplier", _validation.nonnegative_array)
+        _set(self, "sampling_probability", _validation.probability_array)
+        _validation.choice(
+            "neighboring_relation", self.neighboring_relation, NEIGHBORING_RELATIONS
+        )
+        sampled = np.any(np.less(self.sampling_probability, 1))
+        if self.neighboring_relation == "replace_one" and sampled:
+            raise NotImplementedError(
+                "LaplaceRelease with neighboring_relation='replace_one' and a "
+                "sampling_probability below 1 has no theorem here; covered: "
+                "'add_remove', or 'replace_one' with sampling_probability=1"
+            )
+        _ = self.shape  # refuses fields that do not broadcast
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Broadcast shape of all numeric fields."""
+        return _validation.broadcast_shape(
+            noise_multiplier=self.noise_multiplier,
+            sampling_probability=self.sampling_probability,
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class ApproximateDP(Release):
+    """A part of the run of which only (epsilon, delta)-DP is known.
+
+    Accounted as the worst mechanism with that guarantee: everything is lost with
+    probability delta, and else a randomized response at epsilon. Pure DP is
+    ``ApproximateDP(epsilon)``. The guarantee must hold for the units and the relation
+    of the rest of the run, whatever the rest has released before.
+
+    Attributes:
+      epsilon: >= 0, nats.
+      delta: in [0, 1].
+
+    Raises:
+      TypeError: a field of the wrong type.
+      ValueError: a value out of range.
+
+    Reference: Kairouz, Oh, Viswanath (2015), arXiv:1311.0776, Theorem 3.3.
+    """
+
+    epsilon: float | np.ndarray
+    delta: float | np.ndarray = 0.0
+
+    def __post_init__(self) -> None:
+        _set(self, "epsilon", _validation.nonnegative_array)
+        _set(self, "delta", _validation.probability_array)
+        _ = self.shape  # refuses fields that do not broadcast
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Broadcast shape of all numeric fields."""
+        return _validation.broadcast_shape(epsilon=self.epsilon, delta=self.delta)
+
+
+@dataclass(frozen=True, eq=False)
+class ZeroConcentratedDP(Release):
+    """A part of the run of which only rho-zCDP is known: ``rdp(alpha) = rho alpha``.
+
+    That bounds its Rényi divergences and says nothing exact about its losses, so that
+    only ``method="rdp"`` answers a run with such a part. Where the part is a Gaussian
+    mechanism, whose rho is ``1 / (2 noise_multiplier²)``, say so: all methods answer.
+
+    Attributes:
+      rho: >= 0, nats.
+      is_gaussian: whether it is a Gaussian mechanism with exactly these divergences.
+
+    Raises:
+      TypeError: a field of the wrong type.
+      ValueError: a value out of range.
+
+    Reference: Bun and Steinke (2016), arXiv:1605.02065, Definition 1.1, Lemma 2.4.
+    """
+
+    rho: float | np.ndarray
+    _: KW_ONLY
+    is_gaussian: bool = False
+
+    def __post_init__(self) -> None:
+        _set(self, "rho", _validation.nonnegative_array)
+        if not isinstance(self.is_gaussian, bool):
+            raise TypeError(f"is_gaussian must be a bool, got {self.is_gaussian!r}")
+
+    @classmethod
+    def of_gaussian(cls, noise_multiplier: Any) -> Self:
+        """Returns the Gaussian mechanism of this noise, in units of the sensitivity.
+
+        Raises:
+          TypeError: not a number.
+          ValueError: not above 0.
+        """
+        noise = _validation.nonnegative_array("noise_multiplier", noise_multiplier)
+        with np.errstate(divide="ignore", over="ignore"):
+            return cls(0.5 / np.square(noise), is_gaussian=True)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of rho."""
+        return np.shape(self.rho)
+
+
+RELEASES = (LaplaceRelease, ApproximateDP, ZeroConcentratedDP)
+
+
+def _set(spec: Any, name: str, check: Any) -> None:
+    """Replaces a field by its checked value."""
+    value = np.array(check(name, getattr(spec, name)))
+    object.__setattr__(spec, name, frozen_number(value))

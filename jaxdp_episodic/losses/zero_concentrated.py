@@ -1,0 +1,74 @@
+"""Zero-concentrated DP: a mechanism of which the Rényi divergences alone are known.
+
+``D_alpha <= rho alpha`` for every ``alpha > 1``, in both directions.
+
+Reference: Bun and Steinke (2016), arXiv:1605.02065, Definition 1.1.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import ClassVar, Self
+
+import numpy as np
+
+from jaxdp_episodic.losses.privacy_loss import Hints, PrivacyLoss, Quadrature
+from jaxdp_episodic.numerics.loops import Array, namespace
+from jaxdp_episodic.numerics.power_excess import log_expm1
+
+_SMALLEST_RHO, _LARGEST_RHO = 1e-40, 1e140
+
+
+@dataclass(frozen=True)
+class ZeroConcentratedLoss(PrivacyLoss):
+    """``log E_Q[(P/Q)^{1+t}] = rho t (1 + t)``: an upper bound, not a pair.
+
+    Attributes:
+      outer_rate: see `PrivacyLoss`; always 1.
+      rho: >= 0; inf is no protection.
+    """
+
+    rho: Array
+    methods: ClassVar[tuple[str, ...]] = ("rdp",)
+
+    @property
+    def loses_nothing(self) -> Array:
+        """Where no divergence is above 0."""
+        return np.equal(self.rho, 0)
+
+    @property
+    def is_unprotected(self) -> Array:
+        """Where nothing is known, or next to nothing."""
+        return np.greater(self.rho, _LARGEST_RHO)
+
+    def kept_in_range(self) -> Self:
+        """Returns a rho that kernels can compute with."""
+        rho = np.clip(self.rho, _SMALLEST_RHO, _LARGEST_RHO)
+        return dataclasses.replace(super().kept_in_range(), rho=rho)
+
+    def hints(self) -> Hints:
+        """The Gaussian with the same divergences."""
+        xp = namespace(*self.fields)
+        move = xp.sqrt(2 * self.rho)
+        one = xp.ones_like(move)
+        return Hints(one, one, move, move)
+
+    def log_excess(
+        self,
+        t: Array,
+        direction: str,
+        quadrature: Quadrature,
+        *,
+        with_derivatives: bool = False,
+    ) -> tuple[Array, ...]:
+        """See `PrivacyLoss`; closed form."""
+        del direction, quadrature
+        xp = namespace(t, *self.fields)
+        t, rho = xp.broadcast_arrays(t, self.rho)
+        exponent = rho * t * (1 + t)
+        log_excess = log_expm1(exponent)
+        if not with_derivatives:
+            return (log_excess,)
+        slope, inverse = rho * (1 + 2 * t), 1 / -xp.expm1(-exponent)
+        return log_excess, slope * inverse, (2 * rho + slope * slope) * inverse

@@ -1,0 +1,127 @@
+"""Targets at the ends of their range, runs that lose nothing, and ``engine=``."""
+
+import numpy as np
+import pytest
+
+import jaxdp_episodic as jde
+
+METHODS = ("exact", "pld", "rdp")
+STEP = jde.GaussianStep(
+    jde.Poisson("example", sampling_probability=0.1), noise_multiplier=1.0
+)
+NEVER = jde.GaussianStep(
+    jde.Poisson("example", sampling_probability=0.0), noise_multiplier=1.0
+)
+BARE = jde.GaussianStep(
+    jde.Poisson("example", sampling_probability=0.1), noise_multiplier=0.0
+)
+LAPLACE = jde.LaplaceRelease(2.0)
+PART = jde.ApproximateDP(0.3, 1e-7)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_delta_zero_and_one(method):
+    def ask(step, steps):
+        return jde.epsilon(step, delta=[0.0, 1.0], num_steps=steps, method=method)
+
+    np.testing.assert_array_equal(ask(STEP, 10), [np.inf, 0])
+    np.testing.assert_array_equal(ask(BARE, 10), [np.inf, 0])
+    np.testing.assert_array_equal(ask(NEVER, 10), [0, 0])
+    np.testing.assert_array_equal(ask(STEP, 0), [0, 0])
+    np.testing.assert_array_equal(ask(PART, 10), [np.inf, 0])
+    np.testing.assert_allclose(ask(LAPLACE, 10), [5.0, 0], rtol=2e-12)
+    np.testing.assert_allclose(ask(jde.ApproximateDP(0.3), 10), [3.0, 0], rtol=2e-12)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_delta_at_infinite_epsilon(method):
+    def ask(step, steps):
+        return jde.delta(step, epsilon=np.inf, num_steps=steps, method=method)
+
+    assert ask(STEP, 10) == 0
+    assert ask(BARE, 10) == 1
+    assert ask(BARE, 0) == 0
+    assert ask(LAPLACE, 10) == 0
+    assert ask(PART, 10) == pytest.approx(1e-6, rel=1e-6)
+    assert ask(PART, 10) >= -np.expm1(10 * np.log1p(-1e-7))
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_delta_of_nothing_is_zero(method):
+    for step, steps in ((NEVER, 10), (STEP, 0), (jde.ApproximateDP(0.0), 3)):
+        assert jde.delta(step, epsilon=0.0, num_steps=steps, method=method) == 0
+        assert jde.delta(step, epsilon=2.0, num_steps=steps, method=method) == 0
+    assert jde.delta(LAPLACE, epsilon=5.1, num_steps=10, method=method) == 0
+
+
+def test_intervals_at_the_ends():
+    lower, upper = jde.epsilon_interval(STEP, delta=[0, 1e-5, 1], num_steps=10)
+    np.testing.assert_array_equal(lower[[0, 2]], [np.inf, 0])
+    np.testing.assert_array_equal(upper[[0, 2]], [np.inf, 0])
+    assert 0 < lower[1] < upper[1]
+    lower, upper = jde.epsilon_interval(LAPLACE, delta=0.0, num_steps=10)
+    assert lower == 0
+    assert upper == pytest.approx(5.0)
+    for step, known in ((STEP, 0), (BARE, 1), (LAPLACE, 0)):
+        assert jde.delta_interval(step, epsilon=np.inf, num_steps=3) == (known, known)
+
+
+def test_order_infinity_is_the_largest_loss():
+    assert np.isinf(jde.rdp(STEP, np.inf))
+    backward = jde.rdp(STEP, np.inf, direction="backward")
+    assert backward == pytest.approx(-np.log1p(-0.1), rel=2e-12)
+    assert np.isinf(jde.rdp(BARE, np.inf))
+    assert jde.rdp(NEVER, np.inf) == 0
+    assert jde.rdp(LAPLACE, [2.0, np.inf]).shape == (2,)
+    with pytest.raises(ValueError, match="orders must be > 1, got 1.0"):
+        jde.rdp(STEP, 1.0)
+
+
+def test_orders_with_ends():
+    run = {"num_steps": 10, "method": "rdp", "orders": [1.5, 2.0, 4.0, 8.0, 32.0]}
+    found = jde.epsilon(STEP, delta=[0.0, 1e-5, 1.0], **run)
+    assert np.isinf(found[0])
+    assert found[2] == 0
+    assert jde.epsilon(NEVER, delta=0.0, **run) == 0
+
+
+@pytest.mark.parametrize("engine", ["auto", "numpy", None])
+def test_engine_of_every_question(engine, monkeypatch):
+    monkeypatch.setenv("JAXDP_EPISODIC_ENGINE", "numpy")
+    plain = {"num_steps": 10, "delta": 1e-5}
+    chosen = {"engine": engine}
+    assert jde.epsilon(STEP, **plain, **chosen) == jde.epsilon(STEP, **plain)
+    one = {"num_steps": 10, "epsilon": 1.0}
+    assert jde.delta(STEP, **one, **chosen) == jde.delta(STEP, **one)
+    assert jde.rdp(STEP, 3.0, **chosen) == jde.rdp(STEP, 3.0)
+    ends = jde.epsilon_interval(STEP, **plain)
+    assert jde.epsilon_interval(STEP, **plain, **chosen) == ends
+    ends = jde.delta_interval(STEP, **one)
+    assert jde.delta_interval(STEP, **one, **chosen) == ends
+    profile = jde.privacy_profile(STEP, 1.0)
+    assert jde.privacy_profile(STEP, 1.0, **chosen) == profile
+    target = {"epsilon": 2.0, "delta": 1e-5, "method": "rdp"}
+    noise = jde.calibrate_noise_multiplier(STEP, num_steps=10, **target)
+    found = jde.calibrate_noise_multiplier(STEP, num_steps=10, **target, **chosen)
+    assert found == noise
+    assert jde.calibrate_num_steps(STEP, **target, **chosen) >= 0
+    rate = jde.calibrate_rate(STEP, level="example", num_steps=10, **target, **chosen)
+    assert rate > 0
+
+
+def test_unknown_engines_are_refused():
+    for ask in (
+        lambda **e: jde.epsilon(STEP, num_steps=10, delta=1e-5, **e),
+        lambda **e: jde.rdp(STEP, 3.0, **e),
+        lambda **e: jde.privacy_profile(STEP, 1.0, **e),
+        lambda **e: jde.calibrate_num_steps(STEP, epsilon=1.0, delta=1e-5, **e),
+    ):
+        with pytest.raises(ValueError, match="engine must be one of .*got 'cuda'"):
+            ask(engine="cuda")
+        with pytest.raises(TypeError, match="engine must be a name or None, got 3"):
+            ask(engine=3)
+
+
+def test_both_engines_give_the_same():
+    values = [jde.rdp(STEP, [1.5, 8.0], engine=e) for e in ("numpy", "jax")]
+    np.testing.assert_allclose(values[0], values[1], rtol=1e-12)

@@ -259,7 +259,10 @@ class TestEnds:
         assert rdp_epsilon(poisson_step(0.1, 0.0), delta=1e-6, num_steps=0) == 0
         assert rdp_delta(step, epsilon=0.5, num_steps=0) == 0
 
-    @pytest.mark.parametrize(("rate", "noise"), [(1.0, 5000.0), (1e-4, 2.0)])
+    @pytest.mark.parametrize(
+        ("rate", "noise"),
+        [pytest.param(1.0, 5000.0, marks=pytest.mark.slow), (1e-4, 2.0)],
+    )
     def test_ten_million_steps(self, rate, noise):
         step, delta = poisson_step(rate, noise), 1e-8
 

@@ -211,7 +211,7 @@ def composed_delta(p, r, s, num_steps, epsilon, *, backward, cells=2**21, width=
     [
         (step(COIN, SOME), 0.25, 0.25, 8, 0.9),
         (step(HAND, SOME), 1.0, 1 / 16, 40, 1.5),
-        (step(COIN, SOME), 0.25, 0.25, 200, 4.0),
+        pytest.param(step(COIN, SOME), 0.25, 0.25, 200, 4.0, marks=pytest.mark.slow),
     ],
 )
 def test_exact_against_a_convolution(asked, p, r, num_steps, epsilon):

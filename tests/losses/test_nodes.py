@@ -45,7 +45,7 @@ def computed(kind, p, r, s, z, *, height=1.0, log_cut=LOG_CUT):
 
 @functools.cache
 def integrated(kind, p, r, s, z):
-    """``M(z) - 1`` from the definition of each law, 30 digits, on the real line."""
+    """``M(z) - 1`` from the definition of each law, 20 digits, on the real line."""
     p, r, s, z = mpmath.mpf(p), mpmath.mpf(r), mpmath.mpf(s), mpmath.mpc(z)
 
     def densities(x):
@@ -64,8 +64,8 @@ def integrated(kind, p, r, s, z):
 
     start = {"symmetric": s / 2, "antipodal": mpmath.mpf(0)}.get(kind, mpmath.mpf(-14))
     top = 14 + 3 * (1 + z.real) * s
-    edges = mpmath.linspace(start, top, 24)
-    with mpmath.workdps(30):
+    edges = mpmath.linspace(start, top, 16)
+    with mpmath.workdps(20):
         return complex(mpmath.quad(term, edges))
 
 
@@ -82,7 +82,7 @@ CASES = [
 
 @pytest.mark.parametrize(("kind", "p", "r", "s", "center"), CASES)
 def test_moments_near_the_axis_against_integration(kind, p, r, s, center):
-    z = center + np.array([0.0, 0.7j, 3.0j])
+    z = center + np.array([0.0, 3.0j])
     value, _ = computed(kind, p, r, s, z)
     exact = np.array([integrated(kind, p, r, s, complex(one)) for one in z])
     # Relative to what is summed: the losses' mass, and the moment on the axis.

@@ -186,8 +186,9 @@ def test_a_composed_run(call):
 def test_calibrate_noise(call, given):
     content = CALIBRATE.replace('"GaussianStep"\n', f'"GaussianStep"\n{given}')
     _, out, _ = call("calibrate", content, "--json")
+    example = jde.Poisson("example", sampling_probability=0.01)
     expected = jde.calibrate_noise_multiplier(
-        jde.Poisson("example", sampling_probability=0.01),
+        jde.GaussianStep(example, noise_multiplier=1.0),
         epsilon=2.0,
         delta=1e-5,
         num_steps=300,

@@ -99,6 +99,7 @@ def test_densities_and_profiles_give_the_same_moment(eta, shift, alpha):
     assert _relative(moments.fine_swapped(eta, shift, alpha), exact) < 1e-13
 
 
+@pytest.mark.slow
 def test_independent_episodes_match_the_profile_identity():
     count, eta, shift, alpha = 2, 0.1, 0.4, 3.5
     with mp.workdps(precise.DIGITS):
@@ -122,7 +123,9 @@ def test_independent_episodes_match_the_profile_identity():
     assert _relative(actual, exact) < 1e-13
 
 
-@pytest.mark.parametrize("g", [1.0, 1.3, 4.0])
+@pytest.mark.parametrize(
+    "g", [*(pytest.param(g, marks=pytest.mark.slow) for g in (1.0, 1.3)), 4.0]
+)
 def test_mixture_divergence_matches_integration_of_its_definition(g):
     pairs = [precise.sampled_pair(0.2, 1.5), precise.symmetric_pair(0.3, 0.25, 0.8)]
     for top, bottom in (*pairs, pairs[0][::-1]):
@@ -235,6 +238,7 @@ def test_a_small_unit_is_charged_for_the_larger_one_it_is_swapped_with():
     assert adversary.worst_ratio(true, (own, own)) > 1.01
 
 
+@pytest.mark.slow
 def test_climbing_from_random_contributions_finds_the_worst_case():
     rng = np.random.default_rng(5)
     for name in (

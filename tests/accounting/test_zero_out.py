@@ -209,7 +209,7 @@ def composed_delta(p, r, s, num_steps, epsilon, *, backward, cells=2**21, width=
 @pytest.mark.parametrize(
     "asked, p, r, num_steps, epsilon",
     [
-        (step(COIN, SOME), 0.25, 0.25, 8, 0.9),
+        pytest.param(step(COIN, SOME), 0.25, 0.25, 8, 0.9, marks=pytest.mark.slow),
         (step(HAND, SOME), 1.0, 1 / 16, 40, 1.5),
         pytest.param(step(COIN, SOME), 0.25, 0.25, 200, 4.0, marks=pytest.mark.slow),
     ],

@@ -80,8 +80,12 @@ def test_a_claim_that_is_disproved_has_an_exit_code(
     ("kind", "flags"),
     [
         ("gradient", ["--canaries", "5"]),
-        ("input", ["--canaries", "5", "--num-steps", "2"]),
-        ("step", ["--draws", "100"]),
+        pytest.param(
+            "input",
+            ["--canaries", "5", "--num-steps", "2"],
+            marks=pytest.mark.slow,
+        ),
+        pytest.param("step", ["--draws", "100"], marks=pytest.mark.slow),
         # The claim about another unit is half a minute's compilation of its own.
         pytest.param(
             "gradient",

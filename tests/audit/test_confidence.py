@@ -67,6 +67,7 @@ def test_nothing_is_shown_by_an_event_that_a_mechanism_may_allow_itself():
     assert log_ratio_bound(0, 0, 10_000, delta=0.0, error=0.025) == 0
 
 
+@pytest.mark.slow
 def test_the_best_event_is_near_the_best_bound():
     edges = np.linspace(1, 3, 9)
     number = 100_000

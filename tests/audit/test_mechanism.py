@@ -182,6 +182,7 @@ def test_of_unequal_tasks_the_worst_is_audited():
     assert audit.dominating_pair.epsilon >= 0.7 * audit.claimed_exact
 
 
+@pytest.mark.slow
 def test_the_same_seed_is_the_same_audit():
     run = {"delta": DELTA, "num_steps": 1, "num_draws": 20_000}
     first = audit_mechanism(FLAT, **run)
@@ -190,6 +191,7 @@ def test_the_same_seed_is_the_same_audit():
     assert audit_mechanism(FLAT, seed=1, **run).fixed_data != first.fixed_data
 
 
+@pytest.mark.slow
 def test_progress_ends_near_what_was_announced():
     told = []
     for step in (FLAT, tasks()):

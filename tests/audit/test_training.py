@@ -115,6 +115,7 @@ def hardened_tasks(*, noise=1.0, make_trainer=seeded):
         ),
     ],
 )
+@pytest.mark.slow
 def test_steps_of_a_sound_trainer_stand(training, num_draws, share):
     """At the level of an example (add one to a class) and of a task."""
     run = {"few_shot": few_shot, "tasks": tasks, "hardened_tasks": hardened_tasks}

@@ -235,6 +235,7 @@ def description_bombs(folder: Path) -> list[tuple[str, Path]]:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="limits the address space")
+@pytest.mark.slow
 def test_no_file_takes_much_memory_or_time(tmp_path):
     attacks = [
         *npz_bombs(tmp_path),

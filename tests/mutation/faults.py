@@ -90,8 +90,8 @@ _SHUFFLED = Edit(
 _VANISHED = Edit(
     sampler,
     "rows_and_levels",
-    "make_levels(sampling.levels, population)",
-    "make_levels(sampling.levels, without_empty(population))",
+    "make_levels(sampling.levels, population, slots_of)",
+    "make_levels(sampling.levels, without_empty(population), slots_of)",
 )
 
 FAULTS = (

@@ -112,6 +112,7 @@ def test_lines_by_an_axis_and_held_values(folder):
     assert "number of steps = 1,000, delta = 1e-05, method = rdp" in words(svg)
 
 
+@pytest.mark.slow
 def test_levels_and_marks(folder, monkeypatch):
     """The lines that were asked for, and stars in the panels that were asked for."""
     drawn, maps = [], pictures.drawing.maps

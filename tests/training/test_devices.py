@@ -94,6 +94,7 @@ def report():
 
 
 @pytest.mark.parametrize("drawn, units", [("all", 24), ("some", 16), ("none", 0)])
+@pytest.mark.slow
 def test_the_number_of_devices_does_not_matter(report, drawn, units):
     assert report["devices"] == 4
     assert max(report[drawn]) < 1e-5  # sums in another order; noise is the same

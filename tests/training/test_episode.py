@@ -66,6 +66,7 @@ def gradient_sum(run, clip=100.0):
     return np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(gradient)])
 
 
+@pytest.mark.slow
 def test_one_users_tasks_do_not_move_the_others():
     """Slots are as wide as the largest unit is: no divisor may look at them."""
     step = jde.GaussianStep(

@@ -453,6 +453,7 @@ def test_a_run_that_diverged_stops_and_keeps_what_was_finite(tmp_path):
 # --- bfloat16 ---
 
 
+@pytest.mark.slow
 def test_bfloat16_parameters_train_resume_and_leave(tmp_path):
     """Clipped and summed in float32; the parameters stay what they are."""
     learner, params = protonet()

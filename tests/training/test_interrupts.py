@@ -214,6 +214,7 @@ print(json.dumps({
     ],
     ids=["two devices", "another default generator"],
 )
+@pytest.mark.slow
 def test_resume_elsewhere_than_on_the_default(tmp_path, environment):
     path = os.pathsep.join([str(TESTS), str(TESTS.parent)])
     done = subprocess.run(

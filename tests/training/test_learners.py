@@ -194,6 +194,7 @@ def test_maml_of_a_linear_model_is_the_matrix_formula(
     np.testing.assert_allclose(gradient["weights"][:, 0], outer, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_maml_of_a_network_against_differences_of_its_loss():
     apply, params = split_model(MLP(FEATURES, (5,), WAYS, rngs=nnx.Rngs(0)))
     learner, episode = MAML(apply, inner_steps=2, inner_learning_rate=0.5), classes()

@@ -77,6 +77,7 @@ def test_a_step_is_two_bytes_and_equal_steps_are_described_once(path):
     assert b"pickle" not in path.read_bytes()
 
 
+@pytest.mark.slow
 def test_a_million_steps_take_little_memory_and_two_megabytes(path):
     with LedgerFile(path) as ledger:
         ledger.charge(10**6 - 1)
@@ -458,6 +459,7 @@ def test_the_budget_is_kept_in_the_file(path):
     assert read_ledger(path).charged == 2
 
 
+@pytest.mark.slow
 def test_every_step_of_a_run_is_charged_before_it_is_drawn(tmp_path):
     """The ledger on the disk, read at the moment when the gradient is asked for."""
     run, seen = plain_trainer(), []

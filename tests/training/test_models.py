@@ -32,6 +32,7 @@ def test_a_network_embeds_images(use_patches):
     np.testing.assert_allclose(outputs, net(images), rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_images_of_an_episode_do_not_touch_each_other():
     apply, params = split_model(ConvNet((8, 8, 1), (4, 4), 5, rngs=nnx.Rngs(0)))
     images = np.random.default_rng(0).normal(size=(3, 8, 8, 1)).astype(np.float32)

@@ -72,9 +72,12 @@ def episodic_loss(kind):
     return loss, params
 
 
-@pytest.mark.parametrize("units_at_once", [1, 4])
+@pytest.mark.parametrize("units_at_once", [pytest.param(1, marks=pytest.mark.slow), 4])
 @pytest.mark.filterwarnings("ignore:optax.global_norm:DeprecationWarning")
-@pytest.mark.parametrize(("kind", "clip"), [("protonet", 2.0), ("maml", 0.75)])
+@pytest.mark.parametrize(
+    ("kind", "clip"),
+    [pytest.param("protonet", 2.0, marks=pytest.mark.slow), ("maml", 0.75)],
+)
 def test_the_sum_is_that_of_jax_privacy(kind, clip, units_at_once):
     loss, params = episodic_loss(kind)
     data = np.random.default_rng(0).normal(size=(7, WAYS, SLOTS, FEATURES))
@@ -249,6 +252,7 @@ def test_an_empty_draw_still_has_noise():
     assert np.std(gradient) == pytest.approx(3.0, rel=0.2)
 
 
+@pytest.mark.slow
 def test_memory_does_not_grow_with_the_episodes():
     loss, params = episodic_loss("maml")
     sizes = []

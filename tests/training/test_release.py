@@ -57,6 +57,7 @@ def released(tmp_path, text):
     return result, texts, (tmp_path / "out" / "report.md").read_text()
 
 
+@pytest.mark.slow
 def test_the_number_of_protected_units_is_not_released(tmp_path):
     """Neither as it is nor through the mean of a draw."""
     result, texts, report = released(tmp_path, TASKS)

@@ -146,6 +146,7 @@ def test_an_interruption_before_the_first_checkpoint(train, monkeypatch, capsys)
     monkeypatch.undo()
 
 
+@pytest.mark.slow
 def test_users_own_arrays(tmp_path):
     rng = np.random.default_rng(0)
     for name in ("train", "test"):

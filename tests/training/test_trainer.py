@@ -89,7 +89,14 @@ def test_without_a_seed_no_two_runs_share_draws_or_noise():
     assert secrets[0].sampler_entropy.bit_length() > 200
 
 
-@pytest.mark.parametrize("interrupted_after", [0, 2, 5])
+@pytest.mark.parametrize(
+    "interrupted_after",
+    [
+        pytest.param(0, marks=pytest.mark.slow),
+        2,
+        pytest.param(5, marks=pytest.mark.slow),
+    ],
+)
 def test_resume_is_bit_exact(tmp_path, interrupted_after):
     whole = trainer(seed=None)
     secrets = whole.snapshot().secrets
@@ -241,7 +248,10 @@ def test_the_whole_step_may_be_the_clip_unit(tmp_path):
     assert all(r[PRIVATE]["num_units"] == 1 for r in records[1:])
 
 
-@pytest.mark.parametrize("clip_unit", ["example", "class", "step"])
+@pytest.mark.parametrize(
+    "clip_unit",
+    ["example", *(pytest.param(u, marks=pytest.mark.slow) for u in ("class", "step"))],
+)
 def test_examples_that_do_not_interact_may_be_clipped_alone(tmp_path, clip_unit):
     """DP-SGD, and the same loss clipped by class and by step."""
     data = classes(num_classes=4, examples=50)
@@ -272,6 +282,7 @@ def test_examples_that_do_not_interact_may_be_clipped_alone(tmp_path, clip_unit)
     assert accuracy > 0.9
 
 
+@pytest.mark.slow
 def test_single_examples_are_clipped_one_by_one():
     """The sum is that of gradients computed and clipped in a plain loop."""
     data = classes(num_classes=4, examples=50)
@@ -336,7 +347,9 @@ def tasks_in_groups(num_groups=8, tasks=5, points=12):
     )
 
 
-@pytest.mark.parametrize("clip_unit", ["group", "task"])
+@pytest.mark.parametrize(
+    "clip_unit", [pytest.param("group", marks=pytest.mark.slow), "task"]
+)
 def test_regression_on_a_tree_of_three_levels(tmp_path, clip_unit):
     data = tasks_in_groups()
     sampling = jde.MultistageSampling(
@@ -356,6 +369,7 @@ def test_regression_on_a_tree_of_three_levels(tmp_path, clip_unit):
     assert run.sampler.slot_shape == ((5, 6) if clip_unit == "group" else (6,))
 
 
+@pytest.mark.slow
 def test_the_divisor_must_be_public():
     """Under add_remove the number of protected units is not."""
     table = make_sinusoids(40, points=8, seed=0)
@@ -403,7 +417,14 @@ def test_bad_input(changes, error, message):
         trainer(**changes)
 
 
-@pytest.mark.parametrize("block_size", [1, 3, 64])
+@pytest.mark.parametrize(
+    "block_size",
+    [
+        pytest.param(1, marks=pytest.mark.slow),
+        3,
+        pytest.param(64, marks=pytest.mark.slow),
+    ],
+)
 def test_the_block_size_does_not_matter(tmp_path, block_size):
     one, other = trainer(), trainer(block_size=block_size)
     one.train(tmp_path / "one")

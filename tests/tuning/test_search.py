@@ -46,6 +46,7 @@ def written(folder, *, target="epsilon = 8.0", trials=FOUR, more="", run=None):
     return path
 
 
+@pytest.mark.slow
 def test_budget_of_the_whole_search_calibrates_each_run(tmp_path):
     search = read_search(written(tmp_path))
     budget = search_budget(search, tmp_path)
@@ -61,6 +62,7 @@ def test_budget_of_the_whole_search_calibrates_each_run(tmp_path):
     assert budget.is_public
 
 
+@pytest.mark.slow
 def test_runs_that_differ_in_privacy_are_charged_as_the_worst_of_them(tmp_path):
     more = '"num_steps" = { type = "Choice", values = [3, 30] }'
     both = read_search(written(tmp_path, target="run_epsilon = 1.0", more=more))

@@ -112,6 +112,7 @@ def audit_mechanism(
       NotImplementedError: a step that no theorem covers or no table describes.
     """
     parts = _checked_parts(step, num_steps)
+    _validation.open_unit_array("delta", delta)
     run: dict[str, Any] = {"delta": delta}
     if isinstance(step, GaussianStep):
         run["num_steps"] = num_steps

@@ -1,4 +1,4 @@
-"""Iteration and subsampled RDP: every bound at 300 random settings.
+"""Iteration and subsampled RDP: every bound at 1,000 random settings.
 
 The laws of projected noisy runs followed step by step, Gaussian runs in closed form,
 and the moments of sampled mechanisms by quadrature in extended precision.
@@ -31,7 +31,7 @@ from oracles.finite_laws import (
     random_laws,
 )
 
-COUNT = 300
+COUNT = 1_000
 
 
 # --- Iteration ---
@@ -86,7 +86,7 @@ def test_slope_to_epsilon_above_the_gaussian():
 
 
 class ProjectedRuns:
-    """300 noisy runs on an interval [0, D], their laws by Gauss-Legendre quadrature.
+    """1,000 noisy runs on an interval [0, D], their laws by Gauss-Legendre quadrature.
 
     After a step the iterate has an atom at either end and a density between. Example i
     has the gradient ``m x + u_i``; the protected one's u is the least or the largest

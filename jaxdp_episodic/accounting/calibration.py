@@ -85,8 +85,8 @@ def calibrate_noise_multiplier(
         with np.errstate(divide="ignore"):
             found = 1 / inverse
         # 1 / (1 / x) may round down; what is returned must be what was checked.
-        everywhere = np.arange(run.size)
-        checked = run.excess(everywhere, inverse_noise=1 / found)
+        asked = dataclasses.replace(step, noise_multiplier=found.reshape(run.shape))
+        checked = run.excess(np.arange(run.size), loss=dominating_pair(asked))
         bad = np.isfinite(found) & (checked > 0)
         found = np.where(bad, found * (1 + _TOLERANCE), found)
     found = np.where(hopeless, np.inf, found)

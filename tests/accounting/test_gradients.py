@@ -100,7 +100,7 @@ def check(make, arguments, num_steps):
             return jde.epsilon(moved, delta=DELTA, num_steps=num_steps)
 
         expected = difference(epsilon, arguments[i])
-        np.testing.assert_allclose(gradient[name], expected, rtol=5e-7, err_msg=name)
+        np.testing.assert_allclose(gradient[name], expected, rtol=1e-7, err_msg=name)
     if num_steps > 2:
         expected = of_steps(step, (num_steps,), 0)
         np.testing.assert_allclose(gradient["num_steps"], expected, rtol=1e-7)

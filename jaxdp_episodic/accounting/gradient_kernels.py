@@ -226,8 +226,10 @@ def _inside(group: Group) -> Group:
 def _grouped(run: Run, each: Directions) -> tuple[Group, ...]:
     """The directions in the order of `Run.groups`."""
     by_class: dict[type, list[Direction]] = {}
-    for loss, direction in zip(run.losses, each, strict=True):
-        by_class.setdefault(type(loss), []).append(direction)
+    for loss, count, moved in zip(run.losses, run.counts, each, strict=True):
+        # A step that is not taken moves nothing but by its number.
+        still = moved.loss.map(lambda f, count=count: np.where(count > 0, f, 0.0))
+        by_class.setdefault(type(loss), []).append(moved._replace(loss=still))
     return tuple(
         Group(
             kind.stack([direction.loss for direction in chosen]),

@@ -91,6 +91,9 @@ def protonet(seed=0):
     return ProtoNet(apply, ways=WAYS), params
 
 
+_BUDGETS: dict[tuple, PrivacyBudget] = {}
+
+
 class PlainBudget(PrivacyBudget):
     """Its epsilon is the Gaussian's without sampling: nothing has to be compiled.
 
@@ -130,12 +133,14 @@ def trainer(
 ):
     """A private few-shot run that takes milliseconds a step."""
     data = classes() if data is None else data
-    budget = plan_budget(
-        grouped_step(data) if step is None else step,
-        epsilon=epsilon,
-        delta=delta,
-        num_steps=num_steps,
-    )
+    step = grouped_step(data) if step is None else step
+    # The same few budgets are asked for by hundreds of tests.
+    key = repr(step), epsilon, delta, num_steps
+    if key not in _BUDGETS:
+        _BUDGETS[key] = plan_budget(
+            step, epsilon=epsilon, delta=delta, num_steps=num_steps
+        )
+    budget = _BUDGETS[key]
     model, params = protonet() if learner is None else learner
     arguments = {"l2_clip_norm": 0.5, "shots": SHOTS, "seed": seed, **changes}
     return Trainer(

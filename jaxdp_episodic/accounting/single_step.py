@@ -8,9 +8,8 @@ from jaxdp_episodic._engine import float64_boundary
 from jaxdp_episodic.accounting.question import EpsilonAt, Question
 from jaxdp_episodic.accounting.run import Run
 from jaxdp_episodic.losses.privacy_loss import PrivacyLoss
-from jaxdp_episodic.numerics.loops import Array, fori_loop, namespace
-
-_BISECTIONS = 80
+from jaxdp_episodic.numerics.loops import Array, namespace
+from jaxdp_episodic.numerics.roots import smallest_within
 
 
 def solve_single_step(question: Question, run: Run) -> np.ndarray:
@@ -39,31 +38,15 @@ def _log_delta(epsilon: Array, loss: PrivacyLoss) -> Array:
 
 
 def _epsilon(log_delta: Array, loss: PrivacyLoss) -> Array:
-    """Where the profile falls to delta, by bisection from above."""
+    """Where the profile falls to delta, an end at which it was seen to be enough."""
     xp = namespace(log_delta, loss.outer_rate)
 
     def excess(x: Array) -> Array:
         return _log_delta(x, loss) - log_delta
 
-    def widen(_: int, high: Array) -> Array:
-        return xp.where(excess(high) > 0, high * 16.0, high)
-
-    def halve(_: int, bracket: tuple[Array, Array]) -> tuple[Array, Array]:
-        low, high = bracket
-        # First the scale, then the digits.
-        middle = xp.where(
-            high > 2 * low, xp.sqrt(xp.maximum(low, 1e-30) * high), 0.5 * (low + high)
-        )
-        above = excess(middle) > 0
-        return xp.where(above, middle, low), xp.where(above, high, middle)
-
-    high = fori_loop(xp, 0, 40, widen, xp.full_like(log_delta, 1e-12))
-    # Asked before the bisection, whose end may lie above the target by a rounding.
-    unreached = excess(high) > 0
-    bracket = (xp.zeros_like(high), high)
-    _, high = fori_loop(xp, 0, _BISECTIONS, halve, bracket)
-    at_zero = excess(xp.zeros_like(high)) <= 0
-    return xp.where(at_zero, 0.0, xp.where(unreached, xp.inf, high))
+    at_zero = excess(xp.zeros_like(log_delta)) <= 0
+    found = smallest_within(excess, xp.where(at_zero, 0.0, 1.0))
+    return xp.where(at_zero, 0.0, found)
 
 
 delta_of_profile = float64_boundary(_log_delta)

@@ -1,19 +1,23 @@
 """Where a monotone function of many elements crosses 0.
 
 `largest_within` is host-side NumPy: the functions it searches are whole accountants,
-and only the elements that still move are evaluated. `log_crossing` is a kernel, for
-rough answers.
+and only the elements that still move are evaluated. `smallest_within` and
+`log_crossing` are kernels, the latter for rough answers.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
-from jaxdp_episodic.numerics.loops import Array, namespace
+from jaxdp_episodic.numerics.loops import Array, namespace, while_loop
 
 _MAX_EVALUATIONS = 200
+# Of `smallest_within`: the relative width at which it ends, the factor by which it
+# looks for the scale, where it stops looking, and what counts as infinitely far.
+_ROUNDING, _SCALE, _TINY, _HUGE, _FAR = 2e-15, 64.0, 1e-30, 1e36, 1e8
 
 
 def largest_within(
@@ -145,3 +149,85 @@ def log_crossing(
     inside = (value > 0) & (drop > 0) & (drop < xp.inf)
     part = xp.where(inside, value / xp.where(inside, drop, 1.0), 0.0)
     return xp.exp(x + xp.clip(part, 0.0, 1.0) * (end - x))
+
+
+def smallest_within(function: Callable[[Array], Array], start: Array) -> Array:
+    """About the smallest x with ``function(x) <= 0`` of a decreasing one; a kernel.
+
+    First the scale of x, by factors; then Chandrupatla's method: inverse quadratic
+    interpolation where the last three points permit it, else the middle.
+
+    Args:
+      function: maps (n,) positive x to (n,), positive at x = 0; may end in -inf.
+      start: (n,) > 0, where to begin; elements at 0 are not searched and stay 0.
+
+    Returns:
+      (n,) x at which ``function(x) <= 0`` was seen, within 2e-15 relative of one at
+      which it was not, or at most 1e-30; ``inf`` where it is positive or NaN up to
+      1e36.
+
+    Reference: Chandrupatla (1997), Advances in Engineering Software 28, 145-149.
+    """
+    first = function(start)
+    xp = namespace(start, first)
+
+    def known(f: Array) -> Array:  # NaN counts as positive
+        return xp.where(f <= 0, xp.maximum(f, -_FAR), xp.where(f > 0, f, _FAR))
+
+    searched = start > 0
+
+    def unbracketed(state: tuple[Array, ...]) -> Array:
+        (x, f), (other, _) = state
+        away = xp.where(f > 0, x < _HUGE, x > _TINY)
+        return searched & away & (other == x)
+
+    def step_out(state: Any) -> Any:
+        (x, f), (other, g) = state
+        moved = unbracketed(state)
+        probe = xp.where(moved, xp.where(f > 0, x * _SCALE, x / _SCALE), x)
+        value = known(function(probe))
+        # The two ends differ once the sign has changed.
+        crossed = (value > 0) != (f > 0)
+        other = xp.where(moved & ~crossed, probe, other)
+        g = xp.where(moved & ~crossed, value, g)
+        return (xp.where(moved, probe, x), xp.where(moved, value, f)), (other, g)
+
+    ends = ((start, known(first)), (start, known(first)))
+    new, old = while_loop(xp, lambda state: xp.any(unbracketed(state)), step_out, ends)
+    lost = searched & ~(new[1] <= 0) & (new[0] == old[0])
+
+    def unsettled(state: tuple[Any, ...]) -> Array:
+        turn, (x, _), (other, _), _, _ = state
+        width = xp.abs(x - other)
+        return (turn < _MAX_EVALUATIONS) & xp.any(
+            width > _ROUNDING * xp.maximum(x, other)
+        )
+
+    def interpolate(state: tuple[Any, ...]) -> tuple[Any, ...]:
+        turn, (x1, f1), (x2, f2), _, share = state
+        x = x1 + share * (x2 - x1)
+        f = known(function(x))
+        same = (f > 0) == (f1 > 0)
+        x3, f3 = xp.where(same, x1, x2), xp.where(same, f1, f2)
+        x2, f2 = xp.where(same, x2, x1), xp.where(same, f2, f1)
+        least = 0.5 * _ROUNDING * xp.maximum(x, x2) / xp.maximum(xp.abs(x2 - x), _TINY)
+        share = xp.clip(_share((x, f), (x2, f2), (x3, f3)), least, 1 - least)
+        return turn + 1, (x, f), (x2, f2), (x3, f3), share
+
+    state = (np.int64(0), new, old, old, xp.full_like(start, 0.5))
+    _, new, old, _, _ = while_loop(xp, unsettled, interpolate, state)
+    found = xp.where(new[1] <= 0, new[0], old[0])
+    return xp.where(lost, xp.inf, found)
+
+
+def _share(new: Any, old: Any, before: Any) -> Array:
+    """Which part of the way from ``new`` to ``old`` to go."""
+    (x1, f1), (x2, f2), (x3, f3) = new, old, before
+    xp = namespace(x1, f1)
+    with np.errstate(all="ignore"):
+        xi = (x1 - x2) / (x3 - x2)
+        phi = (f1 - f2) / (f3 - f2)
+        fits = (phi * phi < xi) & ((1 - phi) ** 2 < 1 - xi)
+        share = f1 / (f2 - f1) * f3 / (f2 - f3)
+        share = share + (x3 - x1) / (x2 - x1) * f1 / (f3 - f1) * f2 / (f3 - f2)
+    return xp.where(fits & (share > 0) & (share < 1), share, 0.5)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from jaxdp_episodic.numerics.roots import largest_within
+from jaxdp_episodic.numerics.roots import largest_within, smallest_within
 
 TOLERANCE = 1e-7
 ROOTS = np.array([1.3, 2.0, 77.0, 1e-9, 3e12])
@@ -70,3 +70,45 @@ def test_nothing_to_search():
         lambda x, _: x, np.empty(0), np.empty(0), tolerance=TOLERANCE
     )
     assert found.shape == (0,)
+
+
+FALLING = {
+    "linear": lambda x, root: root - x,
+    "logarithm": lambda x, root: np.log(root) - np.log(x),
+    "Gaussian": lambda x, root: 1 - (x / root) ** 2,
+    "steep": lambda x, root: (
+        -np.expm1(np.minimum(99 * (np.log(x) - np.log(root)), 700))
+    ),
+    "flat": lambda x, root: np.cbrt(root - x),
+    "jump": lambda x, root: np.where(x < root, 1e6, -1.0),
+    "kink": lambda x, root: np.where(x < root, root - x, 1e9 * (root - x)),
+    "nothing above": lambda x, root: np.where(x < root, 1e-3, -np.inf),
+    "no number below": lambda x, root: np.where(x < root, np.nan, root - x),
+}
+
+
+@pytest.mark.parametrize("curve", FALLING)
+@pytest.mark.filterwarnings("ignore:divide by zero")  # of log(root / 0)
+def test_the_smallest_that_is_within_was_seen_to_be(curve):
+    roots = np.array([1.3, 2.0, 77.0, 1e-9, 3e12, 2.5e-29, 4e35])
+    seen, turns = set(), 0
+
+    def function(x):
+        nonlocal turns
+        value, turns = FALLING[curve](x, roots), turns + 1
+        seen.update(zip(range(len(x)), x, value <= 0, strict=True))
+        return value
+
+    found = smallest_within(function, np.ones(7))
+    np.testing.assert_allclose(found, roots, rtol=2e-14)  # log(1e35) rounds
+    assert all((i, x, True) in seen for i, x in enumerate(found))
+    assert turns < 140
+
+
+def test_what_is_never_within_is_infinite_and_what_always_is_is_tiny():
+    def function(x):
+        return np.array([1.0, -1.0, np.nan, 0.0]) + 0 * x
+
+    found = smallest_within(function, np.array([1.0, 1.0, 1.0, 0.0]))
+    assert found[0] == found[2] == np.inf
+    assert 0 < found[1] <= 1e-30 and found[3] == 0

@@ -90,19 +90,29 @@ def tail_over_mass(
       standard deviation or more above the mean; the upper one may be ``inf``.
     """
     t, n, odds = np.broadcast_arrays(t, n, odds)
-    steps = _num_convergents(t, n, odds)
+    shape = t.shape
+    steps = _num_convergents(t, n, odds).reshape(-1)
     steps += steps % 2 if side == "lower" else 1 - steps % 2
+    # Those that need most come first: each step is made by the first so many.
+    order = np.argsort(-steps, kind="stable")
+    t, n, odds = (np.asarray(a, np.float64).reshape(-1)[order] for a in (t, n, odds))
+    in_use = np.cumsum(np.bincount(steps)[::-1])[::-1]
     rest = np.maximum(n - t, 0.0)
     bound = np.ones(t.shape)
-    for m in range(steps, 0, -1):
-        low = t + (2 * m - 1)
-        above = odds * (m * (n + m)) / (low * (low + 1))
-        below = odds * (np.maximum(rest - (m - 1), 0.0) * (t + (m - 1)))
+    for m in range(len(in_use) - 1, 0, -1):
+        here = slice(in_use[m])
+        at, ratio = t[here], odds[here]
+        low = at + (2 * m - 1)
+        above = ratio * (m * (n[here] + m)) / (low * (low + 1))
+        below = ratio * (np.maximum(rest[here] - (m - 1), 0.0) * (at + (m - 1)))
         below /= low * (low - 1)
-        bound = 1 - below / (1 + above / bound)
+        value = 1 - below / (1 + above / bound[here])
         # Unconverged at the mean and left of it: still a bound, and a nonnegative one.
-        bound = np.clip(bound, 1e-300, 1.0)
-    return 1 / bound if side == "lower" else np.where(bound > 1e-290, 1 / bound, np.inf)
+        bound[here] = np.clip(value, 1e-300, 1.0)
+    found = np.empty(bound.shape)
+    found[order] = bound
+    found = found.reshape(shape)
+    return 1 / found if side == "lower" else np.where(found > 1e-290, 1 / found, np.inf)
 
 
 def log_binomial_tail(
@@ -198,10 +208,8 @@ def _deviance(x: np.ndarray, mean: np.ndarray, deviation: np.ndarray) -> np.ndar
     return np.where(near, mean * safe * safe * series, far)
 
 
-def _num_convergents(t: np.ndarray, n: np.ndarray, odds: np.ndarray) -> int:
-    """Steps that all elements need; about 130 / z² for z deviations off the mean."""
-    if t.size == 0:
-        return 1
+def _num_convergents(t: np.ndarray, n: np.ndarray, odds: np.ndarray) -> np.ndarray:
+    """Steps that each element needs; about 130 / z² for z deviations off the mean."""
     p = odds / (1 + odds)
     inside = (t <= n) & (n > 0)
     spread = np.sqrt(np.maximum(n * p * (1 - p), 1e-300))
@@ -209,4 +217,4 @@ def _num_convergents(t: np.ndarray, n: np.ndarray, odds: np.ndarray) -> int:
     with np.errstate(divide="ignore", over="ignore"):
         wanted = 20 + 200 / np.maximum(z, 1e-3) ** 2
     exact = np.where(inside, n - t + 2, 1.0)  # where the fraction ends by itself
-    return int(min(np.minimum(wanted, exact).max(), _MAX_CONVERGENTS)) + 1
+    return np.minimum(np.minimum(wanted, exact), _MAX_CONVERGENTS).astype(np.int64) + 1

@@ -1,5 +1,7 @@
 """Small steps, data and trainers that several test files train with."""
 
+import functools
+
 import jax
 import numpy as np
 import optax
@@ -86,6 +88,7 @@ def grouped_step(data, *, rate=0.5, neighboring_relation="add_remove"):
     )
 
 
+@functools.cache  # one learner is compiled once
 def protonet(seed=0):
     apply, params = split_model(MLP(2, (8,), 4, rngs=nnx.Rngs(seed)))
     return ProtoNet(apply, ways=WAYS), params

@@ -7,6 +7,7 @@ block makes more blocks. No drawn unit is ever left out: a cap would void the gu
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -232,8 +233,8 @@ def contribution_loss(
     (`Supervised`) any unit may be clipped, a single example too.
 
     Args:
-      learner: see `Learner`. An episode of classes takes two axes of slots (class,
-        example), one of a regression task takes one.
+      learner: see `Learner`; hashable. An episode of classes takes two axes of slots
+        (class, example), one of a regression task takes one.
       slot_shape: of the sampler.
       shots: support examples, of each class or of the task; 0 without episodes.
 
@@ -263,6 +264,15 @@ def contribution_loss(
             f"got shots={shots} of {slot_shape[-1]}"
         )
     _check_ways(learner, slot_shape)
+    return _episodic_loss(learner, slot_shape, axes, shots)
+
+
+# One function for one learner, so that it is compiled once.
+@functools.lru_cache(maxsize=8)
+def _episodic_loss(
+    learner: Learner, slot_shape: tuple[int, ...], axes: int, shots: int
+) -> Callable[[Any, Block], Array]:
+    """Mean loss over the episodes of a clip unit that were drawn."""
     around, within = slot_shape[:-axes], slot_shape[-axes:]
     number = math.prod(around)
 
@@ -301,6 +311,7 @@ def _check_ways(learner: Learner, slot_shape: tuple[int, ...]) -> None:
         )
 
 
+@functools.lru_cache(maxsize=8)
 def _supervised_loss(
     learner: Learner, slot_shape: tuple[int, ...]
 ) -> Callable[[Any, Block], Array]:

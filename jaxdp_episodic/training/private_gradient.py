@@ -14,6 +14,7 @@ With ``noise="discrete"`` it is: see `discrete_noise`.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol
 
@@ -69,7 +70,8 @@ class PrivateGradient:
     traced, so a sweep over them compiles nothing.
 
     Args:
-      loss: ``loss(params, unit) -> scalar``; its gradient is the unit's contribution.
+      loss: ``loss(params, unit) -> scalar``, hashable; its gradient is the unit's
+        contribution.
       devices: JAX devices over which each block is spread; its rows must be a multiple
         of them. Default: the first local device.
       units_at_once: units whose gradients are computed side by side. One is fastest and
@@ -97,8 +99,7 @@ class PrivateGradient:
         self._by_row = NamedSharding(self._mesh, PartitionSpec(_AXIS))
         self._everywhere = NamedSharding(self._mesh, PartitionSpec())
         at_once = 1 if self._is_discrete else units_at_once
-        summer = _summer(loss, self._mesh, at_once, self._is_discrete)
-        self._add = jax.jit(summer, donate_argnums=1)
+        self._add = _compiled_sum(loss, self._mesh, at_once, self._is_discrete)
         self._finish = jax.jit(_with_noise)
 
     def on_devices(self, state: Any) -> Any:
@@ -210,6 +211,11 @@ def clip_by_norm(contribution: Any, l2_clip_norm: Array) -> tuple[Any, Array, Ar
     factor = bound / jnp.maximum(relative, 1.0)
     leaves = [jnp.where(norm > bound, leaf / scale * factor, leaf) for leaf in leaves]
     return jax.tree.unflatten(jax.tree.structure(contribution), leaves), norm, finite
+
+
+@functools.lru_cache(maxsize=8)  # a run that is resumed or repeated compiles nothing
+def _compiled_sum(*settings: Any) -> Any:
+    return jax.jit(_summer(*settings), donate_argnums=1)
 
 
 def _summer(

@@ -145,6 +145,9 @@ def no_clipping(monkeypatch):
         return contribution, jnp.float32(0), jnp.bool_(True)
 
     monkeypatch.setattr(private_gradient, "clip_by_norm", clip)
+    # Not kept: neither what was compiled before, nor this for those behind.
+    uncached = private_gradient._compiled_sum.__wrapped__
+    monkeypatch.setattr(private_gradient, "_compiled_sum", uncached)
     return seeded
 
 

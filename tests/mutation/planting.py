@@ -63,7 +63,18 @@ def planted(
             edited = _edited(original, name, list(of_one))
             for holder in [owner, *_importers(original, name)]:
                 patch.setattr(holder, name, edited)
+        _forget_compiled()
         yield
+    _forget_compiled()
+
+
+def _forget_compiled() -> None:
+    """What was built of the functions before is built again."""
+    for path, module in list(sys.modules.items()):
+        if path.startswith("jaxdp_episodic.training."):
+            for value in list(vars(module).values()):
+                if hasattr(value, "cache_clear"):
+                    value.cache_clear()
 
 
 def _importers(original: Any, name: str) -> list[Any]:

@@ -21,6 +21,8 @@ from jaxdp_episodic.accounting.single_step import solve_single_step
 _ORDER_FACTORS = (1.0, 1.6, 4.0)
 # By how many nats delta may be below Rényi's bound of it, where it is asked for.
 _RESERVE = 25.0
+# Such a logarithm is that of 0 in float64, to which Rényi's bound is then near enough.
+_LOG_ZERO = -746.0
 # A profile is good to 1e-14.
 _PROFILE_ERROR = 1e-13
 # From so many settings on compiling pays: it takes about as long as they do on NumPy.
@@ -74,13 +76,15 @@ def _of_many_steps(question: Question, run: Run) -> Answer:
     bound, order = rdp_bound(question, run)
     goal = question.target if question.is_epsilon else bound - _RESERVE
     cut, log_added, too_many = _truncated(goal, run)
+    wanted = ~too_many & np.isfinite(bound)
+    if not question.is_epsilon:
+        wanted &= bound > _LOG_ZERO
     state = ContourSolver(question, cut, bound, order, goal, log_added)
-    value, error = state.solve(~too_many & np.isfinite(bound), backward=False)
+    value, error = state.solve(wanted, backward=False)
     if not run.is_symmetric:
         # Where Rényi's bound settles it, the other direction is not looked at.
         least = np.where(np.isnan(value), 0.0 if question.is_epsilon else -1e9, value)
-        rival = _may_exceed(question, run, least, order)
-        rival &= ~too_many & np.isfinite(bound)
+        rival = wanted & _may_exceed(question, run, least, order)
         asked = least if question.is_epsilon else question.target
         rival &= asked < run.largest_loss(backward=True)
         if question.is_epsilon:
@@ -88,7 +92,7 @@ def _of_many_steps(question: Question, run: Run) -> Answer:
         other, other_error = state.solve(rival, backward=True, least=least)
         value, error = _larger(value, error, other, other_error, rival)
     unsure = ~(error <= TOLERANCE * question.scale(value))
-    unsure |= too_many | ~np.isfinite(value)
+    unsure |= ~wanted | ~np.isfinite(value)
     chosen = np.flatnonzero(unsure)
     if chosen.size:
         upper, width = _certified(

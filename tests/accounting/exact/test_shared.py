@@ -4,7 +4,9 @@ import numpy as np
 import pytest
 
 import jaxdp_episodic as jde
+from jaxdp_episodic.accounting.exact.method import _may_exceed
 from jaxdp_episodic.accounting.exact.shared import LARGEST_RATIO, NEAR, shared_contours
+from jaxdp_episodic.accounting.question import EpsilonAt
 from jaxdp_episodic.accounting.run import Run
 from jaxdp_episodic.losses.sampled_gaussian import SampledGaussianLoss
 
@@ -41,3 +43,18 @@ def test_what_shares_a_contour():
         assert place in column
         assert epsilon[place] <= LARGEST_RATIO * epsilon[column[0]]
         assert np.ptp(log_delta[column]) <= NEAR
+
+
+def test_each_setting_of_a_batch_is_compared_by_itself():
+    """A direction that one setting need not look at another one must."""
+    size = 12
+    fields = np.array([[1.0], [0.1], [0.5]]) * np.ones(size)
+    run = Run((SampledGaussianLoss(*fields),), (np.full(size, 10.0),))
+    question = EpsilonAt(np.full(size, np.log(1e-5)))
+    least, order = np.where(np.arange(size) % 3, 9.0, 0.001), np.full(size, 8.0)
+    rival = _may_exceed(question, run, least, order)
+    np.testing.assert_array_equal(rival, least < 1)
+    for i in range(3):
+        at = np.array([i])
+        alone = _may_exceed(question.take(at), run.take(at), least[at], order[at])
+        np.testing.assert_array_equal(alone, rival[at])

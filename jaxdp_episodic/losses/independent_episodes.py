@@ -17,6 +17,7 @@ from typing import Any, ClassVar, Self
 
 import numpy as np
 
+from jaxdp_episodic.losses import episode_terms
 from jaxdp_episodic.losses.gaussian import (
     SMALLEST,
     positive,
@@ -123,6 +124,19 @@ class IndependentEpisodesLoss(GaussianLoss):
         """See `PrivacyLoss`: linear in the profiles, so a mixture like them."""
         xp = namespace(t, *self.fields)
         t, _, eta, s, episodes, _ = xp.broadcast_arrays(t, *self.fields)
+        if xp is np:
+
+            def excess_of_one(place: Array, any_rate: Array, shift: Array) -> Any:
+                return self._one(any_rate, shift).log_excess(
+                    t[place], direction, quadrature, with_derivatives=with_derivatives
+                )
+
+            return episode_terms.log_excess(
+                excess_of_one,
+                episode_terms.Terms.of(t, eta, s, episodes),
+                quadrature,
+                with_derivatives=with_derivatives,
+            )
         log_absent = xp.log1p(-eta)  # -inf at eta = 1
         any_rate = -xp.expm1(episodes * log_absent)
 

@@ -76,7 +76,9 @@ def versine_sine(angle: Array) -> tuple[Array, Array]:
     rest = angle
     for part in _TURN:
         rest = rest - turns * part
-    quarter = 0.25 * rest
+    # Rounding of a huge angle may leave more than half a turn, to which the polynomials
+    # would answer more than 1.
+    quarter = xp.clip(0.25 * rest, -0.8, 0.8)
     square = quarter * quarter
     sine = quarter + quarter * square * _horner(_SINE, square)
     versine = square * (0.5 - square * _horner(_COSINE, square))

@@ -98,10 +98,15 @@ def lay_panels(
     ends = xp.sort(xp.concatenate([low, high], axis=0), axis=0)
     left, length = ends[:-1], xp.diff(ends, axis=0)
     middle = left + 0.5 * length
-    panels_per_unit = xp.zeros_like(middle)
-    for j in range(low.shape[0]):
-        inside = (middle > low[j]) & (middle < high[j])
-        panels_per_unit = xp.maximum(panels_per_unit, xp.where(inside, density[j], 0.0))
+    if xp is np:
+        inside = (middle > low[:, None]) & (middle < high[:, None])
+        panels_per_unit = np.max(np.where(inside, density[:, None], 0.0), axis=0)
+    else:
+        panels_per_unit = xp.zeros_like(middle)
+        for j in range(low.shape[0]):
+            inside = (middle > low[j]) & (middle < high[j])
+            wanted = xp.where(inside, density[j], 0.0)
+            panels_per_unit = xp.maximum(panels_per_unit, wanted)
     share = _whole_panels(panels_per_unit * length, length, num_panels)
     return _edges(left, length, share, num_panels)
 
@@ -115,9 +120,12 @@ def _whole_panels(share: Array, length: Array, num_panels: int) -> Array:
     xp = namespace(share, length)
     is_gap = (share <= 0) & (length > 0)
     run = xp.cumsum(is_gap, axis=0)
-    run_share = xp.zeros_like(share)
-    for j in range(share.shape[0]):
-        run_share = run_share + xp.where(run == run[j], share[j], 0.0)
+    if xp is np:
+        run_share = np.sum(np.where(run == run[:, None], share[:, None], 0.0), axis=0)
+    else:
+        run_share = xp.zeros_like(share)
+        for j in range(share.shape[0]):
+            run_share = run_share + xp.where(run == run[j], share[j], 0.0)
     total = xp.sum(share, axis=0)
     spare = num_panels - 1 - xp.sum(is_gap, axis=0, dtype=share.dtype)
     safe_run = xp.where(run_share > 0, run_share, 1.0)

@@ -323,14 +323,6 @@ def _noise(
     steps: np.ndarray,
 ) -> np.ndarray:
     """The smallest noise of each setting, by one call for all."""
-    if design.scheme == INDEPENDENT and np.unique(episodes).size > 1:
-        # A block of settings takes as long as its longest sum: like to like.
-        noise = np.empty(episodes.size)
-        for number in np.unique(episodes):
-            same = episodes == number
-            some = episodes[same], steps[same]
-            noise[same] = _noise(request, population, design, *some)
-        return noise
     sampling = design.sampling(episodes)
     step = GaussianStep(
         sampling,

@@ -37,6 +37,12 @@ def test_cosine_and_sine_at_all_scales(engine):
     np.testing.assert_allclose(sine, np.sin(angles), rtol=0, atol=1e-15)
 
 
+def test_huge_angles_stay_on_the_circle(engine):
+    cosine, sine = cos_sin(np.geomspace(1e6, 1e60, 400))
+    np.testing.assert_allclose(np.hypot(cosine, sine), 1.0, atol=1e-2)
+    assert np.all(np.abs(cosine) <= 1.01)
+
+
 @pytest.mark.parametrize("scale", [1e-12, 1e-3, 0.3, 3.0, 40.0])
 def test_expm1_and_log1p_against_mpmath(scale, engine):
     generator = np.random.default_rng(1)

@@ -43,7 +43,13 @@ from jaxdp_episodic.accounting.exact.mgf import (
 )
 from jaxdp_episodic.losses.gaussian import log_gaussian_profile
 from jaxdp_episodic.numerics.complex_exponentials import polar
-from jaxdp_episodic.numerics.loops import Array, namespace, where_needed, while_loop
+from jaxdp_episodic.numerics.loops import (
+    Array,
+    map_arrays,
+    namespace,
+    where_needed,
+    while_loop,
+)
 from jaxdp_episodic.numerics.special import log_normal_tail
 
 _MOST_STEPS = 25
@@ -76,8 +82,10 @@ def log_delta(
     *,
     num_nodes: int,
 ) -> Solution:
-    """``log(delta)`` at ``epsilon``; all arrays (n,)."""
+    """``log(delta)`` at ``epsilon``, (n,) or several of a setting, (E, n)."""
     integrand = _prepare(num_nodes, contour, groups)
+    if epsilon.ndim > 1:
+        integrand = map_arrays(lambda a: a if a.ndim == 1 else a[:, None], integrand)
     value, slope, error = _integrate(integrand, epsilon)
     return Solution(value, error, slope)
 

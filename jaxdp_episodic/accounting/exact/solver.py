@@ -15,6 +15,11 @@ from jaxdp_episodic._engine import engine_name, jitted, on_jax
 from jaxdp_episodic.accounting.engine import Chunks, in_chunks
 from jaxdp_episodic.accounting.exact import contour as contours
 from jaxdp_episodic.accounting.exact import initial_epsilon, integral
+from jaxdp_episodic.accounting.exact.shared import (
+    LARGEST_RATIO,
+    NEAR,
+    shared_contours,
+)
 from jaxdp_episodic.accounting.exact.steps import steps_of
 from jaxdp_episodic.accounting.question import DeltaAt, Question
 from jaxdp_episodic.accounting.run import Group, Run
@@ -26,11 +31,10 @@ TOLERANCE = 1e-6
 _CUT = 50.0
 # Nats by which what is cut off must stay below delta.
 _CUT_MARGIN = 30.0
-# Nats of log(delta) between the epsilon that a contour is laid for and the answer: from
-# where on the error may be larger than it looks, and from where on it is not known.
-_NEAR, _FAR = 3.0, 10.0
-# Of the epsilon that a contour is laid for, if it is larger, to the answer.
-_LARGEST_RATIO = 2.0
+# As `NEAR`: from where on the error is not known.
+_FAR = 10.0
+# What is less well known by another epsilon's contour gets its own.
+_SHARED_ERROR = 1e-9
 _CHUNKS = Chunks(8, (1, 8), (8, 512, 4096))
 # So few settings are cheaper one by one than in a chunk that is mostly padding.
 _ONE_BY_ONE = 3
@@ -116,6 +120,7 @@ class ContourSolver:
         if least is None:
             least = np.full(self.bound.shape, -np.inf)
         far = np.zeros(self.bound.shape, bool)
+        alone = np.zeros(self.bound.shape, bool)
         # Nodes that the last error lets expect: they square it when they are doubled.
         expected = np.zeros(self.bound.shape)
         # Where the first guess was poor, no more nodes are needed, only another line.
@@ -138,14 +143,26 @@ class ContourSolver:
             if index.size == 0:
                 continue
             new_value, log_error, slope, used = self._solve(
-                self.question.take(index), index, guess[index], effort, backward
+                self.question.take(index),
+                index,
+                guess[index],
+                effort,
+                backward,
+                None if self.question.is_epsilon else alone[index],
             )
             new_error = log_error
             if not self.question.is_epsilon:
                 # So small a delta may be in what was cut off.
                 lost = new_value < self.goal[index] - _CUT + _CUT_MARGIN
                 new_error = np.where(lost, np.inf, new_error)
-            if self.question.is_epsilon:
+                # What another epsilon's contour does not serve well gets its own.
+                distance = np.abs(self.question.target[index] - used) * np.abs(slope)
+                enough = new_value + new_error <= least[index]
+                served = (distance <= NEAR) & (enough | (new_error <= _SHARED_ERROR))
+                far[index] = ~served & (used != guess[index])
+                alone[index] |= ~served
+                new_error = np.where(far[index], np.inf, new_error)
+            else:
                 new_value = np.maximum(new_value, 0.0)
                 # delta falls with epsilon: a sum that does not has not converged.
                 falling = slope > 0
@@ -157,9 +174,9 @@ class ContourSolver:
                 # what the small losses give further out, where an epsilon as small as
                 # they are is: such an answer is a guess.
                 distance = np.abs(new_value - used) * np.abs(slope)
-                new_error = np.where(distance > _NEAR, 10.0 * new_error, new_error)
+                new_error = np.where(distance > NEAR, 10.0 * new_error, new_error)
                 guessed = np.where(np.isfinite(new_error), new_value, np.nan)
-                far[index] = (distance > _FAR) | (used > _LARGEST_RATIO * new_value)
+                far[index] = (distance > _FAR) | (used > LARGEST_RATIO * new_value)
                 new_error = np.where(far[index], np.inf, new_error)
             new_error = np.where(np.isnan(new_error), np.inf, new_error)
             size = self.question.scale(new_value)
@@ -186,8 +203,13 @@ class ContourSolver:
         guess: np.ndarray,
         effort: _Pass,
         backward: bool,
+        alone: np.ndarray | None = None,
     ) -> tuple[np.ndarray, ...]:
-        """The kernels over chunks; see `_solve_alike`."""
+        """The kernels over chunks; see `_solve_alike`.
+
+        Deltas of the same run at epsilons near to one another share a contour, but for
+        those that are to be ``alone`` (None: all).
+        """
         terms = np.ones(index.shape)
         for loss in self.run.losses:
             terms = np.maximum(
@@ -206,10 +228,21 @@ class ContourSolver:
             place = np.flatnonzero(sizes == size)
             # Side by side, as a chunk's sums are as long as its longest one.
             place = place[np.argsort(terms[place], kind="stable")]
+            members, middle = place[None], place
+            if alone is not None:
+                part, bound = self.run.take(index[place]), self.bound[index[place]]
+                columns = shared_contours(
+                    question.target[place], part, bound, alone[place]
+                )
+                members, middle = (place[column] for column in columns)
+            # What has its contour to itself is asked about as it is.
+            if len(members) == 1:
+                members = middle
             part = self._solve_alike(
-                question.take(place),
-                index[place],
-                guess[place],
+                question.take(members),
+                index[members],
+                index[middle],
+                guess[middle],
                 effort,
                 backward,
                 int(size),
@@ -217,19 +250,24 @@ class ContourSolver:
             if not result:
                 result = tuple(np.empty(index.shape) for _ in part)
             for whole, found in zip(result, part, strict=True):
-                whole[place] = found
+                whole[members] = found
         return result
 
     def _solve_alike(
         self,
         question: Question,
+        members: np.ndarray,
         index: np.ndarray,
         guess: np.ndarray,
         effort: _Pass,
         backward: bool,
         num_terms: int,
     ) -> tuple[np.ndarray, ...]:
-        """Settings whose mixtures have at most so many terms."""
+        """Settings whose mixtures have at most so many terms, by a contour each.
+
+        It is laid for setting ``index`` and ``guess``; the question and its ``members``
+        may be several for a contour, (E, n).
+        """
         part = self.run.take(index)
         log_target = question.target
         if question.is_epsilon:
@@ -242,7 +280,7 @@ class ContourSolver:
             self.bound[index],
             self.order[index],
             # What is cut off is far below delta, even all of it together.
-            np.minimum(self.goal[index], 0.0)
+            np.minimum(self.goal[members].reshape(-1, index.size).min(axis=0), 0.0)
             - np.log(np.maximum(part.num_steps, 1.0))
             - _CUT,
             np.full(index.shape, float(backward)),
@@ -265,7 +303,7 @@ class ContourSolver:
         result = in_chunks(on_chunk, (arrays, groups), sizes)
         if not question.is_epsilon:
             with np.errstate(invalid="ignore"):  # NaN: not found with these nodes
-                value = np.logaddexp(result[0], self.log_added[index])
+                value = np.logaddexp(result[0], self.log_added[members])
             result = (value, *result[1:])
         return result
 
@@ -325,7 +363,8 @@ def _pipeline(
             solution = solve(target, guess, highest, contour, steps, num_nodes=nodes)
         else:
             solve = run(integral.log_delta, "num_nodes")
-            solution = solve(guess, contour, steps, num_nodes=nodes)
+            solution = solve(target, contour, steps, num_nodes=nodes)
+            guess = guess + 0 * target
         return (*solution, guess)
 
     return call

@@ -22,9 +22,17 @@ import functools
 from collections.abc import Callable
 from typing import NamedTuple
 
+import numpy as np
+
 from jaxdp_episodic.accounting.run import Group
 from jaxdp_episodic.losses.privacy_loss import Quadrature
-from jaxdp_episodic.numerics.loops import Array, namespace, sigmoid, while_loop
+from jaxdp_episodic.numerics.loops import (
+    Array,
+    map_arrays,
+    namespace,
+    sigmoid,
+    while_loop,
+)
 
 FINE = Quadrature(32, 16)  # 1e-10 relative in rdp
 # The search for the order: good enough to resolve the phase transition of the sampled
@@ -33,9 +41,16 @@ COARSE = Quadrature(12, 8)
 # At a cliff of very high order the coarse rule may be off by a few per cent: it leads
 # to the neighbourhood, and a few steps with this one to the best order.
 MEDIUM = Quadrature(16, 10)
-# At a cliff Newton's method creeps; elsewhere it is there after five or six steps.
-# The steps allowed with a rule, and the change of log t that ends them.
-_SEARCHES = ((COARSE, 20, 1e-5), (MEDIUM, 14, 1e-5))
+# At a cliff Newton's method creeps; elsewhere it is there after three or four steps.
+# The steps allowed with a rule, and what its last one may leave of log t.
+_SEARCHES = ((COARSE, 20, 1e-4), (MEDIUM, 14, 1e-7))
+# A bracket of log t so narrow ends the search.
+_NARROW = 1e-5
+# NumPy takes no longer for so many orders of a few settings than for one: these, from
+# the first guess on, stand in for the coarse search.
+_FEW = 4
+_SCOUTS = np.array([-5.0, -3.0, -1.9, -1.2, -0.7, -0.35, -0.1])
+_SCOUTS = np.concatenate([_SCOUTS, -_SCOUTS[::-1]])
 _LOG_T_RANGE = (-90.0, 90.0)
 
 
@@ -136,6 +151,10 @@ def _search(
     low = xp.full_like(example, _LOG_T_RANGE[0])
     high = xp.broadcast_to(xp.minimum(highest, _LOG_T_RANGE[1]), example.shape)
     log_t = xp.clip(_first_order(groups, budget), low, high)
+    searches = _SEARCHES
+    if xp is np and log_t.size <= _FEW:
+        log_t, found = _scouted(groups, residual, log_t, high)
+        searches = searches[1:] if np.all(found) else searches
 
     def improve(state: _Search, rule: Quadrature, tolerance: float) -> _Search:
         log_t, low, high = state.log_t, state.low, state.high
@@ -157,10 +176,13 @@ def _search(
         turned = state.move * step < 0
         hops = turned & (2 * xp.abs(step) > xp.abs(state.move))
         proposal = xp.where(inside & ~hops, proposal, 0.5 * (low + high))
+        # Newton's last step is right but for about its square; not at a cliff.
+        last = inside & (step * step * xp.maximum(slope, 1.0) < tolerance)
         # Once settled an element stays as it is, so that its answer does not depend on
         # what it shares a block with.
-        near = (xp.abs(step) < tolerance) | (high - low < tolerance)
-        settled = state.settled | near
+        settled = state.settled | last | (high - low < _NARROW)
+        best = xp.where(better, log_t, state.best_log_t)
+        best = xp.where(last & ~state.settled, log_t + step, best)
         return _Search(
             state.count + 1,
             xp.where(settled, log_t, proposal),
@@ -168,13 +190,13 @@ def _search(
             low,
             high,
             xp.where(better, cost, state.best),
-            xp.where(better, log_t, state.best_log_t),
+            best,
             settled,
         )
 
     # Without steps there is nothing to search, and no order is better than another.
     idle = xp.asarray(sum(xp.sum(group.count, axis=0) for group in groups)) == 0
-    for rule, most, tolerance in _SEARCHES:
+    for rule, most, tolerance in searches:
 
         def unfinished(state: _Search, most: int = most) -> Array:
             return (state.count < most) & ~xp.all(state.settled)
@@ -185,6 +207,48 @@ def _search(
         step = functools.partial(improve, rule=rule, tolerance=tolerance)
         log_t = while_loop(xp, unfinished, step, state).best_log_t
     return xp.exp(log_t)
+
+
+def _scouted(
+    groups: tuple[Group, ...],
+    residual: Callable[..., tuple[Array, Array]],
+    log_t: np.ndarray,
+    highest: np.ndarray,
+) -> tuple[np.ndarray, np.ndarray]:
+    """A root of the residual from two looks at many orders, and where it is one; NumPy.
+
+    Between the two orders about it: of the cubic, with log t as a function of the
+    residual, that has both slopes.
+    """
+    many = tuple(
+        map_arrays(lambda a: np.tile(a, (1, len(_SCOUTS))), group) for group in groups
+    )
+
+    def look(x: np.ndarray, rule: Quadrature) -> tuple[np.ndarray, ...]:
+        """The orders about the root, the root between them, and whether it is."""
+        t = np.exp(x)
+        moment = log_moment("forward", t.reshape(-1), many, rule, with_derivatives=True)
+        value, slope = residual(t, *(part.reshape(x.shape) for part in moment))
+        below = np.logical_and.accumulate(value <= 0)
+        last = np.maximum(np.sum(below, axis=0) - 1, 0)
+        ends = np.stack([last, np.minimum(last + 1, len(x) - 1)])
+        (x0, x1), (f0, f1), (s0, s1) = (
+            np.take_along_axis(a, ends, axis=0) for a in (x, value, slope)
+        )
+        rise = f1 - f0
+        u = -f0 / rise
+        root = x0 + u * u * (3 - 2 * u) * (x1 - x0)
+        root += u * (1 - u) * rise * ((1 - u) / s0 - u / s1)
+        found = (f0 <= 0) & (f1 > 0)
+        inside = (root > x0) & (root < x1)
+        return x0, x1, np.where(inside, root, 0.5 * (x0 + x1)), found
+
+    around = np.clip(log_t + _SCOUTS[:, None], _LOG_T_RANGE[0], highest)
+    x0, x1, _, found = look(around, COARSE)
+    share = np.linspace(0, 1, len(_SCOUTS))[:, None]
+    *_, root, found_again = look(x0 + share * (x1 - x0), MEDIUM)
+    found &= found_again
+    return np.where(found, root, log_t), found
 
 
 class _Search(NamedTuple):

@@ -44,6 +44,9 @@ _FINE_LATTICE = 2**19
 _COARSE_EPSILON = Aim(1e-4, 0.01, refine.LARGEST_LATTICE)
 _COARSE_DELTA = Aim(0.0, 0.02, refine.LARGEST_LATTICE)
 _MOST_ROUNDS = 10
+# Nats across which a lower law has nothing: where losses are that large, as of hardly
+# any noise, the upper end is all that comes of another round, and near.
+_WIDEST_SPACING = 300.0
 # Rounding of Rényi's bound, relative.
 _RDP_ROUNDING = 1e-13
 # delta below it, and the masses behind it, leave the range of float64.
@@ -195,6 +198,8 @@ def _unfinished(setting: Setting) -> bool:
     stuck = setting.out_of_memory or setting.last_attempt
     if width <= enough or stuck:
         return _has_another_aim(setting, stuck)
+    if setting.spacing > _WIDEST_SPACING and not setting.guessed:
+        return False
     if setting.least_spacing > 0:
         pass  # a coarser lattice is to be tried, nothing else
     elif setting.guessed:

@@ -8,6 +8,8 @@ import mpmath
 import numpy as np
 import pytest
 from dp_accounting.pld import privacy_loss_distribution
+from scipy.optimize import brentq
+from scipy.stats import binom, norm
 
 import jaxdp_episodic as jde
 from jaxdp_episodic.accounting.dominating_pair import dominating_pair
@@ -241,6 +243,26 @@ def test_ends_are_near_in_usual_ranges(kind, rate, noise, steps, delta):
     run = one_run(kind, steps, rate=rate, noise=noise)
     lower, upper = pld_bounds(epsilon_at(math.log(delta)), run)
     assert 0 <= upper - lower <= 1e-4 * lower
+
+
+@pytest.mark.parametrize("rate, noise, steps", [(0.1, 1e-3, 10), (0.5, 1e-3, 3)])
+def test_little_noise_counts_how_often_the_unit_was_drawn(rate, noise, steps):
+    """With k draws in all the loss is a normal about k (s²/2 + log p)."""
+    shift, delta = 1 / noise, 1e-5
+    drawn = np.arange(1, steps + 1)
+    mean = drawn * (0.5 * shift**2 + math.log(rate))
+    mean = mean + (steps - drawn) * math.log1p(-rate)
+
+    def excess(epsilon):
+        tail = norm.sf((epsilon - mean) / (shift * np.sqrt(drawn)))
+        return float(binom.pmf(drawn, steps, rate) @ tail) - delta
+
+    # But for a nat or two, which the payoff 1 - e^(epsilon - loss) takes.
+    truth = brentq(excess, 1.0, steps * shift**2)
+    run = one_run("sampled", steps, rate=rate, noise=noise)
+    lower, upper = pld_bounds(epsilon_at(math.log(delta)), run)
+    assert lower <= truth * (1 + 1e-6)
+    assert truth * (1 - 1e-6) <= upper <= truth * (1 + 1e-4)
 
 
 @pytest.mark.parametrize("steps, noise", [(1, 1.0), (100, 10.0), (10**12, 1e6)])

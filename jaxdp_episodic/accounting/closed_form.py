@@ -6,6 +6,10 @@ import numpy as np
 
 from jaxdp_episodic.accounting.question import Question
 from jaxdp_episodic.accounting.run import Run
+from jaxdp_episodic.losses.sampled_gaussian import SampledGaussianLoss
+
+# Of the shift of composed Gaussians: of as many roundings as steps and a few.
+_SHIFT_ROUNDING = 4e-16
 
 
 def are_alike(run: Run) -> np.ndarray:
@@ -38,3 +42,14 @@ def composed(question: Question, run: Run) -> tuple[float, float]:
         return loss.composed(
             float(question.target), count, of_epsilon=question.is_epsilon
         )
+
+
+def one_gaussian(shift: np.ndarray) -> SampledGaussianLoss:
+    """The one step that composed Gaussian steps are; see `Run.gaussian_shift`."""
+    always = np.ones(np.shape(shift))
+    return SampledGaussianLoss(always, always, shift)
+
+
+def shift_error(run: Run) -> float:
+    """Bound of the rounding error of `Run.gaussian_shift`, relative."""
+    return _SHIFT_ROUNDING * (2 + len(run.losses))

@@ -51,8 +51,8 @@ def in_chunks(
     on_numpy = engine_name() != "jax"
     if on_numpy:
         chunk = min(size, sizes.numpy)
-        # Every core has some.
-        if size > 1 and num_cores() > 1:
+        # Every core has some, unless threads would cost more than they save.
+        if size >= max(_FEW, sizes.numpy // 4):
             chunk = min(chunk, -(-size // num_cores()))
     else:
         chunk = _chunk_size(size, sizes.cpu if on_cpu() else sizes.accelerator)
@@ -66,7 +66,7 @@ def in_chunks(
 
     starts = range(0, size, chunk)
     workers = min(len(starts), num_cores()) if on_numpy or on_cpu() else 1
-    if workers <= 1 or (on_numpy and size < _FEW):
+    if workers <= 1:
         parts = [work(start) for start in starts]
     else:
         parts = _side_by_side(work, starts, workers, None if on_numpy else _device())

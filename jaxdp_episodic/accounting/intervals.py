@@ -44,8 +44,10 @@ def epsilon_interval(
       delta: in [0, 1]. At 0 the ends are 0 and the largest loss, unless nothing is lost
         or everything may be.
       num_steps: whole number >= 0; None for a composed run.
-      max_width: largest width of the interval in nats, > 0; None for 1 % of epsilon or
-        1e-4, whichever is larger.
+      max_width: largest width of the interval in nats, > 0. None aims at 1e-4 of
+        epsilon or 1e-7, whichever is larger, and promises nothing: where memory or
+        rounding is in the way (more than about 1e9 steps, deltas far below 1e-12 of
+        rare units) the ends are as far apart as they are.
       engine: see `jaxdp_episodic.epsilon`.
 
     Returns:
@@ -77,7 +79,7 @@ def delta_interval(
 ) -> tuple[Any, Any]:
     """Returns certified lower and upper ends of delta at the given epsilon.
 
-    See `epsilon_interval`.
+    See `epsilon_interval`; aims at a relative width of 1e-3, without a promise.
 
     Args:
       step: a step, a release, or a run made by `compose`.

@@ -114,6 +114,20 @@ class Run:
             bare |= loss.is_unprotected & ~loss.loses_nothing & (count > 0)
         return bare
 
+    def gaussian_shift(self) -> np.ndarray:
+        """Shift of the Gaussian that the run is where all its steps are; else 0.
+
+        Gaussians compose by the squares of their shifts, whatever those are.
+        """
+        square, are_gaussian = np.zeros(self.shape), np.ones(self.shape, bool)
+        for loss, count in zip(self.losses, self.counts, strict=True):
+            kept = loss.kept_in_range()
+            shift = np.where(loss.outer_rate >= 1, kept.gaussian_shift(), 0.0)
+            taken = (count > 0) & ~loss.loses_nothing
+            are_gaussian &= ~taken | (shift > 0)
+            square = square + np.where(taken, count * shift * shift, 0.0)
+        return np.where(are_gaussian, np.sqrt(square), 0.0)
+
     def largest_loss(self, *, backward: bool) -> np.ndarray:
         """Upper bound of what the run can lose in one direction, but all at once."""
         total = np.zeros(self.shape)

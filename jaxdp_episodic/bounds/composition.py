@@ -19,8 +19,8 @@ from jaxdp_episodic.numerics.binomial import (
 )
 
 _ROUND_UP = 1 + 1e-14
-# From this epsilon on a step counts as a publication, which is an upper bound.
-_HIDES_NOTHING = 30.0
+# Odds of the answers' being true are kept below e to this.
+_LARGEST_LOG_ODDS = 600.0
 # Products below this have a rounding error that may not be a normal float.
 _DEKKER_UNDERFLOWS = 1e-290
 
@@ -221,19 +221,23 @@ def _checked(epsilon: Any, delta: Any, num_steps: Any) -> tuple[np.ndarray, ...]
 def _product_up(k: np.ndarray, x: np.ndarray) -> np.ndarray:
     """``k x`` rounded up: exact where it is a float; 0 where k is, be x infinite."""
     times = np.where(k > 0, k, 1.0)
-    with np.errstate(over="ignore", invalid="ignore"):
-        value = times * x
-        # Dekker's error of the product, from halves of 26 bits (Veltkamp).
-        (a, b), (c, d) = (_halves(factor) for factor in (times, x))
-        error = ((a * c - value) + a * d + b * c) + b * d
+    value, error = _product(times, x)
     # Where that error may underflow, up in any case.
     inexact = (error > 0) | ((value < _DEKKER_UNDERFLOWS) & (times > 1) & (x > 0))
     value = np.where(inexact, np.nextafter(value, np.inf), value)
     return np.where(k > 0, value, 0.0)
 
 
+def _product(x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """``x y`` rounded, and what rounding took off it: Dekker's, from halves."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        value = x * y
+        (a, b), (c, d) = (_halves(factor) for factor in (x, y))
+        return value, ((a * c - value) + a * d + b * c) + b * d
+
+
 def _halves(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Two floats of at most 26 bits each whose sum is x."""
+    """Two floats of at most 26 bits each whose sum is x (Veltkamp)."""
     scaled = x * (2.0**27 + 1)
     high = scaled - (scaled - x)
     return high, x - high
@@ -248,21 +252,41 @@ def _total_delta(delta: np.ndarray, k: np.ndarray, extra: np.ndarray) -> np.ndar
 
 def _log_pure_delta(eps: np.ndarray, k: np.ndarray, target: np.ndarray) -> np.ndarray:
     """Log of the hockey stick of k randomized responses, rounded up."""
-    # A step beyond the limit is taken to hide nothing.
-    hidden = (k > 0) & (eps > 0) & (target < k * eps)
-    e = np.where(hidden, np.minimum(eps, _HIDES_NOTHING), 1.0)
-    n = np.where(hidden, k, 1.0)
-    goal = np.where(hidden, target, 0.0)
-    truth, lie = 1 / (1 + np.exp(-e)), np.exp(-e) / (1 + np.exp(-e))
-    # The event: more than (n + eps'/eps) / 2 of the n answers are true ones.
-    t = np.floor((n + goal / e) / 2) + 1
-    t = np.clip(t, 1.0, n)
-    mass = log_binomial_mass(t, n, truth)
-    above = log_binomial_tail(t, n, truth, side="upper")
-    lower = np.log(tail_over_mass(t, n, lie / truth, side="lower"))
-    below = goal - e * (2 * t - n) + lower
+    shown = (k > 0) & np.isinf(eps) & np.isfinite(target)
+    some = (k > 0) & (eps > 0) & np.isfinite(eps) & np.isfinite(target)
+    e, n = np.where(some, eps, 1.0), np.where(some, k, 1.0)
+    goal = np.where(some, target, 0.0)
+    hidden = some & (_above_product(goal, n, e) < 0)
+    # The event: more than (n + eps'/eps) / 2 of the n answers are true ones. Lies are
+    # counted, as rare as they may be.
+    t = np.clip(np.floor((n + goal / e) / 2) + 1, 1.0, n)
+    lies, near = n - t, np.minimum(e, _LARGEST_LOG_ODDS)
+    odds = np.exp(-near)
+    lie = odds / (1 + odds)
+    mass = log_binomial_mass(lies, n, lie) - lies * (e - near)
+    ratio = tail_over_mass(t, n, 1 / odds, side="upper")
     with np.errstate(divide="ignore", invalid="ignore"):
+        most_are_true = log_binomial_tail(lies + 1, n, lie, side="lower")
+        above = np.where(
+            lies < n * lie,
+            np.minimum(mass + np.log(ratio), 0.0),
+            np.log1p(-np.exp(np.minimum(most_are_true, 0.0))),
+        )
+        lower = np.log(tail_over_mass(t, n, odds, side="lower"))
+        below = _above_product(goal, 2 * t - n, e) + lower
         share = -np.expm1(np.minimum(mass + below - above, 0.0)) + 1e-13
+        # All answers true: one outcome, and nothing cancels.
+        share = np.where(lies == 0, -np.expm1(below), share)
+        above = np.where(lies == 0, mass, above)
         value = above + np.log(share) + 1e-10
-    everything = (k > 0) & (eps > _HIDES_NOTHING) & (target < k * eps)
-    return np.where(everything, 0.0, np.where(hidden, np.minimum(value, 0.0), -np.inf))
+    value = np.where(hidden, np.minimum(value, 0.0), -np.inf)
+    return np.where(shown, 0.0, value)
+
+
+def _above_product(goal: np.ndarray, x: np.ndarray, y: np.ndarray) -> np.ndarray:
+    """``goal - x y`` with one rounding where they are nearly equal."""
+    value, error = _product(x, y)
+    with np.errstate(invalid="ignore"):
+        exact = (goal - value) - error
+    # Out of the range of the product's error the plain difference is enough.
+    return np.where(np.isfinite(exact), exact, goal - value)

@@ -167,6 +167,12 @@ class AntipodalGaussianLoss(GaussianLoss):
         far = (1 + t) * s > FARTHEST_BUMP
         return unless_gaussian(whole | far, 2.0 * s * s, t, excess)
 
+    def gaussian_shift(self) -> Array:
+        """Twice the shift, where the unit always is on either side."""
+        xp = namespace(*self.fields)
+        always = (self.rate >= 1) & (self.inner_rate >= 1)
+        return xp.where(always, 2 * self.shift, 0.0)
+
     def nodes(
         self,
         backward: Array,

@@ -258,7 +258,7 @@ class PrivacyLoss:
         return namespace(self.outer_rate).zeros_like(self.outer_rate)
 
     def gaussian_shift(self) -> Array:
-        """Shift where the pair is a Gaussian and its image, 0 elsewhere."""
+        """Shift where the pair is, but for the outer rate, two Gaussians; else 0."""
         return namespace(self.outer_rate).zeros_like(self.outer_rate)
 
 

@@ -85,6 +85,11 @@ class SwappedGaussianLoss(GaussianLoss):
         del backward, num_terms
         return swapped_nodes(self.rate, self.shift, log_cut, height, num_nodes)
 
+    def gaussian_shift(self) -> Array:
+        """The shift, where the unit is always drawn."""
+        xp = namespace(*self.fields)
+        return xp.where(self.rate >= 1, self.shift, 0.0)
+
 
 def swapped_nodes(
     rate: Array, shift: Array, log_cut: Array, height: Array, num_nodes: int

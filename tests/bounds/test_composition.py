@@ -38,6 +38,22 @@ def test_optimal_at_60_digits():
         assert value <= exact * (1 + 1e-8) + 1e-13 * (exact > 1e-6)
 
 
+def test_optimal_of_steps_that_hide_little():
+    """Epsilons of 10 to 1,500 a step, totals next to their sum or between lies."""
+    value = compose_optimal_delta(35.0, 1e-12, num_steps=22, total_epsilon=769.3421)
+    assert value == pytest.approx(0.4820621372879, rel=1e-9)
+    rng = np.random.default_rng(5)
+    for i in range(30):
+        k = int(10 ** rng.uniform(0, 1.7))
+        eps = 10 ** rng.uniform(1, 3.2)
+        total = k * eps - 10 ** rng.uniform(-6, 1)
+        if i % 2:
+            total = max(k * eps - 2 * eps * rng.uniform(0, 3), 0.0)
+        value = compose_optimal_delta(eps, 0.0, num_steps=k, total_epsilon=total)
+        exact = published_delta(eps, k, total)
+        assert exact * (1 - 1e-15) <= value <= exact * (1 + 1e-9)
+
+
 def test_optimal_by_enumeration_of_outputs():
     """Three steps of the worst mechanism itself: four outputs, two of them failures."""
     eps, delta = 0.7, 0.05

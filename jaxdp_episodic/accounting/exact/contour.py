@@ -48,7 +48,7 @@ _LEAST_GAIN = 1.0
 # How far apart M^T and its core must be for their difference to mean something, and
 # that for each step.
 _APART, _APART_PER_STEP = 1e-6, 1e-11
-# Phase that e^{-z distance} may turn by in a unit of the trapezoidal rule's variable.
+# Phase that the integrand may turn by in a unit of the trapezoidal rule's variable.
 _PHASE = 6.0
 
 
@@ -76,7 +76,11 @@ def lay_contour(epsilon: Array, groups: tuple[Steps, ...]) -> Contour:
     """The contour for delta at ``epsilon``, (n,)."""
     xp = namespace(epsilon, groups[0].count)
     center, core = _crossing(epsilon, groups)
-    scale = 1 / xp.sqrt(transform(center, core, groups).curvature)
+    there = transform(center, core, groups)
+    # Where the saddle point is out of reach the integrand turns on the way, as fast as
+    # this: nodes further apart would see one that turns the other way, and slowly.
+    turning = xp.abs(epsilon - there.slope) / _PHASE
+    scale = 1 / xp.maximum(xp.sqrt(there.curvature), turning)
     location, spread = xp.zeros_like(epsilon), xp.zeros_like(epsilon)
     steepest = [xp.full_like(epsilon, xp.inf)] * 2
     for steps in groups:

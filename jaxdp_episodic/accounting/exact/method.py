@@ -9,7 +9,12 @@ from __future__ import annotations
 import numpy as np
 
 from jaxdp_episodic._engine import choose_engine, using_engine
-from jaxdp_episodic.accounting.closed_form import are_alike, composed
+from jaxdp_episodic.accounting.closed_form import (
+    are_alike,
+    composed,
+    one_gaussian,
+    shift_error,
+)
 from jaxdp_episodic.accounting.exact.solver import TOLERANCE, ContourSolver
 from jaxdp_episodic.accounting.pld.method import pld_bounds
 from jaxdp_episodic.accounting.question import Answer, Question
@@ -59,6 +64,18 @@ def _sorted_out(question: Question, run: Run) -> Answer:
         error[chosen] = _PROFILE_ERROR
         if question.is_epsilon:
             error[chosen] *= value[chosen]
+    shift = np.where(open_ & ~single, run.gaussian_shift(), 0.0)
+    chosen = np.flatnonzero(shift)
+    if chosen.size:
+        one, mu = one_gaussian(shift[chosen]), shift[chosen]
+        part = Run((one,), (np.ones(mu.shape),))
+        value[chosen] = solve_single_step(question.take(chosen), part)
+        # What the shift's rounding moves, in nats of either.
+        size = np.abs(value[chosen])
+        moved = size + mu * mu if question.is_epsilon else (1 + size) * (1 + mu)
+        scale = size if question.is_epsilon else 1.0
+        error[chosen] = _PROFILE_ERROR * scale + 4 * shift_error(run) * moved
+        single[chosen] = True
     for i in np.flatnonzero(open_ & ~single & are_alike(run)):
         one = np.asarray(i)
         value[i], error[i] = composed(question.take(one), run.take(one))

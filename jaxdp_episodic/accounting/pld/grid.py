@@ -15,11 +15,13 @@ import numpy as np
 from jaxdp_episodic.accounting.pld.pilot import Pilot
 from jaxdp_episodic.accounting.pld.window import Direction
 
-_SPACINGS = np.geomspace(1e-13, 4.0, 160)
+_SPACINGS = np.geomspace(1e-13, 4e12, 320)
 _FACTORS = np.geomspace(1e-9, 1e3, 100)
 # Shares of the width that is asked for: error of the lattice itself, and of the knots
 # being further apart than the lattice.
 _LATTICE_SHARE, _KNOT_SHARE = 0.4, 0.25
+# Largest exponent of a tilt across a bin wider than a nat.
+_WIDEST_TILTED = 0.1
 # So near to the bulk, in spacings, every point of the lattice is a knot: where the
 # density is steep the lower law wastes more than the square of a bin's width.
 _DENSE = 60.0
@@ -38,7 +40,7 @@ def choose_spacing(
 
     A bin of width h is spread by at most h²/4 and a loss in the spike's own bin, at
     distance d from its centre, by d h; the tilted log-moment grows by c (1 + c) / 2 of
-    it (the mean moves along: ``E exp(-L) = 1`` is kept).
+    it (the mean moves along: ``E exp(-L) = 1`` is kept), and at most by c h.
     """
     parts = [
         (np.abs(law.loss - center), count * weight)
@@ -48,14 +50,25 @@ def choose_spacing(
     ]
 
     def error(spacing: float) -> float:
+        near = 0.5 * (1 + plan.slope)
         spread = [
-            float(np.minimum(spacing**2 / 4, distance * spacing) @ weight)
+            float(
+                np.minimum(
+                    near * np.minimum(spacing**2 / 4, distance * spacing), spacing
+                )
+                @ weight
+            )
             for distance, weight in parts
         ]
-        return 0.5 * (1 + plan.slope) * sum(spread)
+        return sum(spread)
 
     spacing = _largest(error, _LATTICE_SHARE * plan.width, _SPACINGS)
-    return min(spacing, 1 / (1 + plan.slope))
+    return min(spacing, _widest(plan))
+
+
+def _widest(plan: Direction) -> float:
+    """Bins within which a tilt hardly changes; wide ones where losses are large."""
+    return max(1 / (1 + plan.slope), _WIDEST_TILTED / plan.slope)
 
 
 def _largest(
@@ -113,7 +126,7 @@ def choose_knots(
 
         factor = _largest(error, _KNOT_SHARE * share * plan.width, _FACTORS)
         chosen = np.minimum(factor * spacing * shape, most)
-        widths = np.minimum(widths, np.minimum(chosen, 1 / (1 + plan.slope))[::sign])
+        widths = np.minimum(widths, np.minimum(chosen, _widest(plan))[::sign])
         widths = np.minimum(widths, _variation(sizes, law.mass)[::sign])
     # no width more than a neighbour's and the share of the distance from it
     slope = _GROWTH * middle

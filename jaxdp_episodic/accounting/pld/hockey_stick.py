@@ -24,6 +24,8 @@ _LARGEST_EXCESS = 600.0
 # Relative rounding error of one lattice mass, tilted; per unit of exponent.
 _MASS_ERROR = 1e-14
 _EXPONENT_ERROR = 1e-15
+# Of a planned distance between two tilts, what is tried.
+_NEARER = np.array([1.0, 0.6, 0.35, 0.2, 0.1, 0.05])
 # Share of what is asked for that frequencies left out may take.
 _CUT_SHARE = 1e-4
 # More than all tilted masses together that underflow.
@@ -83,7 +85,7 @@ class LatticeLaw(NamedTuple):
 
 def sum_window(
     laws: Sequence[LatticeLaw], counts: Sequence[float], plan: Direction
-) -> tuple[float, float]:
+) -> tuple[float, float, Direction]:
     """Ends beyond which the tilted sum is as rarely as planned, by Chernoff's bound.
 
     The planned epsilon is inside, unless the law is far from it.
@@ -92,19 +94,34 @@ def sum_window(
       laws: of the steps.
       counts: of the steps.
       plan: of the direction.
+
+    Returns:
+      The ends, and the plan with the bounds' tilts: rare large losses, which rough
+      laws know poorly, ask for nearer ones than it had.
     """
-    below = above = here = 0.0
-    for law, count in zip(laws, counts, strict=True):
-        alive = law.masses > 0
-        log_mass, losses = np.log(law.masses[alive]), law.losses[alive]
-        here += count * _log_sum(log_mass + plan.tilt * losses)
-        below += count * _log_sum(log_mass + plan.down_tilt * losses)
-        above += count * _log_sum(log_mass + plan.up_tilt * losses)
-    low = (here - below + plan.log_cut) / (plan.tilt - plan.down_tilt)
-    high = (above - here - plan.log_cut) / (plan.up_tilt - plan.tilt)
+
+    def moment(tilt: float) -> float:
+        return sum(
+            count * _log_sum(log_mass + tilt * losses)
+            for (log_mass, losses), count in zip(alive, counts, strict=True)
+        )
+
+    alive = [
+        (np.log(law.masses[law.masses > 0]), law.losses[law.masses > 0]) for law in laws
+    ]
+    here, tilt = moment(plan.tilt), plan.tilt
+    lows = [
+        ((here - moment(t) + plan.log_cut) / (tilt - t), t)
+        for t in tilt - (tilt - plan.down_tilt) * _NEARER
+    ]
+    highs = [
+        ((moment(t) - here - plan.log_cut) / (t - tilt), t)
+        for t in tilt + (plan.up_tilt - tilt) * _NEARER
+    ]
+    (low, down_tilt), (high, up_tilt) = max(lows), min(highs)
     if low - (high - low) < plan.epsilon < high + (high - low) or plan.given:
         low, high = min(low, plan.epsilon), max(high, plan.epsilon)
-    return low, high
+    return low, high, plan._replace(down_tilt=down_tilt, up_tilt=up_tilt)
 
 
 def tilted_row(

@@ -23,6 +23,14 @@ class Step(NamedTuple):
     count: float
 
 
+class Aim(NamedTuple):
+    """Width that is enough (see `Target`), and the cells of a lattice it is worth."""
+
+    floor: float
+    proportion: float
+    most_cells: int
+
+
 @dataclass
 class Setting:
     """One setting on its way."""
@@ -31,7 +39,9 @@ class Setting:
     target: Target
     lower: float
     upper: float
+    most_cells: int
     scale: float = FIRST_SCALE
+    next_aims: list[Aim] = field(default_factory=list)
     lead: int = 0
     laws: list[list[Pilot]] = field(default_factory=list)
     signs: list[int] = field(default_factory=list)
@@ -48,3 +58,10 @@ class Setting:
     last_attempt: bool = False
     guessed: bool = True
     rounds: int = 0
+
+    def take_aim(self, aim: Aim) -> None:
+        """Starts on another width with what is known by now."""
+        self.target = self.target._replace(floor=aim.floor, proportion=aim.proportion)
+        self.most_cells, self.scale = aim.most_cells, FIRST_SCALE
+        self.out_of_memory = self.last_attempt = False
+        self.least_spacing = 0.0

@@ -238,12 +238,15 @@ def _share_out(halves: _Halves, target: np.ndarray) -> np.ndarray:
     """Masses on the knots where both sides of each aim at the target."""
     mass_a, mass_b, gain_a, gain_b, loss_a, loss_b, above_gain = halves
     lack_gain, lack_loss = target[:-1] - gain_a, target[1:] - loss_b
-    determinant = gain_b * loss_a - gain_a * loss_b
-    scale = np.where(determinant > 0, determinant, 1.0)
-    x = (lack_gain * loss_b + lack_loss * gain_b) / scale
-    y = (lack_gain * loss_a + lack_loss * gain_a) / scale
-    x = np.where(determinant > 0, np.clip(x, 0.0, 1.0), 0.0)
-    y = np.where(determinant > 0, np.clip(y, 0.0, 1.0), 0.0)
+    # Across hundreds of nats losses overflow: there all goes to the lower knot.
+    with np.errstate(over="ignore", invalid="ignore"):
+        determinant = gain_b * loss_a - gain_a * loss_b
+        scale = np.where(determinant > 0, determinant, 1.0)
+        x = (lack_gain * loss_b + lack_loss * gain_b) / scale
+        y = (lack_gain * loss_a + lack_loss * gain_a) / scale
+    near = np.isfinite(x) & np.isfinite(y)
+    x = np.where(near & (determinant > 0), np.clip(x, 0.0, 1.0), 0.0)
+    y = np.where(near & (determinant > 0), np.clip(y, 0.0, 1.0), 1.0 - near)
     gain = np.append((1 - x) * gain_a + y * gain_b, above_gain)[1:]
     loss = x * loss_a + (1 - y) * loss_b
     # Shares a little below the quotient: it is rounded.

@@ -19,9 +19,14 @@ from __future__ import annotations
 import numpy as np
 
 from jaxdp_episodic._engine import choose_engine, using_engine
-from jaxdp_episodic.accounting.closed_form import are_alike, composed
+from jaxdp_episodic.accounting.closed_form import (
+    are_alike,
+    composed,
+    one_gaussian,
+    shift_error,
+)
 from jaxdp_episodic.accounting.pld import refine, single
-from jaxdp_episodic.accounting.pld.interval_state import Setting, Step
+from jaxdp_episodic.accounting.pld.interval_state import Aim, Setting, Step
 from jaxdp_episodic.accounting.pld.window import Target
 from jaxdp_episodic.accounting.question import Answer, Question
 from jaxdp_episodic.accounting.rdp.method import rdp_bound
@@ -30,10 +35,18 @@ from jaxdp_episodic.accounting.run import Run
 _BLOCK = 64
 # From so many settings on JAX's transforms pay for their compiling.
 BREAK_EVEN = 20_000
-# Widths that are enough if no other is asked for: of epsilon, and of delta.
-DEFAULT_EPSILON_SHARE, DEFAULT_EPSILON_WIDTH = 0.01, 1e-4
-DEFAULT_DELTA_SHARE = 0.02
-_MOST_ROUNDS = 7
+# Widths that are aimed for if no other is asked for, of epsilon and of delta, and the
+# cells of a lattice that they are worth.
+DEFAULT_EPSILON_SHARE, DEFAULT_EPSILON_WIDTH = 1e-4, 1e-7
+DEFAULT_DELTA_SHARE = 1e-3
+_FINE_LATTICE = 2**19
+# Widths that are worth the largest lattice.
+_COARSE_EPSILON = Aim(1e-4, 0.01, refine.LARGEST_LATTICE)
+_COARSE_DELTA = Aim(0.0, 0.02, refine.LARGEST_LATTICE)
+_MOST_ROUNDS = 10
+# Nats across which a lower law has nothing: where losses are that large, as of hardly
+# any noise, the upper end is all that comes of another round, and near.
+_WIDEST_SPACING = 300.0
 # Rounding of Rényi's bound, relative.
 _RDP_ROUNDING = 1e-13
 # delta below it, and the masses behind it, leave the range of float64.
@@ -57,8 +70,8 @@ def pld_bounds(
       question: broadcasts with the run; log(delta) < 0 or epsilon >= 0.
       run: its counts are whole numbers.
       width: of epsilon in nats, of delta relative. Ends of epsilon further apart than
-        it are an error. Without it the width aimed for is the larger of 1 % of epsilon
-        and 1e-4, or 2 % of delta.
+        it are an error. Without it the width aimed for is 1e-4 of epsilon, or
+        1e-7, and 1e-3 of delta.
 
     Returns:
       ``(lower, upper)`` of the broadcast shape, *lower* and *upper bound* of the exact
@@ -101,16 +114,37 @@ def _bounds(
             upper[i] = max(min(upper[i], value + error), lower[i])
             open_[i] = False
     steps = _steps_of(run)
-    settings: dict[int, Setting] = {}
-    for i in np.flatnonzero(open_).tolist():
+    # Each with the indices of what its ends are.
+    settings: list[tuple[int | None, int | None, Setting]] = []
+
+    def add(lower_of: int | None, upper_of: int | None, steps: tuple[Step, ...]):
+        i = lower_of if upper_of is None else upper_of
         given = float(question.target[i])
-        ends = (given, None) if question.is_epsilon else (None, given)
-        settings[i] = Setting(
-            steps[i], Target(*ends, floor, share), question.nothing, float(upper[i])
-        )
-    _solve(list(settings.values()))
-    for i, setting in settings.items():
-        lower[i], upper[i] = setting.lower, setting.upper
+        target = (given, None) if question.is_epsilon else (None, given)
+        target = Target(*target, floor, share)
+        most = _FINE_LATTICE if width is None else refine.LARGEST_LATTICE
+        setting = Setting(steps, target, question.nothing, float(upper[i]), most)
+        settings.append((lower_of, upper_of, setting))
+
+    shift = np.where(open_, run.gaussian_shift(), 0.0)
+    off = shift_error(run)
+    for i in np.flatnonzero(open_).tolist():
+        if shift[i] > 0:
+            # The shift is rounded: a smaller and a larger one.
+            less, more = (
+                (Step(one_gaussian(shift[i] * factor), 1.0),)
+                for factor in (1 - off, 1 + off)
+            )
+            add(i, None, less)
+            add(None, i, more)
+        else:
+            add(i, i, steps[i])
+    _solve([setting for *_, setting in settings])
+    for lower_of, upper_of, setting in settings:
+        if lower_of is not None:
+            lower[lower_of] = setting.lower
+        if upper_of is not None:
+            upper[upper_of] = setting.upper
     if width is not None and question.is_epsilon:
         missed = np.isfinite(upper) & (upper - lower > width)
         if np.any(missed):
@@ -161,7 +195,10 @@ def _solve(settings: list[Setting]) -> None:
 def _unfinished(setting: Setting) -> bool:
     """Whether the ends are too far apart and something can be done about it."""
     width, enough = _widths(setting)
-    if width <= enough or setting.out_of_memory or setting.last_attempt:
+    stuck = setting.out_of_memory or setting.last_attempt
+    if width <= enough or stuck:
+        return _has_another_aim(setting, stuck)
+    if setting.spacing > _WIDEST_SPACING and not setting.guessed:
         return False
     if setting.least_spacing > 0:
         pass  # a coarser lattice is to be tried, nothing else
@@ -171,6 +208,27 @@ def _unfinished(setting: Setting) -> bool:
     elif setting.rounds:
         setting.scale *= min(max(0.7 * enough / width, 0.1), 0.4)
     return True
+
+
+def _has_another_aim(setting: Setting, stuck: bool) -> bool:
+    """Whether there is another width to try, after one that was reached or was not.
+
+    A fine one that was missed is followed by a coarse one, which may have the largest
+    lattice; and where nothing was known at first, the fine one is tried once more.
+    """
+    if stuck and setting.most_cells == refine.LARGEST_LATTICE:
+        return False
+    if stuck:
+        of_delta = setting.target.log_delta is None
+        fine = Aim(*setting.target[2:], setting.most_cells)
+        setting.next_aims = [_COARSE_DELTA if of_delta else _COARSE_EPSILON]
+        setting.next_aims += [] if any(setting.known) else [fine]
+    while setting.next_aims:
+        setting.take_aim(setting.next_aims.pop(0))
+        width, enough = _widths(setting)
+        if width > enough:
+            return True
+    return False
 
 
 def _widths(setting: Setting) -> tuple[float, float]:

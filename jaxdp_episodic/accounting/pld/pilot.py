@@ -16,6 +16,9 @@ from jaxdp_episodic.losses.privacy_loss import Hints
 # deviations of the Gaussian loss others are put among them.
 _ROUGH_LOSSES = np.geomspace(1e-10, 1e4, 113)
 _LARGEST_DEVIATION = 12.0
+# Moves up to which points are laid evenly over all Gaussian losses, and their number
+# where the losses of a larger one are far away.
+_LARGEST_MOVE, _BUMP_POINTS, _FAR_POINTS = 100.0, 97, 160
 # Of the scale of small losses.
 _LEAST_LOSS = 1e-4
 
@@ -37,9 +40,16 @@ class Pilot(NamedTuple):
 
 def pilot_points(hints: Hints) -> np.ndarray:
     """Losses of either sign, 0 among them, at which a step is looked at first."""
-    move = min(float(hints.furthest), 100.0)
+    move = float(hints.furthest)
     furthest = move * (0.5 * move + _LARGEST_DEVIATION)
-    gaussian = np.linspace(0.0, furthest, 45 + 2 * int(move))[1:]
+    if move <= _LARGEST_MOVE:
+        gaussian = np.linspace(0.0, furthest, 45 + 2 * int(move))[1:]
+    else:
+        # Far from all others, and narrow beside their distance; what is between them,
+        # and multiples of the move, are looked at on the way.
+        middle, deviations = 0.5 * move * move, _LARGEST_DEVIATION * move
+        bump = np.linspace(middle - deviations, middle + deviations, _BUMP_POINTS)
+        gaussian = np.union1d(bump, np.geomspace(1e3, 2 * furthest, _FAR_POINTS))
     # smaller losses are as good as 0, and there are no larger ones
     least = _LEAST_LOSS * float(hints.rate) * min(float(hints.shift), 1.0)
     near = (_ROUGH_LOSSES >= least) & (_ROUGH_LOSSES <= 2 * furthest)

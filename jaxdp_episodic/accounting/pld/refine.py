@@ -102,7 +102,7 @@ def lay_grids(settings: list[Setting]) -> None:
             for plan in s.plans
             if not plan.only_bound
         )
-        least = max(least * 1.001 / (LARGEST_LATTICE - 16), s.least_spacing)
+        least = max(least * 1.001 / (s.most_cells - 16), s.least_spacing)
         s.last_attempt = s.spacing <= least
         s.spacing = max(s.spacing, least, 1e-12 * max(abs(c) for c in medians))
     _center_spikes(settings)
@@ -263,10 +263,10 @@ def _jobs(s: Setting) -> list[_Job]:
             row, cells = _tilted_row(s, plan, sign, lowers)
             jobs.append(_Job(s, i, False, row))
             most_cells = max(most_cells, cells)
-    if most_cells <= LARGEST_LATTICE:
+    if most_cells <= s.most_cells:
         return jobs
     # The window is a little longer on another lattice.
-    excess = 1.01 * most_cells / LARGEST_LATTICE
+    excess = 1.01 * most_cells / s.most_cells
     if s.last_attempt and s.least_spacing > 0:
         s.out_of_memory = True
     else:
@@ -327,7 +327,7 @@ def _tilted_row(
     )
     moved = sum(step.count * loss_lattice.displacement(step.loss) for step in s.steps)
     infinite = sum(t * step.infinite for t, step in zip(counts, steps, strict=True))
-    low, high = sum_window(laws, counts, plan)
+    low, high, plan = sum_window(laws, counts, plan)
     cells = math.ceil((high - low) / s.spacing) + 6
     size = 2 ** max(math.ceil(math.log2(min(max(cells, 16), 2**40))), 8)
     # What a power of two leaves over lies to both sides.

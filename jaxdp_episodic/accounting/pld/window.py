@@ -15,6 +15,8 @@ import numpy as np
 from jaxdp_episodic.accounting.pld.pilot import Pilot, log_moment
 
 _TILTS = np.geomspace(1e-6, 1e8, 29)
+# Further ones, where losses of more than so many nats occur.
+_SMALL_TILTS, _LARGE_LOSS = np.geomspace(1e-18, 10**-6.5, 24), 1e4
 _FINER_TILTS = np.geomspace(10**-0.5, 10**0.5, 13)
 _TILT_CHANGES = np.geomspace(0.01, 6.0, 14)
 # Of the width that is asked for, what is cut off in units of delta.
@@ -262,13 +264,16 @@ def _best_tilt(
             return exponents - tilts * epsilon
         return (exponents - log_delta) / tilts
 
-    rough = bounds(_TILTS)
-    tilts = _TILTS[int(np.argmin(rough))] * _FINER_TILTS
+    every = _TILTS
+    if max(float(law.edges[-1]) for law in laws) > _LARGE_LOSS:
+        every = np.concatenate([_SMALL_TILTS, _TILTS])
+    rough = bounds(every)
+    tilts = every[int(np.argmin(rough))] * _FINER_TILTS
     finer = bounds(tilts)
     if ceiling is None or np.min(finer) > ceiling:
         i = int(np.argmin(finer))
         return float(tilts[i]), float(finer[i])
-    tilts, finer = np.append(_TILTS, tilts), np.append(rough, finer)
+    tilts, finer = np.append(every, tilts), np.append(rough, finer)
     below = finer <= ceiling
     i = int(np.argmin(tilts[below]))
     return float(tilts[below][i]), float(finer[below][i])

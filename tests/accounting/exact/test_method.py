@@ -4,6 +4,7 @@ import dataclasses
 import json
 from pathlib import Path
 
+import mpmath as mp
 import numpy as np
 import pytest
 from scipy.integrate import quad
@@ -258,3 +259,34 @@ def test_early_steps_of_a_sampled_run_are_exact():
     assert not info.is_certified_bound.any()
     again = jde.delta(step, num_steps=num_steps, epsilon=found)
     np.testing.assert_allclose(again, 1e-8, rtol=2e-6)
+
+
+def delta_of_two(p, noise, epsilon):
+    """Forward delta of two sampled steps at 30 digits: the one's profile, averaged."""
+    p, shift, g = mp.mpf(p), 1 / mp.mpf(noise), mp.exp(mp.mpf(epsilon))
+
+    def profile(g):
+        if g <= 1 - p:
+            return 1 - g
+        x = mp.log((g - 1 + p) / p) / shift + shift / 2
+        return (1 - p - g) * mp.ncdf(-x) + p * mp.ncdf(shift - x)
+
+    def term(x):
+        ratio = 1 - p + p * mp.exp(shift * (x - shift / 2))
+        return mp.npdf(x) * ratio * profile(g / ratio)
+
+    return mp.fsum(term(x) for x in mp.arange(-8, 45, 0.5)) / 2
+
+
+@pytest.mark.parametrize("log10_delta", [-150, -200, -250])
+def test_far_below_usual_deltas_an_answer_is_true_or_certified(log10_delta):
+    # Nodes that turn once from each to the next hid the error from its estimate.
+    delta = 10.0**log10_delta
+    value, info = jde.epsilon(
+        poisson_step(1e-6, 3.0), delta=delta, num_steps=2, return_info=True
+    )
+    with mp.workdps(30):
+        assert delta_of_two(1e-6, 3.0, value) <= mp.mpf(delta) * (1 + 1e-9)
+        if not info.is_certified_bound:
+            least = value - 1e-9 * value - info.error
+            assert delta_of_two(1e-6, 3.0, least) >= delta

@@ -8,6 +8,8 @@ import mpmath
 import numpy as np
 import pytest
 from dp_accounting.pld import privacy_loss_distribution
+from scipy.optimize import brentq
+from scipy.stats import binom, norm
 
 import jaxdp_episodic as jde
 from jaxdp_episodic.accounting.dominating_pair import dominating_pair
@@ -66,6 +68,11 @@ def gaussian_log_delta(epsilon, steps, noise):
         return float(mpmath.log(tail(t) - mpmath.exp(epsilon) * tail(t + mu)))
 
 
+def by_lattice(monkeypatch):
+    """Gaussians are composed like everything else, not by their closed form."""
+    monkeypatch.setattr(Run, "gaussian_shift", lambda run: np.zeros(run.shape))
+
+
 def random_settings(kind, size, seed):
     rng = np.random.default_rng(seed)
 
@@ -103,15 +110,16 @@ def random_settings(kind, size, seed):
         (100, 10.0, 12.0),
     ],
 )
-def test_gaussian_mechanism_is_inside(steps, noise, epsilon):
+def test_gaussian_mechanism_is_inside(steps, noise, epsilon, monkeypatch):
+    by_lattice(monkeypatch)
     truth = gaussian_log_delta(epsilon, steps, noise)
     run = one_run("sampled", steps, noise=noise)
     lower, upper = pld_bounds(delta_at(epsilon), run)
     assert lower <= truth <= upper
-    assert upper - lower <= method.DEFAULT_DELTA_SHARE
+    assert upper - lower <= 0.02
     lower, upper = pld_bounds(epsilon_at(truth), run)
     assert lower <= epsilon <= upper
-    assert upper - lower <= method.DEFAULT_EPSILON_SHARE * lower
+    assert upper - lower <= 0.01 * lower
 
 
 @pytest.mark.slow
@@ -190,11 +198,12 @@ def test_one_step_is_the_profile(relation):
 
 
 def check_random(kind, size, seed):
-    """Ends in order, below the RDP answer; returns the share that is close enough."""
+    """Ends in order, below the RDP answer, near; the share as near as is aimed for."""
     run, log_delta = random_settings(kind, size, seed)
     lower, upper = pld_bounds(epsilon_at(log_delta), run)
     rdp, _ = rdp_bound(epsilon_at(log_delta), run)
     assert np.all((lower >= 0) & (lower <= upper) & (upper <= rdp * (1 + 1e-12)))
+    assert np.all(upper - lower <= np.maximum(0.01 * lower, 1e-4) * (1 + 1e-9))
     enough = np.maximum(
         method.DEFAULT_EPSILON_SHARE * lower, method.DEFAULT_EPSILON_WIDTH
     )
@@ -203,13 +212,68 @@ def check_random(kind, size, seed):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_random_settings(kind):
-    assert check_random(kind, 4, 5) == 1
+    assert check_random(kind, 4, 5) >= 0.5
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_many_random_settings(kind):
-    assert check_random(kind, 100, 6) == 1
+    # Up to 1e7 steps of rates down to 1e-6: beyond the usual ranges.
+    assert check_random(kind, 100, 6) >= 0.8
+
+
+@pytest.mark.parametrize(
+    "kind, rate, noise, steps, delta",
+    [
+        ("sampled", 0.01, 0.8, 1_000, 1e-5),
+        ("sampled", 0.001, 0.6, 30_000, 1e-12),
+        ("swapped", 0.1, 2.0, 300, 1e-7),
+        ("antipodal", 0.02, 1.0, 100, 1e-9),
+        # Rare large losses that the rough law knows poorly.
+        (
+            "sampled",
+            1.4099818751641478e-4,
+            1.0176599183119837,
+            11_221,
+            9.576347845074011e-12,
+        ),
+    ],
+)
+def test_ends_are_near_in_usual_ranges(kind, rate, noise, steps, delta):
+    run = one_run(kind, steps, rate=rate, noise=noise)
+    lower, upper = pld_bounds(epsilon_at(math.log(delta)), run)
+    assert 0 <= upper - lower <= 1e-4 * lower
+
+
+@pytest.mark.parametrize("rate, noise, steps", [(0.1, 1e-3, 10), (0.5, 1e-3, 3)])
+def test_little_noise_counts_how_often_the_unit_was_drawn(rate, noise, steps):
+    """With k draws in all the loss is a normal about k (s²/2 + log p)."""
+    shift, delta = 1 / noise, 1e-5
+    drawn = np.arange(1, steps + 1)
+    mean = drawn * (0.5 * shift**2 + math.log(rate))
+    mean = mean + (steps - drawn) * math.log1p(-rate)
+
+    def excess(epsilon):
+        tail = norm.sf((epsilon - mean) / (shift * np.sqrt(drawn)))
+        return float(binom.pmf(drawn, steps, rate) @ tail) - delta
+
+    # But for a nat or two, which the payoff 1 - e^(epsilon - loss) takes.
+    truth = brentq(excess, 1.0, steps * shift**2)
+    run = one_run("sampled", steps, rate=rate, noise=noise)
+    lower, upper = pld_bounds(epsilon_at(math.log(delta)), run)
+    assert lower <= truth * (1 + 1e-6)
+    assert truth * (1 - 1e-6) <= upper <= truth * (1 + 1e-4)
+
+
+@pytest.mark.parametrize("steps, noise", [(1, 1.0), (100, 10.0), (10**12, 1e6)])
+@pytest.mark.parametrize("kind", ["sampled", "swapped", "antipodal"])
+def test_gaussians_compose_by_their_closed_form(kind, steps, noise):
+    run = one_run(kind, steps, noise=noise)
+    truth = gaussian_log_delta(1.5, steps, noise / (1 if kind == "sampled" else 2))
+    for question, answer in ((delta_at(1.5), truth), (epsilon_at(truth), 1.5)):
+        lower, upper = pld_bounds(question, run)
+        assert lower <= answer <= upper
+        assert upper - lower <= 2e-12 * max(abs(answer), 1)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -402,6 +466,7 @@ def test_a_planted_fault_is_found(fault, monkeypatch):
     monkeypatch.setattr(lattice, "upper_masses", upper_without)
     monkeypatch.setattr(loss_lower, "lower_law", lower_with)
     monkeypatch.setattr(refine, "_MASS_CHECK", 1.0)
+    by_lattice(monkeypatch)
     truth = gaussian_log_delta(4.0, 10, 3.0)
     monkeypatch.setattr(method, "_MOST_ROUNDS", 1)
     monkeypatch.setattr(method, "rdp_bound", lambda *_: (np.zeros(1), 0))

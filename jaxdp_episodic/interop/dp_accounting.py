@@ -40,10 +40,11 @@ def from_dp_event(
     The mechanism is the one that the events' documentation defines: a sum of vectors
     of norm at most C, one a record, plus noise of standard deviation
     ``noise_multiplier`` times C. One record more or less moves the sum by C, a record
-    replaced by another moves it by 2C, and so it is accounted here. Accountants of
-    the source library take the same number for noise over *sensitivity*, also where
-    records are replaced: there their epsilon is that of twice the noise. Who means
-    it that way doubles the ``noise_multiplier`` before importing.
+    replaced by another moves it by 2C, and so it is accounted here, as by the source
+    library's ``PLDAccountant``. Its ``RdpAccountant`` takes the same number for noise
+    over *sensitivity*, 2C, also where records are replaced: there its epsilon is that
+    of twice the noise. Do not double a ``noise_multiplier`` that means noise over C:
+    the epsilon would be too small.
 
     The events have no levels: here there is one, "example", clipped and protected.
     ``source_dataset_size`` may be the size of either neighbour: it is used as a lower

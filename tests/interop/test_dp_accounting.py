@@ -11,7 +11,7 @@ from dp_accounting.pld import PLDAccountant
 from dp_accounting.rdp import RdpAccountant
 
 import jaxdp_episodic as jde
-from jaxdp_episodic.interop.dp_accounting import from_dp_event
+from jaxdp_episodic.interop.dp_event import from_dp_event
 
 # The bounds by Rényi-DP are what these tests are about.
 rdp_epsilon = functools.partial(jde.epsilon, method="rdp")
@@ -205,29 +205,23 @@ def test_joint_noise_of_several_releases_is_a_lower_bound():
 @pytest.mark.parametrize(
     "event, name",
     [
-        (dp_event.LaplaceDpEvent(1.0), "LaplaceDpEvent"),
-        (dp_event.ZCDpEvent(0.1), "ZCDpEvent"),
         (dp_event.UnsupportedDpEvent(), "UnsupportedDpEvent"),
-        (
-            dp_event.SampledWithReplacementDpEvent(10, 2, gaussian()),
-            "SampledWithReplacementDpEvent",
-        ),
         (
             dp_event.TruncatedSubsampledGaussianDpEvent(100, 0.1, 5, 1.0),
             "TruncatedSubsampledGaussianDpEvent",
         ),
         (dp_event.RepeatAndSelectDpEvent(poisson(), 3.0, 1.0), "RepeatAndSelect"),
-        (poisson(0.1, poisson()), "PoissonSampledDpEvent of a PoissonSampledDpEvent"),
-        (poisson(0.1, dp_event.LaplaceDpEvent(1.0)), "of a LaplaceDpEvent"),
+        (poisson(0.1, dp_event.ZCDpEvent(0.1)), "of it of a ZCDpEvent"),
+        (poisson(0.1, dp_event.UnsupportedDpEvent()), "UnsupportedDpEvent"),
         (poisson(0.1, dp_event.NonPrivateDpEvent()), "of a NonPrivateDpEvent"),
         (
-            dp_event.ComposedDpEvent([poisson(), dp_event.LaplaceDpEvent(1.0)]),
-            "LaplaceDpEvent",
+            dp_event.ComposedDpEvent([poisson(), dp_event.UnsupportedDpEvent()]),
+            "UnsupportedDpEvent",
         ),
     ],
 )
 def test_other_events_are_refused_by_name(event, name):
-    with pytest.raises(NotImplementedError, match=f"{name}.*covered: Gaussian"):
+    with pytest.raises(NotImplementedError, match=f"{name}.*covered: "):
         from_dp_event(event)
 
 

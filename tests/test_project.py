@@ -48,7 +48,8 @@ RANK = {name: rank for rank, layer in enumerate(LAYERS) for name in layer}
 # What `import jaxdp_episodic` must load neither directly nor through something else.
 HEAVY = frozenset(
     "chex datasets dp_accounting flax hypothesis jax_privacy matplotlib mpmath optax "
-    "orbax pandas pyarrow pytest ray rich scipy tensorstore tyro yaml".split()
+    "opacus orbax pandas pyarrow pytest ray rich scipy tensorstore torch tyro "
+    "yaml".split()
 )
 
 

@@ -29,7 +29,7 @@ from jaxdp_episodic.describe.schemes import (
     WithoutReplacement,
 )
 from jaxdp_episodic.describe.step import ComposedSteps, GaussianStep, compose
-from jaxdp_episodic.interop.dp_accounting import from_dp_event
+from jaxdp_episodic.interop.dp_event import from_dp_event
 from jaxdp_episodic.report.privacy_statement import PrivacyReport
 from jaxdp_episodic.report.report import privacy_report
 

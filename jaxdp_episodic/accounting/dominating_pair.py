@@ -83,7 +83,7 @@ def _of_release(release: OneStep) -> PrivacyLoss:
 
     if isinstance(release, LaplaceRelease):
         # Both contents of a changed unit are clipped: up to two clip norms apart.
-        moved = 1.0 if release.neighboring_relation == "add_remove" else 2.0
+        moved = 2.0 if release.neighboring_relation == "replace_one" else 1.0
         with np.errstate(divide="ignore", over="ignore"):
             shift = np.divide(moved, field(release.noise_multiplier))
         return LaplaceLoss(_ALWAYS, field(release.sampling_probability), shift)
@@ -95,7 +95,7 @@ def _of_release(release: OneStep) -> PrivacyLoss:
         rho = field(release.rho)
         if release.is_gaussian:
             return SampledGaussianLoss(_ALWAYS, _ALWAYS, np.sqrt(2 * rho))
-        return ZeroConcentratedLoss(_ALWAYS, rho)
+        return ZeroConcentratedLoss(_ALWAYS, rho, field(release.xi))
     raise TypeError(f"step must be a GaussianStep or a release, got {release!r}")
 
 

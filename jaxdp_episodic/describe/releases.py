@@ -43,8 +43,9 @@ class LaplaceRelease(Release):
     Attributes:
       noise_multiplier: scale of the noise in L1 clip norms, >= 0.
       sampling_probability: that a unit takes part, in [0, 1], for each unit by itself.
-      neighboring_relation: "add_remove" (one unit more or less), or "replace_one" (its
-        content changed, by up to two clip norms), which needs a probability of 1.
+      neighboring_relation: "add_remove" (one unit more or less), "zero_out" (its data
+        become null, its slot is drawn like the others), or "replace_one" (its content
+        changed, by up to two clip norms), which needs a probability of 1.
 
     Raises:
       TypeError: a field of the wrong type.
@@ -69,7 +70,7 @@ class LaplaceRelease(Release):
             raise NotImplementedError(
                 "LaplaceRelease with neighboring_relation='replace_one' and a "
                 "sampling_probability below 1 has no theorem here; covered: "
-                "'add_remove', or 'replace_one' with sampling_probability=1"
+                "'add_remove', 'zero_out', or 'replace_one' with sampling_probability=1"
             )
         _ = self.shape  # refuses fields that do not broadcast
 
@@ -118,7 +119,9 @@ class ApproximateDP(Release):
 
 @dataclass(frozen=True, eq=False)
 class ZeroConcentratedDP(Release):
-    """A part of the run of which only rho-zCDP is known: ``rdp(alpha) = rho alpha``.
+    """A part of the run of which only (xi, rho)-zCDP is known.
+
+    It is ``rdp(alpha) = xi + rho alpha`` for every order, xi mostly being 0.
 
     That bounds its Rényi divergences and says nothing exact about its losses, so that
     only ``method="rdp"`` answers a run with such a part. Where the part is a Gaussian
@@ -126,6 +129,7 @@ class ZeroConcentratedDP(Release):
 
     Attributes:
       rho: >= 0, nats.
+      xi: >= 0, nats.
       is_gaussian: whether it is a Gaussian mechanism with exactly these divergences.
 
     Raises:
@@ -137,12 +141,17 @@ class ZeroConcentratedDP(Release):
 
     rho: float | np.ndarray
     _: KW_ONLY
+    xi: float | np.ndarray = 0.0
     is_gaussian: bool = False
 
     def __post_init__(self) -> None:
         _set(self, "rho", _validation.nonnegative_array)
+        _set(self, "xi", _validation.nonnegative_array)
         if not isinstance(self.is_gaussian, bool):
             raise TypeError(f"is_gaussian must be a bool, got {self.is_gaussian!r}")
+        if self.is_gaussian and np.any(self.xi):
+            raise ValueError(f"xi must be 0 of a Gaussian mechanism, got {self.xi!r}")
+        _ = self.shape  # refuses fields that do not broadcast
 
     @classmethod
     def of_gaussian(cls, noise_multiplier: Any) -> Self:
@@ -158,8 +167,8 @@ class ZeroConcentratedDP(Release):
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Shape of rho."""
-        return np.shape(self.rho)
+        """Broadcast shape of all numeric fields."""
+        return _validation.broadcast_shape(rho=self.rho, xi=self.xi)
 
 
 RELEASES = (LaplaceRelease, ApproximateDP, ZeroConcentratedDP)

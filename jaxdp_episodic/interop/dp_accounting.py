@@ -1,251 +1,292 @@
-"""Reads the mechanism descriptions of another library, ``dp_accounting``.
+"""At home in ``dp_accounting``: an accountant of its kind, and its events both ways.
 
-Its ``DpEvent`` objects are recognised by the name of their class, or by the
-``class_name`` of their named-tuple form, so that library need not be installed.
+This module needs that library installed; to read its events alone, `from_dp_event` of
+the package does not.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+from dp_accounting import (
+    DpEvent,
+    NeighboringRelation,
+    NonPrivateDpEvent,
+    PrivacyAccountant,
+)
 
 from jaxdp_episodic import _validation
-from jaxdp_episodic.describe.schemes import (
-    MultistageSampling,
-    Poisson,
-    Scheme,
-    WithoutReplacement,
+from jaxdp_episodic.accounting import api
+from jaxdp_episodic.accounting.dominating_pair import run_of
+from jaxdp_episodic.accounting.question import Answer, DeltaAt, EpsilonAt, Question
+from jaxdp_episodic.accounting.rdp.method import rdp_bound, rdp_curve
+from jaxdp_episodic.accounting.run import Run
+from jaxdp_episodic.describe.step import ComposedSteps, OneStep, compose
+from jaxdp_episodic.interop.dp_event import (
+    EventNotCovered,
+    from_dp_event,
+    nothing,
+    steps_of,
 )
-from jaxdp_episodic.describe.step import ComposedSteps, GaussianStep, compose
 
-LEVEL = "example"
+__all__ = ["RELATIONS", "EpisodicAccountant", "from_dp_event"]
 
-_COVERED = (
-    "GaussianDpEvent; PoissonSampledDpEvent and SampledWithoutReplacementDpEvent of "
-    "Gaussian events or compositions of these; NoOpDpEvent; NonPrivateDpEvent; "
-    "ComposedDpEvent and SelfComposedDpEvent of all these"
-)
-_ROUNDING_MARGIN = 1e-13
+RELATIONS = {
+    NeighboringRelation.ADD_OR_REMOVE_ONE: "add_remove",
+    NeighboringRelation.REPLACE_ONE: "replace_one",
+    NeighboringRelation.REPLACE_SPECIAL: "zero_out",
+}
+"""What their relations are called here."""
 
-Parts = list[tuple[Any, int]]
+Read = list[tuple[DpEvent, OneStep, int]]
+
+# Rényi divergences grow with the order: at order 1 the value of this one is a bound.
+_LEAST_ORDER = 1 + 1e-8
 
 
-def from_dp_event(
-    event: Any, *, neighboring_relation: str = "add_remove"
-) -> ComposedSteps:
-    """Returns the run that a ``dp_accounting`` ``DpEvent`` describes.
+class EpisodicAccountant(PrivacyAccountant):
+    """A ``dp_accounting.PrivacyAccountant`` that answers as this package does.
 
-    The mechanism is the one that the events' documentation defines: a sum of vectors
-    of norm at most C, one a record, plus noise of standard deviation
-    ``noise_multiplier`` times C. One record more or less moves the sum by C, a record
-    replaced by another moves it by 2C, and so it is accounted here. Accountants of
-    the source library take the same number for noise over *sensitivity*, also where
-    records are replaced: there their epsilon is that of twice the noise. Who means
-    it that way doubles the ``noise_multiplier`` before importing.
-
-    The events have no levels: here there is one, "example", clipped and protected.
-    ``source_dataset_size`` may be the size of either neighbour: it is used as a lower
-    bound of the larger one's.
+    Equal events are counted, not composed: composing costs next to nothing, and a
+    question is answered once until something is composed again. Which events are
+    covered, and what ``noise_multiplier`` means where records are replaced, says
+    `from_dp_event`. A ``NonPrivateDpEvent`` costs everything, at any delta.
 
     Args:
-      event: a GaussianDpEvent; a PoissonSampledDpEvent or
-        SampledWithoutReplacementDpEvent of a GaussianDpEvent or of compositions of
-        such (several releases about one draw); a NoOpDpEvent; a NonPrivateDpEvent;
-        a ComposedDpEvent or SelfComposedDpEvent of all these.
-      neighboring_relation: "add_remove" or "replace_one"; the events do not say.
-
-    Returns:
-      A composed run, equal steps taken together. Its noise multipliers are exact;
-      that of several releases about one draw is a lower bound, within 1e-12.
+      neighboring_relation: a member of their ``NeighboringRelation``, or "add_remove",
+        "replace_one" or "zero_out".
+      method: "exact", "pld" or "rdp", as of `epsilon`.
+      orders: with "rdp", use only these orders, each >= 1 (inf included), instead of
+        the best real one.
 
     Raises:
-      TypeError: a field of the wrong type, or what is no event at all.
-      ValueError: a field out of range, e.g. a sample larger than its source.
-      NotImplementedError: another event, also inside a composition.
+      TypeError: an argument of the wrong type.
+      ValueError: a value out of range, or ``orders`` with another method than "rdp".
     """
-    # As keys of a dictionary equal steps fall together, in order of appearance.
-    counts: dict[GaussianStep, int] = {}
-    for part, count in _uncomposed(event):
-        step = _step(part, neighboring_relation)
-        counts[step] = counts.get(step, 0) + count
-    if not counts:
-        counts[_step_of(_drawn(0.0), 1.0, neighboring_relation)] = 0
-    return compose(*counts.items())
 
-
-def _uncomposed(event: Any) -> Iterator[tuple[Any, int]]:
-    """The events that a composition consists of, and how often each happens.
-
-    A composition may hold one event many times, at every depth: taken apart one by one
-    thirty doublings would be a billion events. So each event object is looked at once,
-    its parents first, with a stack of our own, as Python recurses less deeply.
-    """
-    ordered, parts = _children_first(event)
-    counts = {id(part): 0 for part in ordered}
-    counts[id(event)] = 1
-    for part in reversed(ordered):
-        for inner, repeats in parts[id(part)]:
-            counts[id(inner)] += counts[id(part)] * repeats
-    for part in _as_they_appear(event, parts):
-        if not _is_composed(part):
-            count = counts[id(part)]
-            _validation.integer_array("count", count, minimum=0)
-            yield part, count
-
-
-def _children_first(event: Any) -> tuple[list[Any], dict[int, Parts]]:
-    """All event objects, each after those that it holds, and what each holds."""
-    ordered: list[Any] = []
-    parts: dict[int, Parts] = {}
-    is_done: dict[int, bool] = {}
-    waiting = [(event, False)]
-    while waiting:
-        part, were_children = waiting.pop()
-        if were_children:
-            is_done[id(part)] = True
-            ordered.append(part)
-        elif id(part) not in is_done:
-            is_done[id(part)] = False
-            waiting.append((part, True))
-            parts[id(part)] = _parts(part)
-            for inner, _ in parts[id(part)]:
-                if is_done.get(id(inner)) is False:
-                    raise ValueError("event must not be a composition of itself")
-                waiting.append((inner, False))
-    return ordered, parts
-
-
-def _as_they_appear(event: Any, parts: dict[int, Parts]) -> Iterator[Any]:
-    """All event objects in the order in which they first happen."""
-    seen: set[int] = set()
-    waiting = [event]
-    while waiting:
-        part = waiting.pop()
-        if id(part) not in seen:
-            seen.add(id(part))
-            yield part
-            waiting.extend(inner for inner, _ in reversed(parts[id(part)]))
-
-
-def _is_composed(event: Any) -> bool:
-    return _kind(event) in ("SelfComposedDpEvent", "ComposedDpEvent", "NoOpDpEvent")
-
-
-def _parts(event: Any) -> Parts:
-    """What a composition holds directly, and how often; of other events nothing."""
-    kind = _kind(event)
-    if kind == "SelfComposedDpEvent":
-        count = _field(event, "count")
-        _check_is_one_number("count", count)
-        repeats = _validation.integer_array("count", count, minimum=0)
-        return [(_field(event, "event"), int(repeats))]
-    if kind == "ComposedDpEvent":
-        events = _field(event, "events")
-        if not isinstance(events, list | tuple):
-            shown = _validation.shown(events)
-            raise TypeError(f"events must be a list of events, got {shown}")
-        return [(inner, 1) for inner in events]
-    return []
-
-
-def _field(event: Any, name: str) -> Any:
-    """A field of an event; a class may have an event's name without being one."""
-    try:
-        return getattr(event, name)
-    except AttributeError:
-        raise TypeError(f"{_kind(event)} must have a field {name!r}") from None
-
-
-def _step(event: Any, neighboring_relation: str) -> GaussianStep:
-    """One step: a draw, or everybody, and a Gaussian release about them."""
-    kind = _kind(event)
-    if kind == "GaussianDpEvent":
-        return _step_of(_drawn(1.0), _noise(event), neighboring_relation)
-    if kind == "NonPrivateDpEvent":
-        return _step_of(_drawn(1.0), 0.0, neighboring_relation)
-    if kind == "PoissonSampledDpEvent":
-        scheme = _drawn(_field(event, "sampling_probability"))
-    elif kind == "SampledWithoutReplacementDpEvent":
-        scheme = _drawn_without_replacement(
-            _field(event, "sample_size"), _field(event, "source_dataset_size")
-        )
-    else:
-        raise NotImplementedError(f"{kind} cannot be imported; covered: {_COVERED}")
-    return _step_of(scheme, _joint_noise(event, kind), neighboring_relation)
-
-
-def _joint_noise(sampled: Any, kind: str) -> float:
-    """The noise multiplier of all Gaussian releases about one draw, taken together.
-
-    Their average, weighted by precision, is sufficient for the sum: precisions add up.
-    """
-    if _kind(_field(sampled, "event")) == "GaussianDpEvent":
-        return _noise(_field(sampled, "event"))
-    releases = []
-    for part, count in _uncomposed(_field(sampled, "event")):
-        if _kind(part) != "GaussianDpEvent":
-            raise NotImplementedError(
-                f"{kind} of a {_kind(part)} cannot be imported; covered: {_COVERED}"
+    def __init__(
+        self,
+        neighboring_relation: NeighboringRelation
+        | str = NeighboringRelation.ADD_OR_REMOVE_ONE,
+        method: str = "exact",
+        *,
+        orders: Any = None,
+    ) -> None:
+        if isinstance(neighboring_relation, str):
+            names = {name: member for member, name in RELATIONS.items()}
+            _validation.choice("neighboring_relation", neighboring_relation, names)
+            neighboring_relation = names[neighboring_relation]
+        if neighboring_relation not in RELATIONS:
+            raise TypeError(
+                "neighboring_relation must be a NeighboringRelation or a name, got "
+                f"{neighboring_relation!r}"
             )
-        noise = _noise(part)
-        if count:
-            releases.append((noise, count))
-    least = min((noise for noise, _ in releases), default=np.inf)
-    if least == 0 or np.isinf(least):
-        return least
-    # Relative to the least noise, so that no square overflows; rounded down.
-    precision = sum(count * (least / noise) ** 2 for noise, count in releases)
-    return least / float(np.sqrt(float(precision))) * (1 - _ROUNDING_MARGIN)
+        super().__init__(neighboring_relation)
+        api.check_method(method)
+        self._method = method
+        self._counts: dict[OneStep, int] = {}
+        self._is_non_private = False
+        self._known: dict[Any, Any] = {}
+        self._last_read: tuple[DpEvent, Read] | None = None
+        self._orders = None if orders is None else _checked_orders(method, orders)
+
+    @property
+    def run(self) -> ComposedSteps:
+        """Everything that was composed, as a run: every question can be asked of it."""
+        if not self._counts:
+            return compose((nothing(self._relation), 0))
+        return compose(*self._counts.items())
+
+    def get_epsilon(self, target_delta: float) -> float:
+        """Epsilon at a delta in [0, 1]; `epsilon` says of which kind each method's is.
+
+        Raises:
+          ValueError: a delta out of range.
+          NotImplementedError: a method that lacks what it needs of an event.
+        """
+        return self._answer("epsilon", target_delta)[0]
+
+    def get_delta(self, target_epsilon: float) -> float:
+        """Delta at an epsilon >= 0; see `delta`.
+
+        Raises:
+          ValueError: an epsilon out of range.
+          NotImplementedError: a method that lacks what it needs of an event.
+        """
+        return self._answer("delta", target_epsilon)[0]
+
+    def get_epsilon_and_optimal_order(self, target_delta: float) -> tuple[float, float]:
+        """Epsilon, and the Rényi order that gives it; with ``method="rdp"``.
+
+        Raises:
+          NotImplementedError: another method.
+        """
+        self._check_has_orders()
+        return self._answer("epsilon", target_delta)
+
+    def get_delta_and_optimal_order(self, target_epsilon: float) -> tuple[float, float]:
+        """Delta, and the Rényi order that gives it; with ``method="rdp"``.
+
+        Raises:
+          NotImplementedError: another method.
+        """
+        self._check_has_orders()
+        return self._answer("delta", target_epsilon)
+
+    @property
+    def orders(self) -> np.ndarray | None:
+        """The Rényi orders that were given, or None."""
+        return None if self._orders is None else self._orders.copy()
+
+    @property
+    def rdp(self) -> np.ndarray:
+        """Rényi-DP at `orders`, nats: *upper bounds*, at order 1 too.
+
+        Raises:
+          ValueError: no orders were given.
+        """
+        if self._orders is None:
+            raise ValueError("orders must be given to have the Rényi-DP at them")
+        return self._once("rdp", lambda: self._curve(self._orders)).copy()
+
+    # --- What the base class asks for ---
+
+    def _maybe_compose(
+        self, event: DpEvent, count: int, do_compose: bool
+    ) -> PrivacyAccountant.CompositionErrorDetails | None:
+        try:
+            parts = self._parts(event)
+        except EventNotCovered as error:
+            return self.CompositionErrorDetails(error.event, str(error))
+        for part, step, repeats in parts:
+            why = self._refusal(step)
+            if why is not None:
+                return self.CompositionErrorDetails(part, why)
+            if do_compose:
+                self._counts[step] = self._counts.get(step, 0) + repeats * count
+                if isinstance(part, NonPrivateDpEvent) and repeats * count:
+                    self._is_non_private = True
+        if do_compose:
+            self._known.clear()
+        return None
+
+    def _parts(self, event: DpEvent) -> Read:
+        """What an event consists of; it is asked for twice, to check and to count."""
+        if self._last_read is None or self._last_read[0] is not event:
+            self._last_read = event, list(steps_of(event, self._relation))
+        return self._last_read[1]
+
+    def _refusal(self, step: OneStep) -> str | None:
+        """Why the method cannot answer a run with such a step."""
+        if step not in self._counts:
+            try:
+                run_of(step, np.asarray(1)).refuse(self._method)
+            except NotImplementedError as error:
+                return str(error)
+        return None
+
+    @property
+    def _relation(self) -> str:
+        return RELATIONS[self.neighboring_relation]
+
+    # --- Answers ---
+
+    def _once(self, key: Any, compute: Callable[[], Any]) -> Any:
+        """What was computed since something was composed last, or is now."""
+        if key not in self._known:
+            self._known[key] = compute()
+        return self._known[key]
+
+    def _answer(self, of: str, target: float) -> tuple[float, float]:
+        """Epsilon or delta, and the order; the order is NaN but for "rdp"."""
+        if of == "epsilon":
+            array = _validation.probability_array("target_delta", target)
+            question = EpsilonAt(api.log_of(array))
+        else:
+            array = _validation.nonnegative_array("target_epsilon", target)
+            question = DeltaAt(array)
+        given = _validation.single(f"target of {of}", array)
+        if self._is_non_private:
+            return float(question.everything if of == "epsilon" else 1.0), np.inf
+        return self._once((of, given), lambda: self._ask(of, given, question))
+
+    def _ask(self, of: str, given: float, question: Question) -> tuple[float, float]:
+        if self._orders is not None:
+            return self._on_grid(question)
+        run, order = self.run, np.nan
+        if of == "epsilon":
+            value = api.epsilon(run, delta=given, method=self._method)
+        else:
+            value = api.delta(run, epsilon=given, method=self._method)
+        if self._method == "rdp":
+            whole = run_of(run, None)
+            kept = question.inside().given_kept(whole.log_kept())
+            order = float(np.max(rdp_bound(kept, whole)[1]))
+        return float(value), order
+
+    def _curve(self, orders: np.ndarray) -> np.ndarray:
+        if self._is_non_private:
+            return np.full(orders.shape, np.inf)
+        return np.asarray(api.rdp(self.run, np.maximum(orders, _LEAST_ORDER)))
+
+    def _on_grid(self, question: Question) -> tuple[float, float]:
+        """The conversion of Canonne, Kamath, Steinke (2020) at the given orders."""
+        run = run_of(self.run, None)
+        log_kept = run.log_kept()[..., None]
+        asked = question.given_kept(log_kept)
+        orders = np.maximum(np.asarray(self._orders), _LEAST_ORDER)
+        curve, t = _curve_given_kept(run, orders), orders - 1
+        with np.errstate(invalid="ignore"):  # inf - inf where nothing is protected
+            if isinstance(question, EpsilonAt):
+                penalty = np.where(
+                    np.isinf(t), 0.0, (asked.target + np.log(orders)) / t
+                )
+                values = np.maximum(curve + np.log1p(-1 / orders) - penalty, 0.0)
+            else:
+                gap = curve - asked.target + np.log1p(-1 / orders)
+                values = np.minimum(
+                    np.where(gap == 0, 0.0, t * gap) - np.log(orders), 0
+                )
+                values = np.where(np.isinf(t), np.where(gap <= 0, -np.inf, 0.0), values)
+        values = np.where(np.isnan(values), question.everything, values)
+        nothing_lost = (curve == 0).all(axis=-1, keepdims=True)
+        values = np.where(nothing_lost, question.nothing, values)
+        best = values.argmin(axis=-1)
+        exact = Answer(values.min(axis=-1), np.zeros(()), np.zeros(()))
+        answer = question.with_failure(exact, log_kept[..., 0]).value
+        if question.is_epsilon and question.target >= 0:
+            answer = np.where(run.is_unprotected, np.inf, 0.0)
+        worst = int(answer.argmax())
+        value = answer.reshape(-1)[worst]
+        if not question.is_epsilon:
+            value = api.delta_of(value, up=True)
+        return float(value), float(np.asarray(self._orders)[best.reshape(-1)[worst]])
+
+    def _check_has_orders(self) -> None:
+        if self._method != "rdp":
+            raise NotImplementedError(
+                f"method={self._method!r} has no Rényi order; method='rdp' has one"
+            )
 
 
-def _noise(event: Any) -> float:
-    _check_is_one_number("noise_multiplier", _field(event, "noise_multiplier"))
-    noise = _validation.nonnegative_array(
-        "noise_multiplier", _field(event, "noise_multiplier")
-    )
-    return float(noise)
+def _curve_given_kept(run: Run, orders: np.ndarray) -> np.ndarray:
+    """(paths, orders) of a run, given that nothing is lost at once."""
+    endless = np.isinf(orders)
+    finite = rdp_curve(np.where(endless, 2.0, orders), run.with_axis(), "forward")
+    return np.where(endless, run.most_lost()[..., None], finite)
 
 
-def _drawn(sampling_probability: Any) -> Poisson:
-    _check_is_one_number("sampling_probability", sampling_probability)
-    return Poisson(LEVEL, sampling_probability=sampling_probability)
-
-
-def _drawn_without_replacement(size: Any, population: Any) -> WithoutReplacement:
-    _check_is_one_number("sample_size", size)
-    _check_is_one_number("source_dataset_size", population)
-    scheme = WithoutReplacement(LEVEL, size=size, population=population)
-    if size > population:
+def _checked_orders(method: str, orders: Any) -> np.ndarray:
+    if method != "rdp":
         raise ValueError(
-            "sample_size must be at most source_dataset_size, got "
-            f"{size!r} of {population!r}"
+            f"orders must be None with another method than 'rdp', got {method!r}"
         )
-    return scheme
-
-
-def _step_of(scheme: Scheme, noise: float, neighboring_relation: str) -> GaussianStep:
-    return GaussianStep(
-        MultistageSampling(scheme),
-        noise_multiplier=noise,
-        neighboring_relation=neighboring_relation,
-    )
-
-
-def _check_is_one_number(name: str, value: Any) -> None:
-    if np.ndim(value):
+    grid = _validation.real_array("orders", orders)
+    if grid.ndim != 1 or grid.size == 0 or not np.all(grid >= 1):
         raise ValueError(
-            f"{name} must be one number in an event, got {_validation.shown(value)}"
+            "orders must be a 1-d array with at least one order, each >= 1, got "
+            f"{_validation.shown(orders)}"
         )
-
-
-def _kind(event: Any) -> str:
-    """The name of an event's class; refuses what is no event."""
-    name = getattr(event, "class_name", type(event).__name__)
-    kind = name.decode("utf-8", "replace") if isinstance(name, bytes) else str(name)
-    if not kind.endswith("DpEvent"):
-        raise TypeError(
-            f"event must be a DpEvent of dp_accounting, got {_validation.shown(event)}"
-        )
-    return kind
+    return grid

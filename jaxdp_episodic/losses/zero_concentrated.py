@@ -1,8 +1,8 @@
 """Zero-concentrated DP: a mechanism of which the Rényi divergences alone are known.
 
-``D_alpha <= rho alpha`` for every ``alpha > 1``, in both directions.
+``D_alpha <= xi + rho alpha`` for every ``alpha > 1``, in both directions.
 
-Reference: Bun and Steinke (2016), arXiv:1605.02065, Definition 1.1.
+Reference: Bun and Steinke (2016), arXiv:1605.02065, Definitions 1.1 and 8.1.
 """
 
 from __future__ import annotations
@@ -22,35 +22,42 @@ _SMALLEST_RHO, _LARGEST_RHO = 1e-40, 1e140
 
 @dataclass(frozen=True)
 class ZeroConcentratedLoss(PrivacyLoss):
-    """``log E_Q[(P/Q)^{1+t}] = rho t (1 + t)``: an upper bound, not a pair.
+    """``log E_Q[(P/Q)^{1+t}] = t (xi + rho (1 + t))``: an upper bound, not a pair.
 
     Attributes:
       outer_rate: see `PrivacyLoss`; always 1.
-      rho: >= 0; inf is no protection.
+      rho, xi: >= 0; inf is no protection.
     """
 
     rho: Array
+    xi: Array
     methods: ClassVar[tuple[str, ...]] = ("rdp",)
 
     @property
     def loses_nothing(self) -> Array:
         """Where no divergence is above 0."""
-        return np.equal(self.rho, 0)
+        return np.equal(self.rho, 0) & np.equal(self.xi, 0)
 
     @property
     def is_unprotected(self) -> Array:
         """Where nothing is known, or next to nothing."""
-        return np.greater(self.rho, _LARGEST_RHO)
+        return np.greater(np.maximum(self.rho, self.xi), _LARGEST_RHO)
 
     def kept_in_range(self) -> Self:
-        """Returns a rho that kernels can compute with."""
+        """Returns divergences that kernels can compute with."""
         rho = np.clip(self.rho, _SMALLEST_RHO, _LARGEST_RHO)
-        return dataclasses.replace(super().kept_in_range(), rho=rho)
+        xi = np.minimum(self.xi, _LARGEST_RHO)
+        return dataclasses.replace(super().kept_in_range(), rho=rho, xi=xi)
+
+    def largest_loss(self, *, backward: bool) -> Array:
+        """Xi where rho is 0."""
+        del backward
+        return np.where(np.equal(self.rho, 0), self.xi, np.inf)
 
     def hints(self) -> Hints:
-        """The Gaussian with the same divergences."""
+        """The Gaussian with about the same divergences."""
         xp = namespace(*self.fields)
-        move = xp.sqrt(2 * self.rho)
+        move = xp.sqrt(2 * (self.rho + self.xi))
         one = xp.ones_like(move)
         return Hints(one, one, move, move)
 
@@ -65,10 +72,10 @@ class ZeroConcentratedLoss(PrivacyLoss):
         """See `PrivacyLoss`; closed form."""
         del direction, quadrature
         xp = namespace(t, *self.fields)
-        t, rho = xp.broadcast_arrays(t, self.rho)
-        exponent = rho * t * (1 + t)
+        t, rho, xi = xp.broadcast_arrays(t, self.rho, self.xi)
+        exponent = t * (xi + rho * (1 + t))
         log_excess = log_expm1(exponent)
         if not with_derivatives:
             return (log_excess,)
-        slope, inverse = rho * (1 + 2 * t), 1 / -xp.expm1(-exponent)
+        slope, inverse = xi + rho * (1 + 2 * t), 1 / -xp.expm1(-exponent)
         return log_excess, slope * inverse, (2 * rho + slope * slope) * inverse

@@ -38,7 +38,7 @@ _NUMBERS = {
     IndependentEpisodes.__name__: ("num_episodes",),
     LaplaceRelease.__name__: ("noise_multiplier", "sampling_probability"),
     ApproximateDP.__name__: ("epsilon", "delta"),
-    ZeroConcentratedDP.__name__: ("rho",),
+    ZeroConcentratedDP.__name__: ("rho", "xi"),
 }
 # What the values of a field that is left out must be (the whole numbers still have to
 # be rounded). The counts of a composed run cannot be left out.
@@ -48,6 +48,7 @@ CHECKS: dict[str, Callable[[str, Any], np.ndarray]] = {
     "epsilon": _validation.nonnegative_array,
     "delta": _validation.probability_array,
     "rho": _validation.nonnegative_array,
+    "xi": _validation.nonnegative_array,
     **dict.fromkeys(
         ("size", "population", "num_classes", "ways", "num_episodes"),
         _validation.positive_array,

@@ -26,7 +26,7 @@ from jaxdp_episodic.describe.schemes import (
 )
 from jaxdp_episodic.describe.serialization import spec_from_dict
 from jaxdp_episodic.describe.step import ComposedSteps, GaussianStep
-from jaxdp_episodic.interop.dp_accounting import from_dp_event
+from jaxdp_episodic.interop.dp_event import from_dp_event
 from jaxdp_episodic.plan.question import read_plan
 from jaxdp_episodic.requests.batch_files import read_rows
 from jaxdp_episodic.requests.request import CalibrationRequest, EpsilonRequest

@@ -1,9 +1,9 @@
 """Accounts the execution plans of ``jax_privacy``: what is drawn, with what noise.
 
 Their calibration takes the accountant of `interop.dp_accounting` as it is: by
-``accountant_fn=EpisodicAccountant`` in ``BandMFConfig.calibrate``, and an instance of it
-in the ``BandMFExecutionPlanConfig`` of version 2.0, whose training accountants take a
-`training_config`.
+``accountant_fn=EpisodicAccountant`` in ``BandMFConfig.calibrate``, and an instance of
+it in the ``BandMFExecutionPlanConfig`` of version 2.0, whose training accountants take
+a `training_config`.
 """
 
 from __future__ import annotations
@@ -192,8 +192,8 @@ def _fixed_batch(
 ) -> Any:
     if num_bands > 1:
         raise NotImplementedError(
-            f"FixedBatchSampling with num_bands={num_bands} is not covered: one record's "
-            "rounds may overlap"
+            f"FixedBatchSampling with num_bands={num_bands} is not covered: the rounds "
+            "of one record may overlap"
         )
     sampled = (
         _events.SampledWithReplacementDpEvent

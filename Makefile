@@ -2,6 +2,7 @@
 # Paths are relative, so a clone may live in a folder with spaces in its name.
 
 PYTHON ?= python3
+PYTHONS ?=
 PYTEST_FLAGS ?=
 # Processes that share the tests, a file at a time, as the tests of a file share what
 # is compiled; 0 runs them in pytest's own process, as a debugger needs it.
@@ -34,13 +35,15 @@ PYTHON_CHECK := import sys; sys.exit(sys.version_info < (3, 11) and \
 
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
-.PHONY: help env demo test test-all lint format bench bench-exact bench-sweep
+.PHONY: help env demo test test-all test-peers dist lint format bench bench-exact bench-sweep
 .PHONY: bench-start bench-training figures docs docs-serve trust clean
 
 help:
 	@echo "make demo      train a few-shot classifier privately, stop at the target epsilon"
 	@echo "make test      the fast tests"
 	@echo "make test-all  every test, then the fast ones again with x64 on, and on JAX"
+	@echo "make test-peers  tests of interop with opacus and torch, in the benchmarks' environment"
+	@echo "make dist      sdist and wheel, tried alone under each Python found"
 	@echo "make lint      format, lint and types"
 	@echo "make format    apply the formatter and the linter's safe repairs"
 	@echo "make bench     speed against other accountants"
@@ -87,6 +90,14 @@ test-all: $(VENV)/.stamp
 	JAX_ENABLE_X64=1 $(PY) -m pytest $(PARALLEL) -m "not slow" $(PYTEST_FLAGS)
 	JAXDP_EPISODIC_ENGINE=jax $(PY) -m pytest $(PARALLEL) -m "not slow" \
 	  tests/accounting tests/losses tests/bounds $(PYTEST_FLAGS)
+
+# Into dist/; PYTHONS names interpreters that are not on the path.
+dist:
+	$(PYTHON) experiments/dist.py --pythons $(PYTHONS)
+
+# In the environment of `make test` there is no torch, and these tests are skipped.
+test-peers: $(BENCH_VENV)/.stamp
+	$(BENCH_PY) -m pytest tests/interop $(PYTEST_FLAGS)
 
 lint: $(VENV)/.stamp
 	$(PY) -m ruff format --check .

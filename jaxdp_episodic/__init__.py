@@ -40,7 +40,7 @@ from jaxdp_episodic.interop.dp_event import from_dp_event
 from jaxdp_episodic.report.privacy_statement import PrivacyReport
 from jaxdp_episodic.report.report import privacy_report
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 __all__ = [
     "ApproximateDP",

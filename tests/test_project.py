@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+import jaxdp_episodic
+
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "jaxdp_episodic"
 
@@ -48,7 +50,8 @@ RANK = {name: rank for rank, layer in enumerate(LAYERS) for name in layer}
 # What `import jaxdp_episodic` must load neither directly nor through something else.
 HEAVY = frozenset(
     "chex datasets dp_accounting flax hypothesis jax_privacy matplotlib mpmath optax "
-    "orbax pandas pyarrow pytest ray rich scipy tensorstore tyro yaml".split()
+    "opacus orbax pandas pyarrow pytest ray rich scipy tensorstore torch tyro "
+    "yaml".split()
 )
 
 
@@ -304,6 +307,18 @@ def test_pins_are_names_and_versions_and_agree():
     shared = constraints.keys() & peers.keys()
     assert {"jax", "numpy", "dp-accounting"} <= shared
     assert {n: constraints[n] for n in shared} == {n: peers[n] for n in shared}
+
+
+def test_the_version_is_one():
+    """In the package, its metadata, the citation and on top of the changelog."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    citation = (ROOT / "CITATION.cff").read_text()
+    changes = (ROOT / "CHANGELOG.md").read_text()
+    newest = re.search(r"^## \[(\d[\d.]*)\] - (\d{4}-\d\d-\d\d)$", changes, re.M)
+    assert newest is not None
+    assert newest[1] == project["version"] == jaxdp_episodic.__version__
+    assert f"\nversion: {newest[1]}\n" in citation
+    assert f"\ndate-released: {newest[2]}\n" in citation
 
 
 @pytest.mark.slow

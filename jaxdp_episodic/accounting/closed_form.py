@@ -14,14 +14,15 @@ _SHIFT_ROUNDING = 4e-16
 
 def are_alike(run: Run) -> np.ndarray:
     """Where all steps are of one mechanism that has a closed form of several."""
-    alike = np.ones(run.shape, bool)
+    shape = run.shape  # of all losses: a run of thousands would ask for it as often
+    alike = np.ones(shape, bool)
     # The first step that is taken, and what the others must agree with.
-    kind, key = np.full(run.shape, -1), np.full(run.shape, np.nan)
+    kind, key = np.full(shape, -1), np.full(shape, np.nan)
     kinds = list(dict.fromkeys(type(loss) for loss in run.losses))
     for loss, count in zip(run.losses, run.counts, strict=True):
         taken = (count > 0) & ~loss.loses_nothing
         form = loss.composes_by
-        own = np.full(run.shape, np.nan) if form is None else form
+        own = np.full(shape, np.nan) if form is None else form
         number = kinds.index(type(loss))
         first = taken & (kind < 0)
         kind, key = np.where(first, number, kind), np.where(first, own, key)

@@ -1,0 +1,190 @@
+"""Builds sdist and wheel, and tries the wheel alone under every Python found.
+
+For each of Python 3.11 to 3.13, in an environment that was empty: installs the wheel,
+asks one question, answers a config of the sdist with the program, and imports the
+modules of each extra, which without the extra have to say its name. Then the same with
+the extras of ``--extras`` installed. Needs Python and a package index, nothing else.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tarfile
+import tempfile
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+VERSIONS = ("3.11", "3.12", "3.13")
+# What an extra brings, and the module of ours that needs it.
+MODULES = {
+    "plot": ("matplotlib.figure", "jaxdp_episodic.plots.drawing"),
+    "sweep": ("pyarrow.parquet", "jaxdp_episodic.files.parquet_file"),
+    "ray": ("ray", "jaxdp_episodic.sweep.engines"),
+    "data": ("datasets", "jaxdp_episodic.data.adapters"),
+    "dp-accounting": ("dp_accounting", "jaxdp_episodic.interop.dp_accounting"),
+    "jax-privacy": ("jax_privacy", "jaxdp_episodic.interop.jax_privacy"),
+    "opacus": ("opacus", "jaxdp_episodic.interop.opacus"),
+}
+CONFIG = "configs/omniglot.toml"
+# Gaussian noise 1 at delta 1e-5: Balle and Wang (2018), arXiv:1805.06530, Theorem 8.
+QUESTION = """
+import sys
+import jaxdp_episodic as jde
+step = jde.GaussianStep(
+    jde.Poisson("example", sampling_probability=1.0), noise_multiplier=1.0
+)
+answer = jde.epsilon(step, num_steps=1, delta=1e-5)
+assert abs(answer - 4.3771781) < 1e-6, answer
+assert not {"jax", "torch", "matplotlib"} & set(sys.modules)
+print(f"{answer:.6f}")
+"""
+# Our module of an extra that is not installed imports, or says what it lacks.
+IMPORTS = """
+import importlib, json, sys
+modules, installed = json.loads(sys.argv[1])
+for extra, (theirs, ours) in modules.items():
+    said = "imports"
+    try:
+        if extra in installed:
+            importlib.import_module(theirs)
+        importlib.import_module(ours)
+    except ImportError as error:
+        said = f"{type(error).__name__}: {error}"
+        assert extra not in installed, said
+        lacks = f"jaxdp-episodic[{extra}]", f"named '{theirs.partition('.')[0]}'"
+        assert any(text in said for text in lacks), said
+    print(f"    {extra:14} {said}")
+"""
+
+
+def main() -> None:
+    """Builds, then tries."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--out", type=Path, default=ROOT / "dist")
+    parser.add_argument("--pythons", nargs="*", help="more interpreters to try")
+    parser.add_argument(
+        "--extras", nargs="*", default=["plot", "sweep", "dp-accounting", "jax-privacy"]
+    )
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        sdist, wheel = build(arguments.out, Path(folder))
+        config = extracted(sdist, Path(folder))
+        pythons = dict(found(arguments.pythons or []))
+        for version, python in pythons.items():
+            print(f"Python {version}", flush=True)
+            attempt(python, wheel, config, Path(folder) / version, arguments.extras)
+    missing = [v for v in VERSIONS if v not in pythons]
+    print(f"works under {', '.join(pythons)}", end="")
+    print(f"; not found: {', '.join(missing)}" if missing else "")
+    if not pythons:
+        sys.exit("none of the Pythons was found")
+
+
+def build(out: Path, folder: Path) -> tuple[Path, Path]:
+    """The sdist, and the wheel that is made from it."""
+    python = environment(sys.executable, folder / "build")
+    run(python, "-m", "pip", "install", "--quiet", "build")
+    shutil.rmtree(out, ignore_errors=True)
+    run(python, "-m", "build", "--outdir", out, ROOT)
+    (sdist,), (wheel,) = out.glob("*.tar.gz"), out.glob("*.whl")
+    for made in (sdist, wheel):
+        print(f"{made.name}  {made.stat().st_size / 1e6:.2f} MB", flush=True)
+    return sdist, wheel
+
+
+def extracted(sdist: Path, folder: Path) -> Path:
+    """The config, as it is in the sdist."""
+    with tarfile.open(sdist) as archive:
+        member = f"{sdist.name.removesuffix('.tar.gz')}/{CONFIG}"
+        archive.extract(member, folder, filter="data")
+    return folder / member
+
+
+def found(more: list[str]) -> Iterator[tuple[str, str]]:
+    """Interpreters that run, the first of each version: named, on the path, pyenv's."""
+    seen = set()
+    for version in VERSIONS:
+        for place in (*more, *on_path(version), *of_pyenv(version)):
+            said = subprocess.run(
+                [place, "-c", "import sys; print('%d.%d' % sys.version_info[:2])"],
+                capture_output=True,
+                text=True,
+                check=False,
+            )
+            if said.stdout.strip() == version and version not in seen:
+                seen.add(version)
+                yield version, place
+
+
+def on_path(version: str) -> Iterator[str]:
+    """Every ``python3.x`` of the path: the first one may be a stub that fails."""
+    for folder in os.get_exec_path():
+        if place := shutil.which(f"python{version}", path=folder):
+            yield place
+
+
+def of_pyenv(version: str) -> Iterator[str]:
+    """Those that pyenv has installed."""
+    if shutil.which("pyenv"):
+        root = Path(run("pyenv", "root").strip())
+        yield from map(str, root.glob(f"versions/{version}.*/bin/python"))
+
+
+def attempt(
+    python: str, wheel: Path, config: Path, folder: Path, extras: list[str]
+) -> None:
+    """Installs the wheel into an empty environment and uses it."""
+    own = environment(python, folder)
+    install = (own, "-m", "pip", "install", "--quiet", "-c", ROOT / "constraints.txt")
+    run(*install, wheel)
+    print(f"  epsilon {run(own, '-W', 'error', '-c', QUESTION, cwd=folder).strip()}")
+    program = own.with_name("jaxdp-episodic")
+    said = run(program, "epsilon", config, cwd=folder).splitlines()[0]
+    print(f"  jaxdp-episodic epsilon {CONFIG}: {said}")
+    for installed in ([], extras):
+        if installed:
+            run(*install, f"{wheel}[{','.join(installed)}]")
+        print(f"  extras {', '.join(installed) or 'none'}")
+        names = json.dumps([MODULES, installed])
+        print(run(own, "-c", IMPORTS, names, cwd=folder).rstrip(), flush=True)
+
+
+def environment(python: str, folder: Path) -> Path:
+    """The interpreter of a new, empty environment."""
+    run(python, "-m", "venv", "--clear", folder)
+    return folder / ("Scripts" if os.name == "nt" else "bin") / "python"
+
+
+def run(*command: str | Path, cwd: Path | None = None) -> str:
+    """What a command prints; stops with all it said if it fails."""
+    clean = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    done = subprocess.run(
+        [str(part) for part in command],
+        cwd=cwd,
+        env=clean,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if done.returncode:
+        sys.exit(f"{' '.join(map(str, command))}\n{done.stdout}{done.stderr}")
+    return done.stdout
+
+
+def check_extras() -> None:
+    """Every extra that users install is tried."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    users = set(project["optional-dependencies"]) - {"test", "docs", "dev"}
+    assert users == set(MODULES), users ^ set(MODULES)
+
+
+if __name__ == "__main__":
+    check_extras()
+    main()

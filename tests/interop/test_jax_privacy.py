@@ -1,0 +1,227 @@
+"""Execution plans of jax_privacy, accounted from what they draw."""
+
+import dataclasses
+import warnings
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+import jaxdp_episodic as jde
+from jaxdp_episodic.interop.dp_accounting import EpisodicAccountant
+from jaxdp_episodic.interop.jax_privacy import from_execution_plan, training_config
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")  # of theirs, at import
+    import dp_accounting
+    from jax_privacy import accounting, batch_selection
+    from jax_privacy.experimental import execution_plan
+
+Relation = dp_accounting.NeighboringRelation
+DELTA = 1e-6
+INDEPENDENT = batch_selection.PartitionType.INDEPENDENT
+EQUAL = batch_selection.PartitionType.EQUAL_SPLIT
+
+
+def config(relation, **options):
+    """DP-SGD, or BandMF of as many bands as the strategy matrix has."""
+    options = {
+        "strategy": np.ones(1),
+        "iterations": 30,
+        "epsilon": None,
+        "delta": None,
+        "noise_multiplier": 1.3,
+        "sampling_prob": 0.2,
+        "accountant": EpisodicAccountant(relation),
+        **options,
+    }
+    if relation is Relation.ADD_OR_REMOVE_ONE:
+        options.setdefault("partition_type", INDEPENDENT)
+    return execution_plan.BandMFExecutionPlanConfig(**options)
+
+
+def cyclic(**options):
+    options = {"sampling_prob": 0.2, "iterations": 30, **options}
+    return batch_selection.CyclicPoissonSampling(**options)
+
+
+def poisson(noise, num_steps, relation):
+    step = jde.GaussianStep(
+        jde.Poisson("example", sampling_probability=0.2),
+        noise_multiplier=noise,
+        neighboring_relation=relation,
+    )
+    return jde.epsilon(step, num_steps=num_steps, delta=DELTA)
+
+
+@pytest.mark.parametrize(
+    ("relation", "ours", "norms"),
+    [
+        (Relation.ADD_OR_REMOVE_ONE, "add_remove", 1),
+        (Relation.REPLACE_SPECIAL, "zero_out", 1),
+        # Its noise is a multiple of the sensitivity, two norms.
+        (Relation.REPLACE_ONE, "replace_one", 2),
+    ],
+)
+@pytest.mark.parametrize(("bands", "rounds"), [(1, 30), (4, 8)])
+def test_a_config_is_accounted_in_one_call(relation, ours, norms, bands, rounds):
+    made = config(relation, strategy=np.ones(bands))
+    run = from_execution_plan(made)
+    assert jde.epsilon(run, delta=DELTA) == poisson(1.3 * norms, rounds, ours)
+    # The number behind `norms`: what is really added, over the clip norm.
+    clipped = made.plan.clipped_grad(lambda: None)
+    sensitivity = clipped.sensitivity(relation)
+    assert sensitivity == norms * clipped.l2_norm_bound
+    # A plan alone does not say how its noise was scaled: never more than there is.
+    alone = from_execution_plan(made.plan, neighboring_relation=ours)
+    assert jde.epsilon(alone, delta=DELTA) == poisson(1.3, rounds, ours)
+
+
+def test_a_plan_agrees_with_the_accountant_of_its_authors():
+    plan = config(Relation.REPLACE_SPECIAL, strategy=np.ones(4)).plan
+    theirs = dp_accounting.pld.PLDAccountant(Relation.REPLACE_SPECIAL)
+    bound = theirs.compose(plan.dp_event).get_epsilon(DELTA)
+    run = from_execution_plan(plan, neighboring_relation="zero_out")
+    assert 0.999 * bound < jde.epsilon(run, delta=DELTA) <= bound
+
+
+def test_strategies_alone():
+    given = {"neighboring_relation": "add_remove", "noise_multiplier": 1.3}
+    run = from_execution_plan(cyclic(), **given)
+    assert jde.epsilon(run, delta=DELTA) == poisson(1.3, 30, "add_remove")
+    grouped = cyclic(cycle_length=4, partition_type=INDEPENDENT)
+    run = from_execution_plan(grouped, num_bands=4, **given)
+    assert jde.epsilon(run, delta=DELTA) == poisson(1.3, 8, "add_remove")
+    fixed = batch_selection.FixedBatchSampling(batch_size=5, iterations=10)
+    given["neighboring_relation"] = "replace_one"
+    run = from_execution_plan(fixed, num_examples=50, **given)
+    step = jde.GaussianStep(
+        jde.WithoutReplacement("example", size=5, population=50),
+        noise_multiplier=1.3,
+        neighboring_relation="replace_one",
+    )
+    assert jde.epsilon(run, delta=DELTA) == jde.epsilon(step, num_steps=10, delta=DELTA)
+
+
+BAND_STRATEGY = {"neighboring_relation": "zero_out", "noise_multiplier": 1.0}
+
+
+@pytest.mark.parametrize(
+    ("plan", "change", "error", "message"),
+    [
+        (batch_selection.BallsInBinsSampling(8, 4), {}, NotImplementedError, "Balls"),
+        (batch_selection.BMinSepSampling(0.1, 8, 2), {}, NotImplementedError, "BMin"),
+        (
+            batch_selection.UserSelectionStrategy(cyclic()),
+            {},
+            NotImplementedError,
+            "UserSelection",
+        ),
+        (cyclic(cycle_length=2), {"num_bands": 3}, NotImplementedError, "num_bands=3"),
+        (
+            cyclic(cycle_length=2),
+            {"neighboring_relation": "add_remove"},
+            NotImplementedError,
+            "EQUAL_SPLIT",
+        ),
+        (
+            cyclic(cycle_length=2, truncated_batch_size=3, partition_type=INDEPENDENT),
+            {"num_examples": 50},
+            NotImplementedError,
+            "INDEPENDENT",
+        ),
+        (cyclic(truncated_batch_size=3), {}, ValueError, "num_examples"),
+        (
+            batch_selection.FixedBatchSampling(batch_size=3, iterations=1),
+            {},
+            ValueError,
+            "num_examples",
+        ),
+        (
+            batch_selection.FixedBatchSampling(batch_size=3, iterations=1),
+            {"num_examples": 9, "num_bands": 2},
+            NotImplementedError,
+            "num_bands=2",
+        ),
+        (cyclic(), {"noise_multiplier": None}, ValueError, "noise_multiplier"),
+        (cyclic(), {"noise_multiplier": -1.0}, ValueError, "noise_multiplier"),
+        (cyclic(), {"neighboring_relation": "swap"}, ValueError, "neighboring"),
+        ("plan", {"noise_multiplier": None}, TypeError, "execution plan"),
+        (config(Relation.REPLACE_SPECIAL), {}, ValueError, "must be None with a plan"),
+    ],
+)
+def test_what_is_not_covered_is_refused(plan, change, error, message):
+    with pytest.raises(error, match=message):
+        from_execution_plan(plan, **{**BAND_STRATEGY, **change})
+
+
+def test_the_event_must_describe_the_draws():
+    plan = config(Relation.REPLACE_SPECIAL).plan
+    given = {"neighboring_relation": "zero_out"}
+    for change in ({"sampling_prob": 0.3}, {"iterations": 31}, {"cycle_length": 2}):
+        other = dataclasses.replace(plan.batch_selection_strategy, **change)
+        wrong = dataclasses.replace(plan, batch_selection_strategy=other)
+        with pytest.raises(ValueError, match="dp_event must describe"):
+            from_execution_plan(wrong, **given)
+    bins = batch_selection.BallsInBinsSampling(iterations=30, cycle_length=1)
+    with pytest.raises(NotImplementedError, match="BallsInBins"):
+        from_execution_plan(
+            dataclasses.replace(plan, batch_selection_strategy=bins), **given
+        )
+    with pytest.raises(ValueError, match="neighboring_relation must be given"):
+        from_execution_plan(plan)
+    for event, error in (
+        (dp_accounting.LaplaceDpEvent(1.0), ValueError),
+        (dp_accounting.dp_event.ZCDpEvent(0.5), NotImplementedError),
+    ):
+        with pytest.raises(error, match="DpEvent"):
+            from_execution_plan(dataclasses.replace(plan, dp_event=event), **given)
+
+
+def test_later_plans_say_their_relation():
+    """As version 2.2 has them: ``make()``, and a relation in the plan."""
+    plan = config(Relation.ADD_OR_REMOVE_ONE).plan
+    later = SimpleNamespace(
+        batch_selection_strategy=plan.batch_selection_strategy,
+        dp_event=plan.dp_event,
+        neighboring_relation=Relation.ADD_OR_REMOVE_ONE,
+    )
+    run = from_execution_plan(SimpleNamespace(make=lambda: later))
+    assert jde.epsilon(run, delta=DELTA) == poisson(1.3, 30, "add_remove")
+    later.dp_event = dp_accounting.NonPrivateDpEvent()
+    assert jde.epsilon(from_execution_plan(later), delta=DELTA) == np.inf
+
+
+def test_their_calibration_takes_our_accountant():
+    made = config(
+        Relation.REPLACE_SPECIAL, noise_multiplier=None, epsilon=2.0, delta=DELTA
+    )
+    spent = jde.epsilon(from_execution_plan(made), delta=DELTA)
+    assert 2.0 - 1e-4 < spent <= 2.0
+
+
+def test_their_training_accountants_take_our_config():
+    accountant = accounting.DpsgdTrainingAccountant(training_config())
+    given = {"num_samples": 1_000, "target_delta": DELTA}
+    noise = accounting.calibrate_noise_multiplier(
+        target_epsilon=3.0,
+        accountant=accountant,
+        batch_sizes=200,
+        num_updates=30,
+        tol=1e-3,
+        **given,
+    )
+    assert 2.97 < poisson(noise, 30, "add_remove") <= 3.0
+    with pytest.raises(ValueError, match="method"):
+        training_config(method="prv")
+    with pytest.raises(ValueError, match="PLDAccountant"):
+        accounting.DpsgdTrainingUserLevelAccountant(training_config()).compute_epsilon(
+            10,
+            accounting.DpParams(
+                noise_multipliers=1.0,
+                num_samples=100,
+                delta=DELTA,
+                batch_size=10,
+                examples_per_user=2,
+            ),
+        )

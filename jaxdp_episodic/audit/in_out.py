@@ -23,7 +23,7 @@ from jaxdp_episodic.describe.step import GaussianStep
 from jaxdp_episodic.draw.sampler import EpisodeSampler
 from jaxdp_episodic.training.config import TrainingConfig, built_model
 from jaxdp_episodic.training.episode import Block, block_of, to_episode
-from jaxdp_episodic.training.run import plan
+from jaxdp_episodic.training.run import Tables, plan
 from jaxdp_episodic.training.trainer import Trainer
 
 OnStep = Callable[[int, int], None]
@@ -110,7 +110,7 @@ def training_of_config(
       privacy_unit: protect, and audit, another unit than the config's, at the noise
         of the config.
     """
-    data = config.data.load("train", base)
+    data = Tables(config, base).load("train")
     budget = plan(config, data)
     if not budget.is_private:
         raise ValueError(

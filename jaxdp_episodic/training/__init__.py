@@ -13,6 +13,7 @@ from jaxdp_episodic.training.episode import (
     regression_episode,
 )
 from jaxdp_episodic.training.evaluation import Evaluation, Score
+from jaxdp_episodic.training.features import FixedFeatures
 from jaxdp_episodic.training.learners import ANIL, MAML, ProtoNet, Supervised
 from jaxdp_episodic.training.models import (
     MLP,
@@ -34,6 +35,7 @@ __all__ = [
     "ConvNet",
     "Episode",
     "Evaluation",
+    "FixedFeatures",
     "Learner",
     "PatchConv",
     "PrivacyBudget",

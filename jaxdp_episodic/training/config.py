@@ -20,6 +20,7 @@ from jaxdp_episodic.describe.schemes import Scheme, WithoutReplacement
 from jaxdp_episodic.describe.spec import Spec, set_positive, set_whole_numbers
 from jaxdp_episodic.describe.step import GaussianStep, Sampling
 from jaxdp_episodic.files.toml_file import read_toml
+from jaxdp_episodic.training.features import FeaturesConfig
 from jaxdp_episodic.training.learners import LearnerConfig
 from jaxdp_episodic.training.models import ModelConfig, split_model
 from jaxdp_episodic.training.private_gradient import NOISES, checked_setting
@@ -205,6 +206,7 @@ class TrainingConfig(Spec):
         as many as the step's own noise permits.
       learner: what an episode teaches, and how.
       model: the network.
+      features: fixed features in place of the examples' own.
       optimizer: of the outer loop.
       l2_clip_norm: bound of each clip unit's gradient.
       normalizer: public divisor of the noised sum; see `Trainer`.
@@ -220,6 +222,7 @@ class TrainingConfig(Spec):
         "step": (StepConfig,),
         "learner": (LearnerConfig,),
         "model": (ModelConfig,),
+        "features": (FeaturesConfig,),
         "optimizer": (OptimizerConfig,),
         "evaluation": (EvaluationConfig,),
     }
@@ -231,6 +234,7 @@ class TrainingConfig(Spec):
     learner: LearnerConfig
     model: ModelConfig
     l2_clip_norm: float
+    features: FeaturesConfig = field(default_factory=FeaturesConfig)
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     num_steps: int | None = None
     normalizer: float | None = None

@@ -25,6 +25,7 @@ from jaxdp_episodic.training.checks import mean_units_are_public
 from jaxdp_episodic.training.config import TrainingConfig, built_model
 from jaxdp_episodic.training.display import Display
 from jaxdp_episodic.training.evaluation import Evaluation, Score
+from jaxdp_episodic.training.features import FixedFeatures
 from jaxdp_episodic.training.report import (
     export_run,
     markdown_report,
@@ -39,6 +40,7 @@ from jaxdp_episodic.training.run_files import (
 from jaxdp_episodic.training.trainer import Trainer
 
 REPORT, PICTURE, RELEASE = "report.md", "report.png", "release"
+FEATURES = "features"
 _SEEDED = "draws and noise come from a fixed seed"
 _EVERYTHING = 2**40  # more examples than any unit has
 
@@ -95,11 +97,12 @@ def run_training(
     title: str = "Training run",
     base: Path | None = None,
     console: Console | None = None,
+    features: FixedFeatures | None = None,
 ) -> Result:
     """Trains as the config says; everything that it leaves is in ``folder``.
 
-    ``checkpoints/``, ``ledger.jsonl``, ``log.jsonl``, ``report.md`` and ``report.png``
-    are private; ``release/`` is what may be published.
+    ``checkpoints/``, ``features/``, ``ledger.jsonl``, ``log.jsonl``, ``report.md`` and
+    ``report.png`` are private; ``release/`` is what may be published.
 
     Args:
       config: the run.
@@ -108,6 +111,7 @@ def run_training(
       title: of the report.
       base: folder that paths in the config are relative to.
       console: where progress is shown; None: standard error.
+      features: a fixed function of your own in place of the config's ``features``.
 
     Raises:
       OSError: a file that cannot be read or written.
@@ -118,7 +122,9 @@ def run_training(
     console = console or Console(stderr=True)
     if not resume:
         run_files.refuse_other_files(folder)
-    trainer, evaluations, size = _prepared(config, base, console)
+    with _shown_warnings(console):
+        tables = Tables(config, base, folder=folder, features=features)
+        trainer, evaluations, size = _trainer(config, tables)
     with run_files.locked(folder):
         if resume:
             with _shown_warnings(console):
@@ -137,19 +143,47 @@ def run_training(
         return _finish(trainer, folder, title, console)
 
 
-def _prepared(
-    config: TrainingConfig, base: Path | None, console: Console
-) -> tuple[Trainer, dict[str, Evaluation], int]:
-    """The trainer, the evaluations and the number of parameters; nothing written."""
-    with _shown_warnings(console):
-        return _trainer(config, base)
+class Tables:
+    """The data of a run, split by split, with their features.
+
+    Args:
+      config: the run.
+      base: folder that paths in the config are relative to.
+      folder: of the run, where features are kept if the config names no cache; None:
+        they are then not kept.
+      features: in place of the config's.
+    """
+
+    def __init__(
+        self,
+        config: TrainingConfig,
+        base: Path | None,
+        *,
+        folder: Path | None = None,
+        features: FixedFeatures | None = None,
+    ) -> None:
+        self._source, self._base = config.data, base
+        self.features = config.features.features() if features is None else features
+        cache = config.features.cache
+        self._cache = None if folder is None else folder / FEATURES
+        if cache is not None:
+            self._cache = (base or Path()) / cache
+
+    def load(self, split: str) -> ExampleTable:
+        """Returns a split."""
+        data = self._source.load(split, self._base)
+        if self.features is None:
+            return data
+        cache = None if self._cache is None else self._cache / f"{split}.npz"
+        return self.features.table(data, cache=cache)
 
 
 def _trainer(
-    config: TrainingConfig, base: Path | None
+    config: TrainingConfig, tables: Tables
 ) -> tuple[Trainer, dict[str, Evaluation], int]:
-    data = config.data.load("train", base)
-    evaluations = _evaluations(config, base)
+    """The trainer, the evaluations and the number of parameters."""
+    data = tables.load("train")
+    evaluations = _evaluations(config, tables)
     budget = plan(config, data)
     learner, params = built_model(config, data.features.shape[1:], _ways(config))
     trainer = Trainer(
@@ -167,6 +201,7 @@ def _trainer(
         settings={
             "model": config.model.to_dict(),
             "optimizer": config.optimizer.to_dict(),
+            "features": tables.features.described() if tables.features else "none",
         },
     )
     return trainer, evaluations, sum(leaf.size for leaf in jax.tree.leaves(params))
@@ -312,13 +347,13 @@ def _ways(config: TrainingConfig) -> int | None:
     return int(size)
 
 
-def _evaluations(config: TrainingConfig, base: Path | None) -> dict[str, Evaluation]:
+def _evaluations(config: TrainingConfig, tables: Tables) -> dict[str, Evaluation]:
     wanted = config.evaluation
     if wanted is None:
         return {}
     return {
         split: Evaluation(
-            config.data.load(split, base),
+            tables.load(split),
             ways=_ways(config),
             shots=config.learner.shots,
             queries=wanted.queries,

@@ -20,9 +20,16 @@ from jaxdp_episodic.describe.schemes import Scheme, WithoutReplacement
 from jaxdp_episodic.describe.spec import Spec, set_positive, set_whole_numbers
 from jaxdp_episodic.describe.step import GaussianStep, Sampling
 from jaxdp_episodic.files.toml_file import read_toml
+from jaxdp_episodic.training.averaging import averaged, checked_decay
 from jaxdp_episodic.training.features import FeaturesConfig
 from jaxdp_episodic.training.learners import LearnerConfig
-from jaxdp_episodic.training.models import ModelConfig, split_model
+from jaxdp_episodic.training.models import (
+    CONV_CLASSIFIER,
+    EMBEDDINGS,
+    MLP_KIND,
+    ModelConfig,
+    split_model,
+)
 from jaxdp_episodic.training.private_gradient import NOISES, checked_setting
 
 _OPTIMIZERS = ("adam", "adamw", "sgd")
@@ -125,6 +132,8 @@ class OptimizerConfig(Spec):
       schedule: "constant" or "cosine" (down to zero at the last step).
       warmup_steps: linear warm-up.
       weight_decay: of "adamw".
+      ema: decay of the average of the parameters that is evaluated and released, in
+        [0, 1); None: the last parameters are. See `averaged`.
     """
 
     kind: str = "adam"
@@ -132,6 +141,7 @@ class OptimizerConfig(Spec):
     schedule: str = "constant"
     warmup_steps: int = 0
     weight_decay: float = 1e-4
+    ema: float | None = None
 
     def __post_init__(self) -> None:
         _validation.choice("kind", self.kind, _OPTIMIZERS)
@@ -144,6 +154,8 @@ class OptimizerConfig(Spec):
                 f"weight_decay must be a finite number, got {self.weight_decay!r}"
             )
         object.__setattr__(self, "weight_decay", float(decay))
+        if self.ema is not None:
+            object.__setattr__(self, "ema", checked_decay(self.ema))
 
     def build(self, num_steps: int) -> optax.GradientTransformation:
         """Returns the optax optimizer of a run of that many steps."""
@@ -157,10 +169,12 @@ class OptimizerConfig(Spec):
             rise = optax.linear_schedule(peak / (warmup + 1), peak, warmup)
             schedule = optax.join_schedules([rise, later], [warmup])
         if self.kind == "sgd":
-            return optax.sgd(schedule, momentum=0.9)
-        if self.kind == "adamw":
-            return optax.adamw(schedule, weight_decay=self.weight_decay)
-        return optax.adam(schedule)
+            optimizer = optax.sgd(schedule, momentum=0.9)
+        elif self.kind == "adamw":
+            optimizer = optax.adamw(schedule, weight_decay=self.weight_decay)
+        else:
+            optimizer = optax.adam(schedule)
+        return optimizer if self.ema is None else averaged(optimizer, self.ema)
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -281,12 +295,11 @@ class TrainingConfig(Spec):
     def _check_model(self) -> None:
         """Refuses a network whose outputs are not what the learner takes them for."""
         learner, model = self.learner.kind, self.model.kind
-        embeds = learner == "protonet"
-        if model == ("conv_classifier" if embeds else "conv_embedding"):
-            others = ("conv_embedding" if embeds else "conv_classifier", "mlp")
+        fits = EMBEDDINGS if learner == "protonet" else (CONV_CLASSIFIER,)
+        if model not in (*fits, MLP_KIND):
             raise ValueError(
-                f"model.kind must be one of {others} with learner.kind={learner!r}, "
-                f"got {model!r}"
+                f"model.kind must be one of {(*fits, MLP_KIND)} with "
+                f"learner.kind={learner!r}, got {model!r}"
             )
 
     @classmethod

@@ -15,6 +15,7 @@ from jaxdp_episodic.accounting.budget import PrivacyBudget, SpentAhead
 from jaxdp_episodic.data.table import ExampleTable
 from jaxdp_episodic.draw.sampler import EpisodeSampler, step_generator
 from jaxdp_episodic.training import checks, run_files
+from jaxdp_episodic.training.averaging import average_of
 from jaxdp_episodic.training.checkpoint import (
     Checkpoints,
     Snapshot,
@@ -165,8 +166,8 @@ class Trainer:
 
     @property
     def params(self) -> Any:
-        """The parameters as they stand."""
-        return self.state.params
+        """The parameters to evaluate and release: the last, or an `averaged` mean."""
+        return average_of(*self.state)
 
     @property
     def num_steps_taken(self) -> int:

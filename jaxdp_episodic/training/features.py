@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 
 from jaxdp_episodic import _validation
@@ -205,7 +206,7 @@ class FixedFeatures:
 
 
 def _wavelets(images: np.ndarray) -> np.ndarray:
-    return np.asarray(compiled_wavelets(images.shape[1:])(images))
+    return np.asarray(compiled_wavelets(images.shape[1:])(jnp.asarray(images)))
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)

@@ -26,6 +26,7 @@ from jaxdp_episodic.training.episode import Episode
 
 Apply = Callable[[Any, Array], Array]
 
+PLDA = "plda"
 CROSS_ENTROPY, SQUARED_ERROR = LOSSES = ("cross_entropy", "squared_error")
 EUCLIDEAN, COSINE = DISTANCES = ("euclidean", "cosine")
 # What an untrusted config may make of an episode's inner loop.
@@ -115,23 +116,16 @@ class ProtoNet:
         """The episode with every class's examples moved on by that many places."""
         ways, shots = self.ways, len(embedded.support_mask) // self.ways
 
-        def moved(support: Array, query: Array) -> tuple[Array, Array]:
+        def moved(support: Array, query: Array) -> list[Array]:
             rows = [a.reshape(ways, -1, *a.shape[1:]) for a in (support, query)]
             both = jnp.roll(jnp.concatenate(rows, axis=1), by, axis=1)
-            first, rest = both[:, :shots], both[:, shots:]
-            return (
-                first.reshape(-1, *support.shape[1:]),
-                rest.reshape(-1, *query.shape[1:]),
-            )
+            parts = both[:, :shots], both[:, shots:]
+            return [part.reshape(-1, *support.shape[1:]) for part in parts]
 
-        inputs = moved(embedded.support_inputs, embedded.query_inputs)
-        mask = moved(embedded.support_mask, embedded.query_mask)
-        return embedded._replace(
-            support_inputs=inputs[0],
-            query_inputs=inputs[1],
-            support_mask=mask[0],
-            query_mask=mask[1],
-        )
+        first, rest = moved(embedded.support_inputs, embedded.query_inputs)
+        masks = moved(embedded.support_mask, embedded.query_mask)
+        support = first, embedded.support_targets, masks[0]
+        return Episode(*support, rest, embedded.query_targets, masks[1])
 
 
 @dataclass(frozen=True)
@@ -339,7 +333,7 @@ class LearnerConfig(Spec):
     """What an episode teaches, and how.
 
     Attributes:
-      kind: "protonet", "maml" or "anil".
+      kind: "protonet", "maml", "anil", or "plda": private statistics alone, by cosine.
       shots: support examples, of each class or of the task.
       distance: of "protonet": "euclidean" or "cosine".
       temperature: of "protonet": factor of the logits.
@@ -366,7 +360,7 @@ class LearnerConfig(Spec):
     head: str = "head"
 
     def __post_init__(self) -> None:
-        _validation.choice("kind", self.kind, ("protonet", "maml", "anil"))
+        _validation.choice("kind", self.kind, ("protonet", "maml", "anil", PLDA))
         _validation.choice("loss", self.loss, LOSSES)
         set_whole_numbers(self, "shots")
         _validation.choice("distance", self.distance, DISTANCES)
@@ -375,8 +369,8 @@ class LearnerConfig(Spec):
         check_flags(self, "first_order", "checkpoint", "resplits")
         if not isinstance(self.head, str):
             raise TypeError(f"head must be a string, got {self.head!r}")
-        if self.kind == "protonet" and self.loss != CROSS_ENTROPY:
-            raise ValueError("loss must be 'cross_entropy' with kind='protonet'")
+        if self.kind in ("protonet", PLDA) and self.loss != CROSS_ENTROPY:
+            raise ValueError(f"loss must be 'cross_entropy' with kind={self.kind!r}")
 
     @property
     def is_regression(self) -> bool:
@@ -385,11 +379,11 @@ class LearnerConfig(Spec):
 
     def learner(self, apply: Any, ways: int | None) -> Any:
         """Returns the learner for a model's ``apply(params, inputs)``."""
-        if self.kind == "protonet":
+        if self.kind in ("protonet", PLDA):
             return ProtoNet(
                 apply,
                 ways=int(ways or 1),
-                distance=self.distance,
+                distance=COSINE if self.kind == PLDA else self.distance,
                 temperature=self.temperature,
                 resplits=self.resplits,
             )

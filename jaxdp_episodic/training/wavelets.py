@@ -133,11 +133,11 @@ def _of_one_channel(images: Array, *, filters: Filters) -> Array:
     scales = len(filters.offsets)
     total = len(filters.columns)
     # Columns first, by one product for all filters, then rows.
-    waves = [filters.columns.real, filters.columns.imag]
+    waves = [np.real(filters.columns), np.imag(filters.columns)]
     matrix = np.stack(waves).reshape(-1, width).T
     first = (images.reshape(-1, width) @ matrix).reshape(number, height, 2, total, -1)
     along = functools.partial(jnp.einsum, "fij,njfl->nfil")
-    real, imaginary = filters.rows.real, filters.rows.imag
+    real, imaginary = np.real(filters.rows), np.imag(filters.rows)
     re = along(real, first[:, :, 0]) - along(imaginary, first[:, :, 1])
     im = along(real, first[:, :, 1]) + along(imaginary, first[:, :, 0])
     means = jnp.einsum(

@@ -22,7 +22,7 @@ from jaxdp_episodic.sweep.description import read_sweep
 from jaxdp_episodic.sweep.run import run_sweep
 from jaxdp_episodic.sweep.table import read_columns
 from jaxdp_episodic.training.config import read_config
-from jaxdp_episodic.training.run import plan
+from jaxdp_episodic.training.assemble import plan
 
 CONFIGS = Path(__file__).resolve().parents[1] / "configs"
 NOISE, STEPS, RATE = "noise_multiplier", "num_steps", "episode.sampling_probability"

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,11 +16,15 @@ from jaxdp_episodic.accounting.calibration import (
     calibrate_noise_multiplier,
     calibrate_num_steps,
 )
-from jaxdp_episodic.describe.step import GaussianStep
+from jaxdp_episodic.describe.step import ComposedSteps, GaussianStep, compose
+from jaxdp_episodic.numerics.roots import largest_within
 
 # Steps are numbered by 32-bit integers on the device.
 _MOST_STEPS = 2**31 - 1
 _STEPS_AHEAD = 4096
+# Relative, of a calibration, and by how much shares may miss their sum.
+_SHARES = 1e-7
+_DOUBLINGS = 100
 
 
 class BudgetExhaustedError(RuntimeError):
@@ -33,9 +39,11 @@ class PrivacyBudget:
       step: the step with its final noise multiplier; all its fields are scalars.
       epsilon: the target, nats; inf for a run without any privacy.
       delta: the target, in (0, 1).
-      num_steps: steps that the run takes; known before the first one.
+      num_steps: steps that the run takes; known before the first one. Those of
+        ``before`` are counted.
       permitted_steps: the largest number of steps whose epsilon is within the target,
-        >= ``num_steps``.
+        >= ``num_steps``; with steps ``before``, ``num_steps``.
+      before: other steps, with their noise, that the run takes first, each once.
     """
 
     step: GaussianStep
@@ -43,10 +51,28 @@ class PrivacyBudget:
     delta: float
     num_steps: int
     permitted_steps: int
+    before: tuple[GaussianStep, ...] = ()
 
     def spent(self, num_steps: Any) -> np.ndarray | np.float64:
         """Returns epsilon after that many steps (*upper bound*; shape of the input)."""
-        return epsilon_of(self.step, num_steps=num_steps, delta=self.delta)
+        if not self.before:
+            return epsilon_of(self.step, num_steps=num_steps, delta=self.delta)
+        return epsilon_of(self.run(num_steps), delta=self.delta)
+
+    def run(self, num_steps: Any) -> ComposedSteps:
+        """Returns the first so many steps of the run, for the accountant."""
+        taken = _validation.integer_array("num_steps", num_steps, minimum=0)
+        first = [
+            (step, np.clip(taken - place, 0, 1))
+            for place, step in enumerate(self.before)
+        ]
+        return compose(*first, (self.step, np.maximum(taken - len(self.before), 0)))
+
+    @property
+    def phases(self) -> tuple[tuple[GaussianStep, int], ...]:
+        """The different steps in the order in which they are taken, and how often."""
+        rest = self.num_steps - len(self.before)
+        return *((step, 1) for step in self.before), (self.step, rest)
 
     @property
     def is_private(self) -> bool:
@@ -68,7 +94,9 @@ def public_view(budget: PrivacyBudget) -> PrivacyBudget | None:
         bare = dataclasses.replace(
             budget, step=dataclasses.replace(step, population=None)
         )
-        same = np.isclose(bare.spent(1), budget.spent(1), rtol=1e-9, atol=0.0)
+        first = min(len(budget.before) + 1, budget.num_steps)
+        spent = budget.spent(first)
+        same = np.isclose(bare.spent(first), spent, rtol=1e-9, atol=0.0)
     except (ValueError, NotImplementedError):  # it needs sizes that nobody stated
         return None
     return bare if same else None
@@ -96,7 +124,12 @@ class SpentAhead:
 
 
 def plan_budget(
-    step: GaussianStep, *, epsilon: Any, delta: Any, num_steps: Any = None
+    step: GaussianStep,
+    *,
+    epsilon: Any,
+    delta: Any,
+    num_steps: Any = None,
+    before: Sequence[tuple[GaussianStep, float]] = (),
 ) -> PrivacyBudget:
     """Returns the budget of a run: noise for its steps, or steps for its noise.
 
@@ -111,6 +144,11 @@ def plan_budget(
         0 and ``num_steps`` must be given.
       delta: the target, in (0, 1).
       num_steps: whole number >= 1, or None.
+      before: other steps that the run takes first, each once and with everybody in it,
+        and the share in (0, 1] that each has of the budget: of the squared distance in
+        deviations of the noise, of which a Gaussian mechanism alone could have so much
+        within the target. Their noise is calibrated to that, then the step's to what is
+        left. ``num_steps`` are taken besides, and may be 0 if the shares sum to 1.
 
     Raises:
       TypeError: an argument of the wrong type.
@@ -130,10 +168,16 @@ def plan_budget(
     allowed = _validation.single("delta", _validation.open_unit_array("delta", delta))
     steps = num_steps
     if steps is not None:
-        steps = _validation.whole_number("num_steps", steps, maximum=_MOST_STEPS)
-    if np.isinf(target):
+        least = 0 if before else 1
+        steps = _validation.whole_number(
+            "num_steps", steps, minimum=least, maximum=_MOST_STEPS
+        )
+    if before or np.isinf(target):
         if steps is None:
-            raise ValueError("num_steps must be given with epsilon=inf, got None")
+            why = "steps before" if before else "epsilon=inf"
+            raise ValueError(f"num_steps must be given with {why}, got None")
+        if before:
+            return _with_steps_before(step, target, allowed, steps, before)
         bare = dataclasses.replace(step, noise_multiplier=0.0)
         return PrivacyBudget(bare, target, allowed, steps, steps)
     if steps is not None:
@@ -150,6 +194,75 @@ def plan_budget(
         )
     planned = permitted if steps is None else min(steps, permitted)
     return PrivacyBudget(step, target, allowed, planned, permitted)
+
+
+def _with_steps_before(
+    step: GaussianStep,
+    epsilon: float,
+    delta: float,
+    num_steps: int,
+    before: Sequence[tuple[GaussianStep, float]],
+) -> PrivacyBudget:
+    """The budget of a run that begins with other steps."""
+    shares = _validation.probability_array("shares", [share for _, share in before])
+    total = float(shares.sum())
+    if not (shares > 0).all() or total > 1 + _SHARES or (num_steps and total >= 1):
+        most = "less than 1, as steps follow" if num_steps else "at most 1"
+        raise ValueError(
+            f"shares of the steps before must be > 0 and sum to {most}, got "
+            f"{shares.tolist()}"
+        )
+
+    def budget(noises: Sequence[float], noise: float) -> PrivacyBudget:
+        first = tuple(
+            dataclasses.replace(one, noise_multiplier=own)
+            for (one, _), own in zip(before, noises, strict=True)
+        )
+        rest = dataclasses.replace(step, noise_multiplier=noise)
+        all_steps = len(first) + num_steps
+        return PrivacyBudget(rest, epsilon, delta, all_steps, all_steps, first)
+
+    if np.isinf(epsilon):
+        return budget([0.0] * len(before), 0.0)
+    different = dict.fromkeys(one for one, _ in before)
+    alone = {one: _noise(one, epsilon, delta, 1) for one in different}
+    noises = [alone[one] / math.sqrt(share) for one, share in before]
+    if not num_steps:
+        # The squares add up to the target's own but for rounding.
+        rounded = [own * (1 + _SHARES) for own in noises]
+        planned = budget(rounded, 1.0)
+        spent = float(planned.spent(planned.num_steps))
+        if not spent <= epsilon:
+            raise ValueError(
+                "steps before must be ones in which everybody takes part, so that "
+                f"their shares add up; got ones that spend {spent:g} of {epsilon:g}"
+            )
+        return planned
+
+    def excess(inverse: np.ndarray, _: np.ndarray) -> np.ndarray:
+        planned = budget(noises, float(1 / inverse[0]))
+        return np.atleast_1d(np.log(planned.spent(planned.num_steps) / epsilon))
+
+    # As if the shares were the step's own, and from there to both sides.
+    high = low = np.array(
+        [math.sqrt(1 - total) / _noise(step, epsilon, delta, num_steps)]
+    )
+    nobody = np.zeros(1, np.int64)
+    for _ in range(_DOUBLINGS):
+        if excess(low, nobody) <= 0:
+            break
+        high, low = low, low / 1.3
+    else:
+        raise ValueError(
+            f"no noise keeps {num_steps} steps after those before within "
+            f"epsilon={epsilon:g} at delta={delta:g}"
+        )
+    for _ in range(_DOUBLINGS):
+        if excess(high, nobody) > 0:
+            break
+        low, high = high, high * 1.3
+    found = largest_within(excess, low, high, tolerance=_SHARES)
+    return budget(noises, float(1 / found[0]))
 
 
 def _noise(step: GaussianStep, epsilon: float, delta: float, num_steps: int) -> float:

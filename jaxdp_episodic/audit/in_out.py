@@ -21,9 +21,9 @@ from jaxdp_episodic.describe.designs import GroupedClasses
 from jaxdp_episodic.describe.schemes import MultistageSampling, WithoutReplacement
 from jaxdp_episodic.describe.step import GaussianStep
 from jaxdp_episodic.draw.sampler import EpisodeSampler
+from jaxdp_episodic.training.assemble import Tables, plan
 from jaxdp_episodic.training.config import TrainingConfig, built_model
 from jaxdp_episodic.training.episode import Block, block_of, to_episode
-from jaxdp_episodic.training.run import plan
 from jaxdp_episodic.training.trainer import Trainer
 
 OnStep = Callable[[int, int], None]
@@ -109,9 +109,17 @@ def training_of_config(
       base: folder that paths in the config are relative to.
       privacy_unit: protect, and audit, another unit than the config's, at the noise
         of the config.
+
+    Raises:
+      NotImplementedError: a run that starts with private statistics.
     """
-    data = config.data.load("train", base)
+    data = Tables(config, base).load("train")
     budget = plan(config, data)
+    if budget.before:
+        raise NotImplementedError(
+            "an audit of a run covers gradient steps, got one that starts with private "
+            "statistics; audit their releases by audit_release"
+        )
     if not budget.is_private:
         raise ValueError(
             "epsilon must be finite for an audit, got inf: the run claims nothing"
@@ -132,7 +140,7 @@ def training_of_config(
         budget,
         config.learner.shots,
         config.optimizer.build(budget.num_steps),
-        config.l2_clip_norm,
+        float(config.l2_clip_norm or 1.0),
         config.normalizer,
         config.block_size,
         config.noise,

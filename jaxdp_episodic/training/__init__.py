@@ -5,6 +5,7 @@ from jaxdp_episodic.accounting.budget import (
     PrivacyBudget,
     plan_budget,
 )
+from jaxdp_episodic.training.averaging import averaged
 from jaxdp_episodic.training.config import TrainingConfig, read_config
 from jaxdp_episodic.training.episode import (
     Episode,
@@ -13,10 +14,12 @@ from jaxdp_episodic.training.episode import (
     regression_episode,
 )
 from jaxdp_episodic.training.evaluation import Evaluation, Score
+from jaxdp_episodic.training.features import FixedFeatures
 from jaxdp_episodic.training.learners import ANIL, MAML, ProtoNet, Supervised
 from jaxdp_episodic.training.models import (
     MLP,
     ConvNet,
+    Linear,
     PatchConv,
     refuse_shared_state,
     split_model,
@@ -34,7 +37,9 @@ __all__ = [
     "ConvNet",
     "Episode",
     "Evaluation",
+    "FixedFeatures",
     "Learner",
+    "Linear",
     "PatchConv",
     "PrivacyBudget",
     "PrivateGradient",
@@ -43,6 +48,7 @@ __all__ = [
     "Supervised",
     "Trainer",
     "TrainingConfig",
+    "averaged",
     "classification_episode",
     "load_parameters",
     "plan_budget",

@@ -29,9 +29,11 @@ import orbax.checkpoint as ocp
 
 from jaxdp_episodic import _validation
 from jaxdp_episodic.report.ledger_file import LedgerMark
+from jaxdp_episodic.training.averaging import average_of
 from jaxdp_episodic.training.description import refuse_other_run
+from jaxdp_episodic.training.discrete_noise import step_seed
 
-FORMAT = 2
+FORMAT = 3
 _KEPT = 2
 # How Orbax calls what is not complete.
 _UNFINISHED = ".orbax-checkpoint-tmp"
@@ -76,14 +78,28 @@ class TrainingState(NamedTuple):
     Attributes:
       params: pytree of float arrays.
       optimizer_state: of the optax optimizer.
+      start: what the private statistics came to; () without.
     """
 
     params: Any
     optimizer_state: Any
+    start: Any = ()
+
+
+def released_params(state: TrainingState) -> Any:
+    """Returns the parameters to evaluate and release: the last, or an average.
+
+    With private statistics: ``{"start": {"mean", "projection"}, "model": …}``.
+    """
+    model = average_of(state.params, state.optimizer_state)
+    if not state.start:
+        return model
+    start = {name: getattr(state.start, name) for name in ("mean", "projection")}
+    return {"start": start, "model": model}
 
 
 def initial_state(
-    optimizer: optax.GradientTransformation, params: Any
+    optimizer: optax.GradientTransformation, params: Any, start: Any = ()
 ) -> TrainingState:
     """Returns the state before the first step.
 
@@ -97,7 +113,7 @@ def initial_state(
         return leaf.astype(jnp.float32) if low else leaf
 
     kept = optimizer.init(jax.tree.map(in_float32, params))
-    return TrainingState(params, as_arrays(kept))
+    return TrainingState(params, as_arrays(kept), start)
 
 
 def updater(
@@ -111,7 +127,8 @@ def updater(
             updates, kept = optimizer.update(
                 gradient, state.optimizer_state, state.params
             )
-            return TrainingState(optax.apply_updates(state.params, updates), kept)
+            moved = optax.apply_updates(state.params, updates)
+            return TrainingState(moved, kept, state.start)
 
     return jax.jit(update)
 
@@ -271,6 +288,16 @@ def new_secrets(seed: int | None) -> Secrets:
     return Secrets(
         int.from_bytes(words.tobytes(), "little"), noise.generate_state(2, np.uint32)
     )
+
+
+def noise_key(secrets: Secrets, step: int, noise: str) -> Any:
+    """Returns the key of a step's noise: bytes of discrete noise, else a typed key."""
+    if noise == "discrete":
+        return step_seed(secrets.sampler_entropy, secrets.noise_key, step)
+    # The type of key is part of what a checkpoint holds: not the default's matter.
+    words = jnp.asarray(secrets.noise_key)
+    key = jax.random.wrap_key_data(words, impl="threefry2x32")
+    return jax.random.fold_in(key, step)
 
 
 @contextmanager

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import dataclasses
 import warnings
 from typing import Any
 
 import jax
 
 from jaxdp_episodic import _validation
+from jaxdp_episodic.accounting.budget import PrivacyBudget
 from jaxdp_episodic.data.table import ExampleTable
 from jaxdp_episodic.describe.designs import GroupedClasses, IndependentEpisodes
 from jaxdp_episodic.describe.step import STEP, GaussianStep
 from jaxdp_episodic.draw.sampler import EpisodeSampler
 from jaxdp_episodic.training.episode import default_block_size
 from jaxdp_episodic.training.private_gradient import checked_setting
+from jaxdp_episodic.training.statistics import PrivateStatistics
 
 
 def check_population(step: GaussianStep, data: ExampleTable) -> None:
@@ -24,6 +27,37 @@ def check_population(step: GaussianStep, data: ExampleTable) -> None:
             "public bounds and no population), so that the units that are drawn are "
             f"those that are accounted; got {step.population!r} against "
             f"{data.population!r}"
+        )
+
+
+def seen_by_model(data: ExampleTable, start: PrivateStatistics | None) -> Any:
+    """Shape and type of an example as the model sees it, with a leading axis of 1."""
+    if start is None:
+        return jax.ShapeDtypeStruct((1, *data.features.shape[1:]), data.features.dtype)
+    return jax.ShapeDtypeStruct((1, start.dimensions), jax.numpy.float32)
+
+
+def check_start(
+    budget: PrivacyBudget, start: PrivateStatistics | None, noise: str
+) -> None:
+    """Refuses statistics that are not those that the budget charges first.
+
+    Raises:
+      ValueError: other steps, or discrete noise, which statistics do not have.
+    """
+    steps = () if start is None else start.steps
+    planned = [
+        dataclasses.replace(step, noise_multiplier=1.0) for step in budget.before
+    ]
+    if planned != list(steps):
+        raise ValueError(
+            "the budget must be planned with the steps of the private statistics that "
+            f"the run starts with, got {len(planned)} steps before for "
+            f"{len(steps)} statistics"
+        )
+    if steps and noise != "gaussian":
+        raise ValueError(
+            f"noise must be 'gaussian' with private statistics, got {noise!r}"
         )
 
 
@@ -82,17 +116,22 @@ def check_targets(learner: Any, data: ExampleTable, step: GaussianStep) -> None:
 
 
 def check_outputs(
-    learner: Any, params: Any, data: ExampleTable, slot_shape: tuple[int, ...]
+    learner: Any, params: Any, inputs: jax.ShapeDtypeStruct, slot_shape: tuple[int, ...]
 ) -> None:
     """Refuses a model with fewer outputs than an episode has classes.
 
     A loss of a label beyond the outputs is NaN, and NaN contributes nothing.
+
+    Args:
+      learner: of the run.
+      params: of its model.
+      inputs: shape and type of one example, with a leading axis of 1.
+      slot_shape: of the sampler.
     """
     apply, ways = getattr(learner, "apply", None), getattr(learner, "ways", None)
     couples = getattr(learner, "couples_examples", True)
     if apply is None or ways is not None or learner.is_regression or not couples:
         return
-    inputs = jax.ShapeDtypeStruct((1, *data.features.shape[1:]), data.features.dtype)
     outputs = jax.eval_shape(apply, params, inputs).shape
     if len(outputs) != 2 or outputs[1] < slot_shape[-2]:
         raise ValueError(

@@ -20,9 +20,18 @@ from jaxdp_episodic.describe.schemes import Scheme, WithoutReplacement
 from jaxdp_episodic.describe.spec import Spec, set_positive, set_whole_numbers
 from jaxdp_episodic.describe.step import GaussianStep, Sampling
 from jaxdp_episodic.files.toml_file import read_toml
-from jaxdp_episodic.training.learners import LearnerConfig
-from jaxdp_episodic.training.models import ModelConfig, split_model
+from jaxdp_episodic.training.averaging import averaged, checked_decay
+from jaxdp_episodic.training.features import FeaturesConfig
+from jaxdp_episodic.training.learners import PLDA, LearnerConfig
+from jaxdp_episodic.training.models import (
+    CONV_CLASSIFIER,
+    EMBEDDINGS,
+    MLP_KIND,
+    ModelConfig,
+    split_model,
+)
 from jaxdp_episodic.training.private_gradient import NOISES, checked_setting
+from jaxdp_episodic.training.statistics import StartConfig
 
 _OPTIMIZERS = ("adam", "adamw", "sgd")
 _SCHEDULES = ("constant", "cosine")
@@ -124,6 +133,8 @@ class OptimizerConfig(Spec):
       schedule: "constant" or "cosine" (down to zero at the last step).
       warmup_steps: linear warm-up.
       weight_decay: of "adamw".
+      ema: decay of the average of the parameters that is evaluated and released, in
+        [0, 1); None: the last parameters are. See `averaged`.
     """
 
     kind: str = "adam"
@@ -131,6 +142,7 @@ class OptimizerConfig(Spec):
     schedule: str = "constant"
     warmup_steps: int = 0
     weight_decay: float = 1e-4
+    ema: float | None = None
 
     def __post_init__(self) -> None:
         _validation.choice("kind", self.kind, _OPTIMIZERS)
@@ -143,6 +155,8 @@ class OptimizerConfig(Spec):
                 f"weight_decay must be a finite number, got {self.weight_decay!r}"
             )
         object.__setattr__(self, "weight_decay", float(decay))
+        if self.ema is not None:
+            object.__setattr__(self, "ema", checked_decay(self.ema))
 
     def build(self, num_steps: int) -> optax.GradientTransformation:
         """Returns the optax optimizer of a run of that many steps."""
@@ -156,10 +170,12 @@ class OptimizerConfig(Spec):
             rise = optax.linear_schedule(peak / (warmup + 1), peak, warmup)
             schedule = optax.join_schedules([rise, later], [warmup])
         if self.kind == "sgd":
-            return optax.sgd(schedule, momentum=0.9)
-        if self.kind == "adamw":
-            return optax.adamw(schedule, weight_decay=self.weight_decay)
-        return optax.adam(schedule)
+            optimizer = optax.sgd(schedule, momentum=0.9)
+        elif self.kind == "adamw":
+            optimizer = optax.adamw(schedule, weight_decay=self.weight_decay)
+        else:
+            optimizer = optax.adam(schedule)
+        return optimizer if self.ema is None else averaged(optimizer, self.ema)
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -204,7 +220,9 @@ class TrainingConfig(Spec):
       num_steps: steps of the run; the noise is calibrated for them. None: the run takes
         as many as the step's own noise permits.
       learner: what an episode teaches, and how.
-      model: the network.
+      model: the network; not with ``learner.kind = "plda"``, as the next two.
+      features: fixed features in place of the examples' own.
+      start: private statistics that the run begins with; None: none.
       optimizer: of the outer loop.
       l2_clip_norm: bound of each clip unit's gradient.
       normalizer: public divisor of the noised sum; see `Trainer`.
@@ -220,6 +238,8 @@ class TrainingConfig(Spec):
         "step": (StepConfig,),
         "learner": (LearnerConfig,),
         "model": (ModelConfig,),
+        "features": (FeaturesConfig,),
+        "start": (StartConfig,),
         "optimizer": (OptimizerConfig,),
         "evaluation": (EvaluationConfig,),
     }
@@ -229,8 +249,10 @@ class TrainingConfig(Spec):
     epsilon: float
     delta: float
     learner: LearnerConfig
-    model: ModelConfig
-    l2_clip_norm: float
+    model: ModelConfig | None = None
+    l2_clip_norm: float | None = None
+    start: StartConfig | None = None
+    features: FeaturesConfig = field(default_factory=FeaturesConfig)
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     num_steps: int | None = None
     normalizer: float | None = None
@@ -244,7 +266,7 @@ class TrainingConfig(Spec):
         _validation.choice("noise", self.noise, NOISES)
         for name in ("l2_clip_norm", "normalizer"):
             value = getattr(self, name)
-            if value is not None or name == "l2_clip_norm":
+            if value is not None:
                 object.__setattr__(self, name, checked_setting(name, value))
         set_whole_numbers(self, "checkpoint_every")
         for name in ("num_steps", "block_size", "seed"):
@@ -255,7 +277,46 @@ class TrainingConfig(Spec):
         if not _validation.single("epsilon", target) > 0:
             raise ValueError(f"epsilon must be > 0, got {self.epsilon!r}")
         self._check_parts()
+        if self.learner.kind == PLDA:
+            self._check_statistics_alone()
+        else:
+            self._check_steps()
+
+    @property
+    def start_shares(self) -> tuple[float, ...]:
+        """Of each statistic that the run begins with, in its budget."""
+        if self.start is None:
+            return ()
+        return self.start.shares(self.learner.kind == PLDA)
+
+    def _check_statistics_alone(self) -> None:
+        """Refuses what a run of private statistics has no use for."""
+        names = ("model", "l2_clip_norm", "num_steps", "normalizer")
+        given = [name for name in names if getattr(self, name) is not None]
+        given += ["step.noise_multiplier"] * (self.step.noise_multiplier is not None)
+        if given:
+            raise ValueError(
+                f"{given[0]} must not be given with learner.kind={PLDA!r}, which takes "
+                "no gradient steps"
+            )
+        start = StartConfig() if self.start is None else self.start
+        object.__setattr__(self, "start", start)
+        if start.kind != PLDA or start.share is not None:
+            raise ValueError(
+                f"start must be of kind {PLDA!r} and without a share with "
+                f"learner.kind={PLDA!r}, which spends all of the budget on it"
+            )
+
+    def _check_steps(self) -> None:
+        """Refuses a run of gradient steps without what they need."""
+        for name in ("model", "l2_clip_norm"):
+            if getattr(self, name) is None:
+                raise ValueError(
+                    f"{name} must be given with learner.kind={self.learner.kind!r}"
+                )
         self._check_model()
+        if self.start is not None and self.num_steps is None:
+            raise ValueError("num_steps must be given with start, got None")
         if (self.num_steps is None) == (self.step.noise_multiplier is None):
             given = "neither" if self.num_steps is None else "both"
             raise ValueError(
@@ -267,7 +328,7 @@ class TrainingConfig(Spec):
         """Refuses a part of the run that is none of its specs, such as a list."""
         for name, classes in self.nested_specs.items():
             part = getattr(self, name)
-            if part is None and name == "evaluation":
+            if part is None and name in ("evaluation", "start", "model"):
                 continue
             if not isinstance(part, classes):
                 names = " or ".join(cls.__name__ for cls in classes)
@@ -276,13 +337,13 @@ class TrainingConfig(Spec):
 
     def _check_model(self) -> None:
         """Refuses a network whose outputs are not what the learner takes them for."""
+        assert self.model is not None
         learner, model = self.learner.kind, self.model.kind
-        embeds = learner == "protonet"
-        if model == ("conv_classifier" if embeds else "conv_embedding"):
-            others = ("conv_embedding" if embeds else "conv_classifier", "mlp")
+        fits = EMBEDDINGS if learner == "protonet" else (CONV_CLASSIFIER,)
+        if model not in (*fits, MLP_KIND):
             raise ValueError(
-                f"model.kind must be one of {others} with learner.kind={learner!r}, "
-                f"got {model!r}"
+                f"model.kind must be one of {(*fits, MLP_KIND)} with "
+                f"learner.kind={learner!r}, got {model!r}"
             )
 
     @classmethod
@@ -321,6 +382,12 @@ def built_model(
     config: TrainingConfig, input_shape: tuple[int, ...], ways: int | None
 ) -> tuple[Any, Any]:
     """Returns ``(learner, params)`` of a config; ``ways`` is None for regression."""
+    if config.model is None:  # statistics alone: as they project
+        return config.learner.learner(_as_it_is, ways), {}
     module = config.model.build(input_shape, 1 if ways is None else ways)
     apply, params = split_model(module)
     return config.learner.learner(apply, ways), params
+
+
+def _as_it_is(params: Any, inputs: Any) -> Any:
+    return inputs

@@ -45,6 +45,7 @@ def described_run(
     """
     return {
         "step": described_step(budget.step),
+        "before": [described_step(step) for step in budget.before],
         "target": {
             "epsilon": str(budget.epsilon),
             "delta": budget.delta,

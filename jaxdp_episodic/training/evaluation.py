@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -126,6 +127,16 @@ class Evaluation:
             np.concatenate(weights).astype(np.float64),
             self._is_regression,
         )
+
+
+def evaluated(
+    evaluations: Mapping[str, Evaluation], learner: Any, params: Any
+) -> dict[str, dict[str, Any]]:
+    """Returns the scores by name, as plain values for a log."""
+    return {
+        name: evaluation(learner, params)._asdict()
+        for name, evaluation in evaluations.items()
+    }
 
 
 def _summary(sums: np.ndarray, weights: np.ndarray, is_regression: bool) -> Score:

@@ -26,10 +26,13 @@ from jaxdp_episodic.training.episode import Episode
 
 Apply = Callable[[Any, Array], Array]
 
+PLDA = "plda"
 CROSS_ENTROPY, SQUARED_ERROR = LOSSES = ("cross_entropy", "squared_error")
+EUCLIDEAN, COSINE = DISTANCES = ("euclidean", "cosine")
 # What an untrusted config may make of an episode's inner loop.
 _MOST_INNER_STEPS = 10_000
 _ABSENT = -1e9  # logit of a class without support
+_SHORT = 1e-6  # norm from which on a row is scaled to norm 1
 
 
 @dataclass(frozen=True)
@@ -43,35 +46,86 @@ class ProtoNet:
     Attributes:
       apply: ``(params, inputs (n, *features)) -> (n, embedding)``.
       ways: classes an episode, at least 1.
+      distance: "euclidean" (squared), or "cosine": embeddings are scaled to norm 1,
+        and so are prototypes.
+      temperature: factor > 0 of the logits, which are minus distances, or cosines.
+      resplits: train on every example as support: the mean over all rotations of a
+        class's examples, in the order drawn, through support and query. What was drawn
+        is used several times over, within its clip unit. Needs the layout of
+        `classification_episode`.
     """
 
     apply: Apply
     ways: int
+    distance: str = EUCLIDEAN
+    temperature: float = 1.0
+    resplits: bool = False
     is_regression: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         _validation.integer_array("ways", self.ways, minimum=1)
+        _validation.choice("distance", self.distance, DISTANCES)
+        _validation.positive_array("temperature", self.temperature)
+        if not isinstance(self.resplits, bool):
+            raise TypeError(f"resplits must be True or False, got {self.resplits!r}")
 
     def loss(self, params: Any, episode: Episode) -> Array:
         """Mean cross-entropy of the queries."""
-        has_support = _support_count(episode, self.ways) > 0
-        mask = jnp.where(has_support[episode.query_targets], episode.query_mask, 0.0)
-        logits = self.predict(params, episode)
-        return _mean_loss(CROSS_ENTROPY, logits, episode.query_targets, mask)
+        embedded = self._embedded(params, episode)
+        if not self.resplits:
+            return self._loss(embedded)
+        number = (len(episode.support_mask) + len(episode.query_mask)) // self.ways
+        losses = [self._loss(self._rotated(embedded, r)) for r in range(number)]
+        return jnp.mean(jnp.stack(losses))
 
     def predict(self, params: Any, episode: Episode) -> Array:
-        """Minus squared distances to the prototypes, (Q, ways)."""
+        """Logits of the queries, (Q, ways)."""
+        return self._logits(self._embedded(params, episode))
+
+    def _embedded(self, params: Any, episode: Episode) -> Episode:
+        """The episode with embeddings in place of its inputs."""
         number = len(episode.support_inputs)
         inputs = jnp.concatenate([episode.support_inputs, episode.query_inputs])
         embedded = self.apply(params, inputs).astype(jnp.float32)
-        support, query = embedded[:number], embedded[number:]
-        weights = _support_weights(episode, self.ways)
-        count = _support_count(episode, self.ways)
-        prototypes = (weights.T @ support) / jnp.maximum(count, 1.0)[:, None]
-        # Differences, not |q|^2 - 2 q.p + |p|^2, which cancels for near points.
-        apart = query[:, None, :] - prototypes[None]
-        logits = -jnp.sum(jnp.square(apart), axis=-1)
-        return jnp.where(count > 0, logits, _ABSENT)
+        if self.distance == COSINE:
+            embedded = _unit(embedded)
+        return episode._replace(
+            support_inputs=embedded[:number], query_inputs=embedded[number:]
+        )
+
+    def _loss(self, embedded: Episode) -> Array:
+        has_support = _support_count(embedded, self.ways) > 0
+        mask = jnp.where(has_support[embedded.query_targets], embedded.query_mask, 0.0)
+        logits = self._logits(embedded)
+        return _mean_loss(CROSS_ENTROPY, logits, embedded.query_targets, mask)
+
+    def _logits(self, embedded: Episode) -> Array:
+        weights = _support_weights(embedded, self.ways)
+        count = _support_count(embedded, self.ways)
+        sums = weights.T @ embedded.support_inputs
+        if self.distance == COSINE:
+            logits = embedded.query_inputs @ _unit(sums).T
+        else:
+            prototypes = sums / jnp.maximum(count, 1.0)[:, None]
+            # Differences, not |q|^2 - 2 q.p + |p|^2, which cancels for near points.
+            apart = embedded.query_inputs[:, None, :] - prototypes[None]
+            logits = -jnp.sum(jnp.square(apart), axis=-1)
+        return jnp.where(count > 0, self.temperature * logits, _ABSENT)
+
+    def _rotated(self, embedded: Episode, by: int) -> Episode:
+        """The episode with every class's examples moved on by that many places."""
+        ways, shots = self.ways, len(embedded.support_mask) // self.ways
+
+        def moved(support: Array, query: Array) -> list[Array]:
+            rows = [a.reshape(ways, -1, *a.shape[1:]) for a in (support, query)]
+            both = jnp.roll(jnp.concatenate(rows, axis=1), by, axis=1)
+            parts = both[:, :shots], both[:, shots:]
+            return [part.reshape(-1, *support.shape[1:]) for part in parts]
+
+        first, rest = moved(embedded.support_inputs, embedded.query_inputs)
+        masks = moved(embedded.support_mask, embedded.query_mask)
+        support = first, embedded.support_targets, masks[0]
+        return Episode(*support, rest, embedded.query_targets, masks[1])
 
 
 @dataclass(frozen=True)
@@ -233,6 +287,12 @@ def _replaced(params: Any, path: Sequence[str], part: Any) -> Any:
     return {**params, path[0]: _replaced(params[path[0]], path[1:], part)}
 
 
+def _unit(rows: Array) -> Array:
+    """Rows scaled to norm 1; short ones less, so that no gradient grows beyond all."""
+    squares = jnp.sum(jnp.square(rows), axis=-1, keepdims=True)
+    return rows / jnp.sqrt(squares + _SHORT**2)
+
+
 def _support_weights(episode: Episode, ways: int) -> Array:
     """(S, ways): 1 where a support example is there and of the class."""
     of_class = jax.nn.one_hot(episode.support_targets, ways, dtype=jnp.float32)
@@ -273,8 +333,11 @@ class LearnerConfig(Spec):
     """What an episode teaches, and how.
 
     Attributes:
-      kind: "protonet", "maml" or "anil".
+      kind: "protonet", "maml", "anil", or "plda": private statistics alone, by cosine.
       shots: support examples, of each class or of the task.
+      distance: of "protonet": "euclidean" or "cosine".
+      temperature: of "protonet": factor of the logits.
+      resplits: of "protonet": train on every example as support.
       inner_steps: gradient steps on the support set (not for ProtoNet).
       inner_learning_rate: of these steps.
       first_order: do not differentiate through the inner steps' gradients.
@@ -286,6 +349,9 @@ class LearnerConfig(Spec):
 
     kind: str
     shots: int
+    distance: str = EUCLIDEAN
+    temperature: float = 1.0
+    resplits: bool = False
     inner_steps: int = 3
     inner_learning_rate: float = 0.1
     first_order: bool = False
@@ -294,16 +360,17 @@ class LearnerConfig(Spec):
     head: str = "head"
 
     def __post_init__(self) -> None:
-        _validation.choice("kind", self.kind, ("protonet", "maml", "anil"))
+        _validation.choice("kind", self.kind, ("protonet", "maml", "anil", PLDA))
         _validation.choice("loss", self.loss, LOSSES)
         set_whole_numbers(self, "shots")
+        _validation.choice("distance", self.distance, DISTANCES)
         set_whole_numbers(self, "inner_steps", maximum=_MOST_INNER_STEPS)
-        set_positive(self, "inner_learning_rate")
-        check_flags(self, "first_order", "checkpoint")
+        set_positive(self, "inner_learning_rate", "temperature")
+        check_flags(self, "first_order", "checkpoint", "resplits")
         if not isinstance(self.head, str):
             raise TypeError(f"head must be a string, got {self.head!r}")
-        if self.kind == "protonet" and self.loss != CROSS_ENTROPY:
-            raise ValueError("loss must be 'cross_entropy' with kind='protonet'")
+        if self.kind in ("protonet", PLDA) and self.loss != CROSS_ENTROPY:
+            raise ValueError(f"loss must be 'cross_entropy' with kind={self.kind!r}")
 
     @property
     def is_regression(self) -> bool:
@@ -312,8 +379,14 @@ class LearnerConfig(Spec):
 
     def learner(self, apply: Any, ways: int | None) -> Any:
         """Returns the learner for a model's ``apply(params, inputs)``."""
-        if self.kind == "protonet":
-            return ProtoNet(apply, ways=int(ways or 1))
+        if self.kind in ("protonet", PLDA):
+            return ProtoNet(
+                apply,
+                ways=int(ways or 1),
+                distance=COSINE if self.kind == PLDA else self.distance,
+                temperature=self.temperature,
+                resplits=self.resplits,
+            )
         inner = {
             "inner_steps": self.inner_steps,
             "inner_learning_rate": self.inner_learning_rate,

@@ -26,7 +26,6 @@ from jaxdp_episodic.describe.step import GaussianStep
 from jaxdp_episodic.files.atomic import atomic_path
 from jaxdp_episodic.report.ledger_file import (
     CHARGE,
-    MOST_DESCRIBED,
     Chain,
     LedgerContent,
     LedgerError,
@@ -36,6 +35,11 @@ from jaxdp_episodic.report.ledger_file import (
     scan,
 )
 from jaxdp_episodic.training.checkpoint import Snapshot
+from jaxdp_episodic.training.phases import (
+    charge_next,
+    refuse_other_steps,
+    step_line,
+)
 
 try:
     import fcntl
@@ -91,7 +95,7 @@ class Ledger:
             )
         self._begun = self.charged + 1
         if self._file is not None:
-            self._file.charge()
+            charge_next(self._file, self._budget)
         self.charged = self._begun
         return self.charged
 
@@ -110,7 +114,7 @@ class Ledger:
           LedgerError: the file describes other steps than the budget's.
           OSError: it cannot be written.
         """
-        refuse_other_step(file.content, self._budget.step)
+        refuse_other_steps(file.content, self._budget)
         if file.charged > self._begun:
             raise FileExistsError(
                 f"the run has gone on: {file.charged} steps are charged in its ledger, "
@@ -119,22 +123,13 @@ class Ledger:
         # One more than we count is a charge that was interrupted, or failed.
         self.charged = self._begun = max(self.charged, file.charged)
         file.note_opening(environment)
-        if self.charged > file.charged:
-            file.charge(self.charged - file.charged)
+        while self.charged > file.charged:
+            charge_next(file, self._budget)
         self._file = file
         try:
             yield
         finally:
             self._file, self.mark = None, file.mark
-
-
-def refuse_other_step(content: LedgerContent, step: GaussianStep) -> None:
-    """Refuses a ledger whose last steps are not those of this budget."""
-    if content.groups[-1][0] != step:
-        raise LedgerError(
-            "the ledger is of another run: it charges other steps than this one takes "
-            "(another sampling, noise, population or privacy unit)"
-        )
 
 
 def taken_up(
@@ -171,7 +166,7 @@ def taken_up(
             f"the run's ledger {path} is gone: what was charged since its checkpoint "
             "is not known, and the run cannot go on"
         ) from None
-    refuse_other_step(content, budget.step)
+    refuse_other_steps(content, budget)
     taken, charged = snapshot.charged_steps, content.charged
     if not taken <= charged <= budget.permitted_steps:
         raise LedgerError(
@@ -219,6 +214,7 @@ class LedgerFile:
     Attributes:
       content: what it said when it was opened.
       charged: steps charged that are on the disk.
+      num_described: how many times it says what the steps that follow are.
 
     Raises:
       FileNotFoundError: there is none.
@@ -238,6 +234,7 @@ class LedgerFile:
             with os.fdopen(os.dup(self._descriptor), "rb") as file:
                 self.content, self._chain = scan(file, path, contains)
             self.charged = self.content.end.charged
+            self.num_described = len(self.content.groups)
             self._is_sealed = self.content.is_sealed
             self._in_doubt = False
             self._finish_last_line()
@@ -262,6 +259,11 @@ class LedgerFile:
         self._append(CHARGE * number, charges=number)
         if before // _STEPS_A_SEAL != self.charged // _STEPS_A_SEAL:
             self.seal()
+
+    def describe(self, step: GaussianStep) -> None:
+        """Says what the steps that are charged next are."""
+        self._append(step_line(self._chain, step))
+        self.num_described += 1
 
     def note_opening(self, environment: Mapping[str, Any]) -> None:
         """Notes that this process begins, and on what."""
@@ -373,13 +375,7 @@ def create_ledger(path: Path, budget: PrivacyBudget, *, is_seeded: bool) -> None
     )
     start = chain.line(first)
     chain.add(start)
-    step = chain.line({"step": budget.step.to_dict()})
-    if len(step) > MOST_DESCRIBED // 2:
-        raise ValueError(
-            f"the ledger cannot describe the step: {len(step):,} bytes, mostly its "
-            f"population, of at most {MOST_DESCRIBED // 2:,}; state public bounds of "
-            "the sizes in the sampling instead"
-        )
+    step = step_line(chain, budget.phases[0][0])
     with atomic_path(path) as temporary:
         with open(temporary, "xb", opener=owner_only) as file:
             file.writelines((start, step))

@@ -19,6 +19,13 @@ from jax import Array
 from jaxdp_episodic import _validation
 from jaxdp_episodic.describe.spec import Spec, set_whole_numbers
 
+CONV_EMBEDDING, LINEAR, CONV_CLASSIFIER, MLP_KIND = KINDS = (
+    "conv_embedding",
+    "linear",
+    "conv_classifier",
+    "mlp",
+)
+EMBEDDINGS = (CONV_EMBEDDING, LINEAR)
 # What an untrusted config may make of a network.
 _MOST_LAYERS, _WIDEST, _LARGEST_SEED = 64, 2**14, 2**31 - 1
 
@@ -157,6 +164,24 @@ class MLP(nnx.Module):
         return self.head(hidden)
 
 
+class Linear(nnx.Module):
+    """One linear map without a bias, orthogonal at the start.
+
+    Args:
+      inputs: number of features, all axes together.
+      outputs: size of the embedding, or number of classes.
+      rngs: for the initial parameters.
+    """
+
+    def __init__(self, inputs: int, outputs: int, *, rngs: nnx.Rngs) -> None:
+        make = nnx.initializers.orthogonal()
+        self.kernel = nnx.Param(make(rngs.params(), (inputs, outputs), jnp.float32))
+
+    def __call__(self, inputs: Array) -> Array:
+        """(n, *features) to (n, outputs)."""
+        return inputs.reshape(len(inputs), -1) @ self.kernel[...]
+
+
 def split_model(module: nnx.Module) -> tuple[Callable[[Any, Array], Array], Any]:
     """Returns ``(apply, params)``: any NNX module as a pure function of its parameters.
 
@@ -221,9 +246,9 @@ class ModelConfig(Spec):
     """The network.
 
     Attributes:
-      kind: "conv_embedding" (for ProtoNet), "conv_classifier" or "mlp".
+      kind: "conv_embedding" or "linear" (for ProtoNet), "conv_classifier" or "mlp".
       channels: of each convolution (stride 2 each), or units of each hidden layer.
-      embedding: size of the embedding; only of "conv_embedding".
+      embedding: size of the embedding, of "conv_embedding" and "linear".
       seed: of the initial parameters, which are public.
     """
 
@@ -233,8 +258,7 @@ class ModelConfig(Spec):
     seed: int = 0
 
     def __post_init__(self) -> None:
-        kinds = ("conv_embedding", "conv_classifier", "mlp")
-        _validation.choice("kind", self.kind, kinds)
+        _validation.choice("kind", self.kind, KINDS)
         channels = _validation.integer_array("channels", self.channels, minimum=1)
         if channels.ndim != 1 or not 1 <= channels.size <= _MOST_LAYERS:
             raise ValueError(
@@ -253,12 +277,14 @@ class ModelConfig(Spec):
     def build(self, input_shape: tuple[int, ...], num_outputs: int) -> Any:
         """Returns the NNX module for inputs of this shape (without a batch axis)."""
         rngs = nnx.Rngs(self.seed)
-        if self.kind == "mlp":
+        if self.kind == LINEAR:
+            return Linear(math.prod(input_shape), self.embedding, rngs=rngs)
+        if self.kind == MLP_KIND:
             return MLP(math.prod(input_shape), self.channels, num_outputs, rngs=rngs)
         if len(input_shape) != 3:
             raise ValueError(
                 f"kind={self.kind!r} needs images (height, width, channels), "
                 f"got features of shape {input_shape}"
             )
-        outputs = self.embedding if self.kind == "conv_embedding" else num_outputs
+        outputs = self.embedding if self.kind == CONV_EMBEDDING else num_outputs
         return ConvNet(input_shape, self.channels, outputs, rngs=rngs)

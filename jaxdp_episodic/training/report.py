@@ -18,7 +18,7 @@ import jax
 import numpy as np
 
 from jaxdp_episodic.accounting.budget import PrivacyBudget, public_view
-from jaxdp_episodic.describe.step import GaussianStep
+from jaxdp_episodic.describe.step import ComposedSteps, GaussianStep, compose
 from jaxdp_episodic.files.archive import read_arrays
 from jaxdp_episodic.report.privacy_statement import PrivacyReport
 from jaxdp_episodic.report.report import privacy_report
@@ -71,13 +71,23 @@ def privacy_statement(
         if view is None:
             return "\n".join([*lines, *_without_sizes(budget)]) + "\n"
         budget = view
-    report = privacy_report(budget.step, num_steps=num_steps, delta=budget.delta)
+    report = privacy_report(_run(budget, num_steps), delta=budget.delta)
     if budget.step.neighboring_relation == "zero_out":
         report = _without_finer_levels(report)
     if has_default_normalizer:
         report = _without_private_divisor(report, budget.step)
-    words = _in_words(report, budget, noise)
+    words = _in_words(report, budget, num_steps, noise)
     return "\n".join([*lines, *words, "", "```", str(report), "```"]) + "\n"
+
+
+def _run(budget: PrivacyBudget, num_steps: int) -> ComposedSteps:
+    """The steps that were taken, equal ones together; the first if none was."""
+    run = budget.run(num_steps)
+    counts: dict[Any, int] = {}
+    for step, count in zip(run.steps, run.counts, strict=True):
+        counts[step] = counts.get(step, 0) + int(count)
+    taken = {step: count for step, count in counts.items() if count}
+    return compose(*(taken or dict.fromkeys(run.steps[:1], 0)).items())
 
 
 def _without_finer_levels(report: PrivacyReport) -> PrivacyReport:
@@ -126,7 +136,34 @@ def _without_sizes(budget: PrivacyBudget) -> list[str]:
     ]
 
 
-def _in_words(report: PrivacyReport, budget: PrivacyBudget, noise: str) -> list[str]:
+def _reasons(budget: PrivacyBudget, num_steps: int, kind: str) -> list[str]:
+    """Why the guarantee holds: the statistics, then the steps."""
+    statistics = min(len(budget.before), num_steps)
+    reasons = []
+    if statistics:
+        noises = dict.fromkeys(
+            f"{step.noise_multiplier:.5g} for each {step.clip_unit}"
+            for step in budget.before[:statistics]
+        )
+        reasons.append(
+            f"{statistics} statistics of all of the data were released once, sums to "
+            f"which nobody gives more than norm 1, with {kind} of standard deviation "
+            + ", ".join(noises)
+        )
+    if num_steps > statistics:
+        reasons.append(
+            f"in each of {num_steps - statistics:,} steps the gradient of each drawn "
+            f"`{budget.step.clip_unit}` was clipped, {kind} of "
+            f"{budget.step.noise_multiplier:.5g} times the clip norm was added to "
+            "their sum, and who was drawn stayed secret: the object that drew is the "
+            "one that is accounted"
+        )
+    return reasons
+
+
+def _in_words(
+    report: PrivacyReport, budget: PrivacyBudget, num_steps: int, noise: str
+) -> list[str]:
     kind, law = (
         "Gaussian noise",
         "The low-order bits of float32 noise are not hardened.",
@@ -134,7 +171,7 @@ def _in_words(report: PrivacyReport, budget: PrivacyBudget, noise: str) -> list[
     if noise == "discrete":
         kind = "discrete Gaussian noise"
         law = "Sums and noise were whole numbers, whose low-order bits tell nothing."
-    unit, clip = report.privacy_unit, report.clip_units[0]
+    unit = report.privacy_unit
     changed = {
         "add_remove": f"one `{unit}` more or less",
         "replace_one": f"the content of one `{unit}` replaced",
@@ -146,11 +183,9 @@ def _in_words(report: PrivacyReport, budget: PrivacyBudget, noise: str) -> list[
         f"({_up(report.epsilon)}, {report.delta:g})-indistinguishable. The target was "
         f"epsilon <= {budget.epsilon:g}.",
         "",
-        f"It holds because in each of {sum(report.num_steps):,} steps the gradient of "
-        f"each drawn `{clip}` was clipped, {kind} of "
-        f"{report.noise_multipliers[0]:.5g} times the clip norm was added to their "
-        "sum, and who was drawn stayed secret: the object that drew is the one that is "
-        f"accounted. {law}",
+        "It holds because "
+        + "; and because ".join(_reasons(budget, num_steps, kind))
+        + f". {law}",
         "",
         "Released are the parameters after every step. Not released, and not covered: "
         "checkpoints (they hold the noise key), the full log (it holds losses and "

@@ -11,20 +11,19 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
-import numpy as np
 from rich.console import Console
 
-from jaxdp_episodic.accounting.api import epsilon
-from jaxdp_episodic.accounting.budget import PrivacyBudget, plan_budget, public_view
-from jaxdp_episodic.data.table import ExampleTable
+from jaxdp_episodic.accounting.budget import PrivacyBudget, public_view
 from jaxdp_episodic.describe.designs import GroupedClasses, IndependentEpisodes
 from jaxdp_episodic.describe.schemes import MultistageSampling, WithoutReplacement
 from jaxdp_episodic.plots.run import draw_run
 from jaxdp_episodic.training import run_files
+from jaxdp_episodic.training.assemble import Tables, assembled
 from jaxdp_episodic.training.checks import mean_units_are_public
-from jaxdp_episodic.training.config import TrainingConfig, built_model
+from jaxdp_episodic.training.config import TrainingConfig
 from jaxdp_episodic.training.display import Display
-from jaxdp_episodic.training.evaluation import Evaluation, Score
+from jaxdp_episodic.training.evaluation import Score
+from jaxdp_episodic.training.features import FixedFeatures
 from jaxdp_episodic.training.report import (
     export_run,
     markdown_report,
@@ -39,6 +38,7 @@ from jaxdp_episodic.training.run_files import (
 from jaxdp_episodic.training.trainer import Trainer
 
 REPORT, PICTURE, RELEASE = "report.md", "report.png", "release"
+FEATURES = "features"
 _SEEDED = "draws and noise come from a fixed seed"
 _EVERYTHING = 2**40  # more examples than any unit has
 
@@ -95,11 +95,12 @@ def run_training(
     title: str = "Training run",
     base: Path | None = None,
     console: Console | None = None,
+    features: FixedFeatures | None = None,
 ) -> Result:
     """Trains as the config says; everything that it leaves is in ``folder``.
 
-    ``checkpoints/``, ``ledger.jsonl``, ``log.jsonl``, ``report.md`` and ``report.png``
-    are private; ``release/`` is what may be published.
+    ``checkpoints/``, ``features/``, ``ledger.jsonl``, ``log.jsonl``, ``report.md`` and
+    ``report.png`` are private; ``release/`` is what may be published.
 
     Args:
       config: the run.
@@ -108,6 +109,7 @@ def run_training(
       title: of the report.
       base: folder that paths in the config are relative to.
       console: where progress is shown; None: standard error.
+      features: a fixed function of your own in place of the config's ``features``.
 
     Raises:
       OSError: a file that cannot be read or written.
@@ -118,7 +120,9 @@ def run_training(
     console = console or Console(stderr=True)
     if not resume:
         run_files.refuse_other_files(folder)
-    trainer, evaluations, size = _prepared(config, base, console)
+    with _shown_warnings(console):
+        tables = Tables(config, base, folder=folder, features=features)
+        trainer, evaluations, size = assembled(config, tables)
     with run_files.locked(folder):
         if resume:
             with _shown_warnings(console):
@@ -137,41 +141,6 @@ def run_training(
         return _finish(trainer, folder, title, console)
 
 
-def _prepared(
-    config: TrainingConfig, base: Path | None, console: Console
-) -> tuple[Trainer, dict[str, Evaluation], int]:
-    """The trainer, the evaluations and the number of parameters; nothing written."""
-    with _shown_warnings(console):
-        return _trainer(config, base)
-
-
-def _trainer(
-    config: TrainingConfig, base: Path | None
-) -> tuple[Trainer, dict[str, Evaluation], int]:
-    data = config.data.load("train", base)
-    evaluations = _evaluations(config, base)
-    budget = plan(config, data)
-    learner, params = built_model(config, data.features.shape[1:], _ways(config))
-    trainer = Trainer(
-        learner,
-        params,
-        data=data,
-        budget=budget,
-        shots=config.learner.shots,
-        optimizer=config.optimizer.build(budget.num_steps),
-        l2_clip_norm=config.l2_clip_norm,
-        normalizer=config.normalizer,
-        block_size=config.block_size,
-        noise=config.noise,
-        seed=config.seed,
-        settings={
-            "model": config.model.to_dict(),
-            "optimizer": config.optimizer.to_dict(),
-        },
-    )
-    return trainer, evaluations, sum(leaf.size for leaf in jax.tree.leaves(params))
-
-
 @contextmanager
 def _shown_warnings(console: Console) -> Iterator[None]:
     """Shows the library's warnings among the run's lines, each once."""
@@ -182,16 +151,6 @@ def _shown_warnings(console: Console) -> Iterator[None]:
     ours = [w for w in caught if not Path(w.filename).is_relative_to(home)]
     for text in dict.fromkeys(str(w.message) for w in ours):
         console.print(f"warning: {text}", highlight=False, markup=False)
-
-
-def plan(config: TrainingConfig, data: ExampleTable) -> PrivacyBudget:
-    """Returns the budget of a config: its step with the data's sizes, calibrated."""
-    return plan_budget(
-        config.step.step(data.population),
-        epsilon=config.epsilon,
-        delta=config.delta,
-        num_steps=config.num_steps,
-    )
 
 
 def _finish(trainer: Trainer, folder: Path, title: str, console: Console) -> Result:
@@ -212,13 +171,19 @@ def _finish(trainer: Trainer, folder: Path, title: str, console: Console) -> Res
         "epsilon without counting the draw of examples": uncounted,
         "target": f"epsilon {budget.epsilon:g}, delta {budget.delta:g}",
         "noise": trainer.noise,
-        "noise multiplier": budget.step.noise_multiplier,
-        "clip norm": trainer.l2_clip_norm,
         "protected": f"one {budget.step.privacy_unit} "
         f"({budget.step.neighboring_relation})",
-        "clipped": f"each {budget.step.clip_unit}",
-        "mean units a step": trainer.sampler.expected_units,
     }
+    if budget.before:
+        noises = [float(step.noise_multiplier) for step in budget.before]
+        facts["noise multipliers of statistics"] = noises
+    if budget.num_steps > len(budget.before):
+        facts |= {
+            "noise multiplier": budget.step.noise_multiplier,
+            "clip norm": trainer.l2_clip_norm,
+            "clipped": f"each {budget.step.clip_unit}",
+            "mean units a step": trainer.sampler.expected_units,
+        }
     if trainer.is_seeded or not budget.is_private:
         facts["not private"] = _SEEDED if budget.is_private else "there is no noise"
     facts = plain_values(facts)
@@ -231,7 +196,9 @@ def _finish(trainer: Trainer, folder: Path, title: str, console: Console) -> Res
             folder / PICTURE,
             epsilons=[(r["step"], float(r["epsilon"])) for r in records],
             losses=[
-                (r["step"], r[PRIVATE]["mean_loss"]) for r in records if PRIVATE in r
+                (r["step"], r[PRIVATE]["mean_loss"])
+                for r in records
+                if "mean_loss" in r.get(PRIVATE, {})
             ],
             scores=[(r["step"], r[HELD_OUT]) for r in records if HELD_OUT in r],
             target_epsilon=budget.epsilon,
@@ -280,7 +247,7 @@ def epsilon_without_last_stage(budget: PrivacyBudget, num_steps: int) -> float:
         if isinstance(step.design, IndependentEpisodes):
             whole = dataclasses.replace(step.design, sampling=whole)
     step = dataclasses.replace(step, sampling=whole, small_units="keep")
-    return float(epsilon(step, num_steps=num_steps, delta=budget.delta))
+    return float(dataclasses.replace(budget, step=step).spent(num_steps))
 
 
 def released_facts(facts: Mapping[str, Any], budget: PrivacyBudget) -> dict[str, Any]:
@@ -294,48 +261,18 @@ def released_facts(facts: Mapping[str, Any], budget: PrivacyBudget) -> dict[str,
     return {name: value for name, value in facts.items() if name not in hidden}
 
 
-def _ways(config: TrainingConfig) -> int | None:
-    """Classes an episode; None for regression."""
-    if config.learner.is_regression:
-        return None
-    design = config.step.sampling
-    if isinstance(design, GroupedClasses):
-        return int(np.asarray(design.ways))
-    # The last level but one: its draw is the classes of an episode.
-    levels = getattr(getattr(design, "sampling", design), "levels", ())
-    size = getattr(levels[-2], "size", None) if len(levels) > 1 else None
-    if size is None:
-        raise ValueError(
-            "classification needs a sampling whose last level but one draws a fixed "
-            "number of classes (ways): GroupedClasses, or WithoutReplacement there"
-        )
-    return int(size)
-
-
-def _evaluations(config: TrainingConfig, base: Path | None) -> dict[str, Evaluation]:
-    wanted = config.evaluation
-    if wanted is None:
-        return {}
-    return {
-        split: Evaluation(
-            config.data.load(split, base),
-            ways=_ways(config),
-            shots=config.learner.shots,
-            queries=wanted.queries,
-            num_episodes=wanted.num_episodes,
-        )
-        for split in wanted.splits
-    }
-
-
 def _announce(console: Console, trainer: Trainer, size: int) -> None:
     budget, step = trainer.budget, trainer.budget.step
-    console.print(
-        f"{size:,} parameters; {budget.num_steps:,} steps with "
-        f"{trainer.sampler.expected_units:.1f} clip units ({step.clip_unit}) on "
-        f"average; noise multiplier {step.noise_multiplier:.5g}",
-        highlight=False,
-    )
+    first = len(budget.before)
+    if first:
+        console.print(f"{first} private statistics", highlight=False)
+    if budget.num_steps > first:
+        console.print(
+            f"{size:,} parameters; {budget.num_steps - first:,} steps with "
+            f"{trainer.sampler.expected_units:.1f} clip units ({step.clip_unit}) on "
+            f"average; noise multiplier {step.noise_multiplier:.5g}",
+            highlight=False,
+        )
     if budget.is_private:
         console.print(
             f"protected: one {step.privacy_unit} ({step.neighboring_relation}), "

@@ -21,9 +21,10 @@ from jaxdp_episodic.accounting.tuning import (
 from jaxdp_episodic.data.table import ExampleTable
 from jaxdp_episodic.files.atomic import write_atomically
 from jaxdp_episodic.training import run_files
+from jaxdp_episodic.training.assemble import plan
 from jaxdp_episodic.training.evaluation import Score
 from jaxdp_episodic.training.report import STATEMENT
-from jaxdp_episodic.training.run import RELEASE, plan, run_training
+from jaxdp_episodic.training.run import RELEASE, run_training
 from jaxdp_episodic.training.search_space import Search
 
 STATE, RUNS, CHOSEN = "search.json", "runs", "hyperparameters.json"
@@ -282,7 +283,7 @@ def _total(
     is_public = True
     for values in search.variants():
         budget = plan(search.config(values, run_epsilon), data)
-        one = run_rdp(budget.step, DEFAULT_ORDERS, num_steps=budget.num_steps)
+        one = run_rdp(budget.run(budget.num_steps), DEFAULT_ORDERS)
         curve = np.maximum(curve, one)
         is_public &= public_view(budget) is not None
     settings = search.settings

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -22,17 +23,18 @@ from jaxdp_episodic.training.checkpoint import (
     as_arrays,
     initial_state,
     new_secrets,
+    noise_key,
+    released_params,
     updater,
 )
 from jaxdp_episodic.training.description import described_environment, described_run
-from jaxdp_episodic.training.discrete_noise import step_seed
 from jaxdp_episodic.training.episode import (
     Block,
     contribution_loss,
     make_blocks,
     prefetched,
 )
-from jaxdp_episodic.training.evaluation import Evaluation
+from jaxdp_episodic.training.evaluation import Evaluation, evaluated
 from jaxdp_episodic.training.ledger import Ledger, create_ledger, taken_up
 from jaxdp_episodic.training.private_gradient import (
     NOISES,
@@ -40,16 +42,11 @@ from jaxdp_episodic.training.private_gradient import (
     checked_noise,
     checked_setting,
 )
-from jaxdp_episodic.training.run_files import (
-    HELD_OUT,
-    PRIVATE,
-    StepProgress,
-    opened_records,
-    read_log,
-)
+from jaxdp_episodic.training.run_files import HELD_OUT, PRIVATE, StepProgress
+from jaxdp_episodic.training.statistics import PrivateStatistics, Started
 
-# Gradients of single examples are small and quick: many side by side.
-_SINGLE_EXAMPLES_AT_ONCE = 64
+_SINGLE_EXAMPLES_AT_ONCE = 64  # small and quick gradients: many side by side
+_EVERY = ("evaluate_every", "checkpoint_every", "log_every")
 
 
 class Trainer:
@@ -81,6 +78,8 @@ class Trainer:
         noise.
       settings: further plain values that must not change when a run is resumed, such as
         a description of the optimizer.
+      start: private statistics to release first, the budget's ``before``; learner and
+        model then see the features that they project.
 
     Raises:
       TypeError: an argument of the wrong type.
@@ -104,6 +103,7 @@ class Trainer:
         noise: str = "gaussian",
         seed: int | None = None,
         settings: Mapping[str, Any] | None = None,
+        start: PrivateStatistics | None = None,
     ) -> None:
         step = budget.step
         checks.check_population(step, data)
@@ -113,6 +113,8 @@ class Trainer:
         self.l2_clip_norm = checked_setting("l2_clip_norm", l2_clip_norm)
         self.noise = _validation.choice("noise", noise, NOISES)
         checked_noise(step.noise_multiplier, noise == "discrete")
+        checks.check_start(budget, start, noise)
+        self._start = start
         checks.warn_about_delta(step, budget.delta, data)
         self.sampler = EpisodeSampler(
             step.design,
@@ -123,7 +125,8 @@ class Trainer:
         loss = contribution_loss(learner, self.sampler.slot_shape, shots=shots)
         params = as_arrays(params)
         checks.check_finite(params, 0)
-        checks.check_outputs(learner, params, data, self.sampler.slot_shape)
+        inputs = checks.seen_by_model(data, start)
+        checks.check_outputs(learner, params, inputs, self.sampler.slot_shape)
         self.normalizer = checks.public_normalizer(normalizer, step, self.sampler)
         self.has_default_normalizer = normalizer is None
         self._devices = list(jax.local_devices() if devices is None else devices)
@@ -140,9 +143,10 @@ class Trainer:
         )
         self._secrets = new_secrets(seed)
         self.ledger = Ledger(budget)
-        start = initial_state(optimizer, params)
+        statistics = () if start is None else start.initial()
+        state = initial_state(optimizer, params, statistics)
         # One attribute: whenever an interrupt comes, the two belong together.
-        self._now = (self._gradient.on_devices(start), 0)
+        self._now = (self._gradient.on_devices(state), 0)
         self._folder: Path | None = None
         self._update = updater(optimizer)
         self.is_seeded = seed is not None
@@ -165,8 +169,8 @@ class Trainer:
 
     @property
     def params(self) -> Any:
-        """The parameters as they stand."""
-        return self.state.params
+        """The parameters to evaluate and release; see `released_params`."""
+        return released_params(self.state)
 
     @property
     def num_steps_taken(self) -> int:
@@ -200,14 +204,15 @@ class Trainer:
           OSError: the ledger could not be written; the step was not taken.
         """
         state, taken = self._now
-        # A step that was broken off is charged already; the same draw with the same
-        # noise is the same release, so it is taken again and not charged again.
+        # A step that was broken off is charged already, and the same release again.
         number = taken + 1 if taken < self.ledger.charged else self.ledger.charge()
+        if number <= len(self.budget.before):
+            return self._release_statistic(state, number)
         blocks = self.draw_blocks(number) if blocks is None else blocks
         gradient, diagnostics = self._gradient(
             state.params,
             blocks,
-            self._noise_key(number),
+            noise_key(self._secrets, number, self.noise),
             l2_clip_norm=self.l2_clip_norm,
             noise_multiplier=float(self.budget.step.noise_multiplier),
             normalizer=self.normalizer,
@@ -215,14 +220,18 @@ class Trainer:
         self._now = (self._update(state, gradient), number)
         return diagnostics
 
-    def _noise_key(self, step: int) -> Any:
-        """The key of a step's noise, a function of the run's secrets and ``step``."""
-        entropy, words = self._secrets
-        if self.noise == "discrete":
-            return step_seed(entropy, words, step)
-        # The type of key is part of what a checkpoint holds: not the default's matter.
-        key = jax.random.wrap_key_data(jax.numpy.asarray(words), impl="threefry2x32")
-        return jax.random.fold_in(key, step)
+    def _release_statistic(self, state: TrainingState, number: int) -> dict[str, Any]:
+        """Takes a step of the start, which has no diagnostics."""
+        assert self._start is not None
+        start = self._start.release(
+            state.start,
+            number - 1,
+            step_generator(self._secrets.sampler_entropy, number),
+            noise_key(self._secrets, number, self.noise),
+            float(self.budget.before[number - 1].noise_multiplier),
+        )
+        self._now = (self._gradient.on_devices(state._replace(start=start)), number)
+        return {}
 
     def draw_blocks(self, step: int) -> list[Block]:
         """Returns the blocks of a step, a function of the run's entropy and ``step``.
@@ -230,9 +239,10 @@ class Trainer:
         Drawing them twice is the same draw, so a resumed run repeats what it repeats.
         """
         generator = step_generator(self._secrets.sampler_entropy, step)
+        start = self._start
         return make_blocks(
             self.sampler.draw(generator),
-            self.data,
+            self.data if start is None else start.table(self.state.start),
             block_size=self._block_size,
             num_shards=len(self._devices),
         )
@@ -274,19 +284,15 @@ class Trainer:
             be gone on with.
           ValueError: the parameters are no longer finite.
         """
-        for name, every in (
-            ("evaluate_every", 1 if evaluate_every is None else evaluate_every),
-            ("checkpoint_every", checkpoint_every),
-            ("log_every", log_every),
-        ):
-            _validation.whole_number(name, every)
+        every = evaluate_every, checkpoint_every, log_every
+        for name, often in zip(_EVERY, every, strict=True):
+            _validation.whole_number(name, 1 if often is None else often)
         with run_files.locked(folder):
             if self._folder != folder.resolve():
                 run_files.refuse_other_files(folder)
                 path = folder / run_files.LEDGER
                 create_ledger(path, self.budget, is_seeded=self.is_seeded)
                 self._folder = folder.resolve()
-            every = evaluate_every, checkpoint_every, log_every
             return self._train_in(folder, evaluations, every, on_step)
 
     def _train_in(
@@ -300,19 +306,24 @@ class Trainer:
         start, last = self._now[1], self.budget.num_steps
         spent = SpentAhead(self.budget)
 
+        first = max(start, len(self.budget.before)) + 1
+        ahead = prefetched(self.draw_blocks, first, last)
+        drawn = itertools.chain(itertools.repeat(None, first - start - 1), ahead)
+
         def is_due(place: int, step: int) -> bool:
             often = every[place]
-            return step == last or (often is not None and step % often == 0)
+            is_end = step in (last, len(self.budget.before))
+            return is_end or (often is not None and step % often == 0)
 
-        with opened_records(
+        with run_files.opened_records(
             folder, self.ledger, self._environment, self.snapshot
         ) as files:
-            if start == 0 and not read_log(folder / run_files.LOG):
+            if start == 0 and not run_files.read_log(folder / run_files.LOG):
                 files.note({"step": 0, "epsilon": 0.0, **self._evaluate(evaluations)})
             # The last step whose evaluation and record are there as well.
             complete = self.snapshot()
             try:
-                for blocks in prefetched(self.draw_blocks, start + 1, last):
+                for blocks in drawn:
                     begun = time.perf_counter()
                     diagnostics = self.step(blocks)
                     step = self._now[1]
@@ -384,11 +395,6 @@ class Trainer:
         return snapshot.charged_steps
 
     def _evaluate(self, evaluations: Mapping[str, Evaluation] | None) -> dict[str, Any]:
-        if not evaluations:
-            return {}
-        return {
-            HELD_OUT: {
-                name: evaluation(self.learner, self.params)._asdict()
-                for name, evaluation in evaluations.items()
-            }
-        }
+        learner = self.learner if self._start is None else Started(self.learner)
+        scores = evaluated(evaluations or {}, learner, self.params)
+        return {HELD_OUT: scores} if scores else {}

@@ -177,8 +177,8 @@ FAULTS = (
         "a key used twice, by two steps",
         (
             Edit(
-                trainer.Trainer,
-                "_noise_key",
+                trainer,
+                "noise_key",
                 "return jax.random.fold_in(key, step)",
                 "return key",
             ),

@@ -23,8 +23,8 @@ from jaxdp_episodic.plan.question import (
     PlanRequest,
     read_plan,
 )
+from jaxdp_episodic.training.assemble import plan as trainers_plan
 from jaxdp_episodic.training.config import TrainingConfig
-from jaxdp_episodic.training.run import plan as trainers_plan
 
 CLASSES = jde.Population.from_sizes([20] * 40, level_names=("class", "example"))
 SCHOOLS = jde.Population.from_sizes(

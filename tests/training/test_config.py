@@ -125,8 +125,12 @@ def test_without_a_stated_population_the_data_give_it(tiny):
         (
             'kind = "conv_embedding"',
             'kind = "conv_classifier"',
-            "model.kind must be one of .*'conv_embedding', 'mlp'",
+            "model.kind must be one of .*'conv_embedding', 'linear', 'mlp'",
         ),
+        ("[model]", "[optimizer]\nema = 1.0\n[model]", "ema must lie in .0, 1."),
+        ("shots = 1", 'shots = 1\ndistance = "cos"', "did you mean 'cosine'"),
+        ("shots = 1", "shots = 1\nresplits = 1", "resplits must be true or false"),
+        ("[model]", '[features]\nkind = "wavelet"\n[model]', "'wavelets'"),
         ("small = true", 'small = "no"', "small must be true or false"),
         ("small = true", "size = [14]", "size must be a number"),
     ],

@@ -83,6 +83,73 @@ def test_protonet_is_the_papers_formula(mask):
     np.testing.assert_allclose(loss, expected, rtol=1e-5)
 
 
+def cosine_loss(embed, episode, ways, temperature):
+    """Cross-entropy of cosines, class by class, in float64."""
+
+    def unit(x):
+        return x / np.linalg.norm(x, axis=-1, keepdims=True)
+
+    support = unit(embed(np.float64(episode.support_inputs)))
+    there = np.asarray(episode.support_mask) > 0
+    labels = np.asarray(episode.support_targets)
+    present = [k for k in range(ways) if np.any(there & (labels == k))]
+    means = unit(np.stack([support[there & (labels == k)].mean(0) for k in present]))
+    losses = []
+    for x, y, m in zip(
+        unit(embed(np.float64(episode.query_inputs))),
+        np.asarray(episode.query_targets),
+        np.asarray(episode.query_mask),
+        strict=True,
+    ):
+        if m > 0 and y in present:
+            scores = temperature * means @ x
+            losses.append(np.log(np.exp(scores).sum()) - scores[present.index(y)])
+    return np.mean(losses) if losses else 0.0
+
+
+@pytest.mark.parametrize("mask", [FULL, SOME_MISSING, CLASS_MISSING])
+def test_cosine_protonet_and_its_resplits(mask):
+    params, mask = weights(2), np.float32(mask)
+    embed = lambda x: x @ np.float64(params["weights"])  # noqa: E731
+    learner = ProtoNet(linear, ways=WAYS, distance="cosine", temperature=3.0)
+    expected = cosine_loss(embed, classes(mask=mask), WAYS, 3.0)
+    found = float(learner.loss(params, classes(mask=mask)))
+    np.testing.assert_allclose(found, expected, rtol=2e-5)
+    # Every rotation through support and query, by episodes of their own.
+    rng = np.random.default_rng(0)
+    inputs = rng.normal(size=(WAYS, SLOTS, FEATURES)).astype(np.float32)
+    rotations = [
+        classification_episode(np.roll(inputs, r, 1), np.roll(mask, r, 1), shots=SHOTS)
+        for r in range(SLOTS)
+    ]
+    expected = np.mean([cosine_loss(embed, e, WAYS, 3.0) for e in rotations])
+    resplits = ProtoNet(
+        linear, ways=WAYS, distance="cosine", temperature=3.0, resplits=True
+    )
+    found = float(resplits.loss(params, classes(mask=mask)))
+    np.testing.assert_allclose(found, expected, rtol=2e-5)
+
+
+def test_an_embedding_of_zeros_has_a_gradient():
+    learner = ProtoNet(linear, ways=WAYS, distance="cosine")
+    zero = {"weights": np.zeros((FEATURES, 2), np.float32)}
+    gradient = jax.jit(jax.grad(learner.loss))(zero, classes())
+    assert np.isfinite(gradient["weights"]).all()
+
+
+@pytest.mark.parametrize(
+    ("changes", "error"),
+    [
+        ({"distance": "manhattan"}, ValueError),
+        ({"temperature": 0.0}, ValueError),
+        ({"resplits": 1}, TypeError),
+    ],
+)
+def test_bad_protonets(changes, error):
+    with pytest.raises(error, match=next(iter(changes))):
+        ProtoNet(linear, ways=WAYS, **changes)
+
+
 def test_a_class_without_support_is_never_predicted():
     logits = ProtoNet(linear, ways=WAYS).predict(
         weights(2), classes(mask=CLASS_MISSING)

@@ -21,7 +21,7 @@ from jaxdp_episodic.report.ledger_file import (
     header,
     read_ledger,
 )
-from jaxdp_episodic.training import ledger, run_files
+from jaxdp_episodic.training import run_files
 from jaxdp_episodic.training.checkpoint import Checkpoints
 from jaxdp_episodic.training.ledger import Ledger, LedgerFile, create_ledger
 from training_runs import classes, flat_step, grouped_step, plain_trainer
@@ -411,7 +411,7 @@ def test_a_ledger_is_made_whole_or_not_at_all(tmp_path, monkeypatch):
 
 
 def test_a_step_that_no_reader_would_take_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr(ledger, "MOST_DESCRIBED", 100)
+    monkeypatch.setattr("jaxdp_episodic.training.phases.MOST_DESCRIBED", 100)
     with pytest.raises(ValueError, match="public bounds of the sizes"):
         create_ledger(tmp_path / "ledger.jsonl", budget(), is_seeded=False)
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from jaxdp_episodic.training import MLP, ConvNet, PatchConv, split_model
+from jaxdp_episodic.training import MLP, ConvNet, Linear, PatchConv, split_model
 
 
 @pytest.mark.parametrize("use_patches", [True, False])
@@ -85,3 +85,12 @@ def test_random_state_is_refused():
     with pytest.raises(ValueError, match="random numbers, got part/"):
         split_model(Holding(nnx.Dropout(0.5, rngs=nnx.Rngs(0))))
     split_model(Holding(nnx.Dropout(0.5, deterministic=True)))  # draws nothing
+
+
+def test_a_linear_embedding_starts_orthogonal():
+    apply, params = split_model(Linear(12, 4, rngs=nnx.Rngs(0)))
+    kernel = np.asarray(params["kernel"])
+    np.testing.assert_allclose(kernel.T @ kernel, np.eye(4), atol=1e-6)
+    images = np.arange(24, dtype=np.float32).reshape(2, 3, 4)
+    made = apply(params, images)
+    np.testing.assert_allclose(made, images.reshape(2, 12) @ kernel, rtol=1e-5)

@@ -9,7 +9,7 @@ import pytest
 
 from jaxdp_episodic.accounting.tuning import tuning_cost
 from jaxdp_episodic.training import search as search_module
-from jaxdp_episodic.training.run import plan
+from jaxdp_episodic.training.assemble import plan
 from jaxdp_episodic.training.search import STATE, run_search, search_budget
 from jaxdp_episodic.training.search_space import read_search
 from training_runs import TINY

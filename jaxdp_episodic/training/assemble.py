@@ -1,0 +1,164 @@
+"""From a config to the trainer and the evaluations of a run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from jaxdp_episodic.accounting.budget import PrivacyBudget, plan_budget
+from jaxdp_episodic.data.table import ExampleTable
+from jaxdp_episodic.describe.designs import GroupedClasses
+from jaxdp_episodic.describe.step import GaussianStep
+from jaxdp_episodic.training.config import TrainingConfig, built_model
+from jaxdp_episodic.training.evaluation import Evaluation
+from jaxdp_episodic.training.features import FixedFeatures
+from jaxdp_episodic.training.learners import PLDA
+from jaxdp_episodic.training.statistics import PrivateStatistics, statistics_steps
+from jaxdp_episodic.training.trainer import Trainer
+
+FEATURES = "features"
+
+
+class Tables:
+    """The data of a run, split by split, with their features.
+
+    Args:
+      config: the run.
+      base: folder that paths in the config are relative to.
+      folder: of the run, where features are kept if the config names no cache; None:
+        they are then not kept.
+      features: in place of the config's.
+    """
+
+    def __init__(
+        self,
+        config: TrainingConfig,
+        base: Path | None,
+        *,
+        folder: Path | None = None,
+        features: FixedFeatures | None = None,
+    ) -> None:
+        self._source, self._base = config.data, base
+        self.features = config.features.features() if features is None else features
+        cache = config.features.cache
+        self._cache = None if folder is None else folder / FEATURES
+        if cache is not None:
+            self._cache = (base or Path()) / cache
+
+    def load(self, split: str) -> ExampleTable:
+        """Returns a split."""
+        data = self._source.load(split, self._base)
+        if self.features is None:
+            return data
+        cache = None if self._cache is None else self._cache / f"{split}.npz"
+        return self.features.table(data, cache=cache)
+
+
+def assembled(
+    config: TrainingConfig, tables: Tables
+) -> tuple[Trainer, dict[str, Evaluation], int]:
+    """Returns the trainer, the evaluations and the number of parameters."""
+    data = tables.load("train")
+    evaluations = _evaluations(config, tables)
+    budget = plan(config, data)
+    start = _statistics(config, budget.step, data)
+    shape = data.features.shape[1:] if start is None else (start.dimensions,)
+    learner, params = built_model(config, shape, _ways(config))
+    gradient_steps = max(budget.num_steps - len(budget.before), 1)
+    trainer = Trainer(
+        learner,
+        params,
+        data=data,
+        budget=budget,
+        shots=config.learner.shots,
+        optimizer=config.optimizer.build(gradient_steps),
+        l2_clip_norm=1.0 if config.l2_clip_norm is None else config.l2_clip_norm,
+        normalizer=config.normalizer,
+        block_size=config.block_size,
+        noise=config.noise,
+        seed=config.seed,
+        settings={
+            "model": "none" if config.model is None else config.model.to_dict(),
+            "optimizer": config.optimizer.to_dict(),
+            "features": tables.features.described() if tables.features else "none",
+            "start": "none" if config.start is None else config.start.to_dict(),
+        },
+        start=start,
+    )
+    return trainer, evaluations, sum(leaf.size for leaf in jax.tree.leaves(params))
+
+
+def plan(config: TrainingConfig, data: ExampleTable) -> PrivacyBudget:
+    """Returns the budget of a config: its steps with the data's sizes, calibrated."""
+    step = config.step.step(data.population)
+    before = ()
+    if config.start is not None:
+        steps = statistics_steps(
+            data.level_names, config.start, **_who_is_protected(step)
+        )
+        before = tuple(zip(steps, config.start_shares, strict=True))
+    return plan_budget(
+        step,
+        epsilon=config.epsilon,
+        delta=config.delta,
+        num_steps=0 if config.learner.kind == PLDA else config.num_steps,
+        before=before,
+    )
+
+
+def _who_is_protected(step: GaussianStep) -> dict[str, str]:
+    return {
+        "privacy_unit": str(step.privacy_unit),
+        "neighboring_relation": step.neighboring_relation,
+    }
+
+
+def _statistics(
+    config: TrainingConfig, step: GaussianStep, data: ExampleTable
+) -> PrivateStatistics | None:
+    """The private statistics that a run begins with, if any."""
+    if config.start is None:
+        return None
+    design: Any = step.design
+    inner = getattr(design, "sampling", design)
+    last = design.examples if isinstance(design, GroupedClasses) else inner.levels[-1]
+    slots = None if last.population is None else int(np.asarray(last.population))
+    who = _who_is_protected(step)
+    return PrivateStatistics(data, config.start, **who, slots=slots)
+
+
+def _ways(config: TrainingConfig) -> int | None:
+    """Classes an episode; None for regression."""
+    if config.learner.is_regression:
+        return None
+    design = config.step.sampling
+    if isinstance(design, GroupedClasses):
+        return int(np.asarray(design.ways))
+    # The last level but one: its draw is the classes of an episode.
+    levels = getattr(getattr(design, "sampling", design), "levels", ())
+    size = getattr(levels[-2], "size", None) if len(levels) > 1 else None
+    if size is None:
+        raise ValueError(
+            "classification needs a sampling whose last level but one draws a fixed "
+            "number of classes (ways): GroupedClasses, or WithoutReplacement there"
+        )
+    return int(size)
+
+
+def _evaluations(config: TrainingConfig, tables: Tables) -> dict[str, Evaluation]:
+    wanted = config.evaluation
+    if wanted is None:
+        return {}
+    return {
+        split: Evaluation(
+            tables.load(split),
+            ways=_ways(config),
+            shots=config.learner.shots,
+            queries=wanted.queries,
+            num_episodes=wanted.num_episodes,
+        )
+        for split in wanted.splits
+    }

@@ -1,0 +1,234 @@
+"""Fixed features: a function of one example alone, chosen before anybody's data.
+
+It is applied to every example before a run begins. As it does not depend on the data,
+what it makes of an example is as much that example's own as the example was: every
+guarantee holds as it stands, and nothing is charged. A function that was fitted to the
+private data, or chosen by fits to it that were not private, has no such guarantee.
+"""
+
+from __future__ import annotations
+
+import json
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+from jaxdp_episodic import _validation
+from jaxdp_episodic.data.table import ExampleTable
+from jaxdp_episodic.describe.spec import Spec
+from jaxdp_episodic.files.archive import read_arrays
+from jaxdp_episodic.files.atomic import atomic_path
+from jaxdp_episodic.training.ledger import owner_only
+from jaxdp_episodic.training.wavelets import compiled_wavelets
+
+NONE, WAVELETS = KINDS = ("none", "wavelets")
+_VERSION = 1
+# Rows a call: always as many, so that no row's last bits depend on how many there are.
+_BATCH = 500
+_MOST_FEATURES = 2**16
+_MOST_BYTES = 4 * 2**30  # of a cache
+
+
+@dataclass(frozen=True)
+class FixedFeatures:
+    """A fixed function that is applied to each example before a run.
+
+    For a backbone of any framework, pretrained on *public* data:
+    ``FixedFeatures(function, name="…")``, or `FixedFeatures.wavelets` for images.
+
+    Attributes:
+      function: ``(n, *features) array -> (n, D) array``, each row of the result a
+        function of that row alone (no batch statistics, no random numbers); always
+        called with 500 rows.
+      name: says which function it is, with its version and its weights: what a cache
+        was made with, and what a run that is resumed is held to.
+      unit_norm: scale each row to norm 1 (a row of zeros stays one).
+      settings: plain values that the function depends on, also compared.
+    """
+
+    function: Callable[[np.ndarray], Any]
+    name: str
+    unit_norm: bool = True
+    settings: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if not callable(self.function):
+            raise TypeError(f"function must be callable, got {self.function!r}")
+        if not isinstance(self.name, str) or not self.name:
+            raise TypeError(f"name must be a non-empty string, got {self.name!r}")
+        if not isinstance(self.unit_norm, bool):
+            raise TypeError(f"unit_norm must be True or False, got {self.unit_norm!r}")
+        self.described()  # refuses settings that JSON cannot hold
+
+    @classmethod
+    def wavelets(cls) -> FixedFeatures:
+        """Returns the wavelet features of images; see `wavelets.wavelet_features`."""
+        return cls(_wavelets, WAVELETS)
+
+    def described(self) -> dict[str, Any]:
+        """Returns what the features are, as plain values.
+
+        Raises:
+          TypeError: settings that are no plain values.
+        """
+        plain = {
+            "name": self.name,
+            "unit_norm": self.unit_norm,
+            "settings": dict(self.settings),
+            "version": _VERSION,
+        }
+        return json.loads(json.dumps(plain))
+
+    def table(self, data: ExampleTable, *, cache: Path | None = None) -> ExampleTable:
+        """Returns the table with features in place of the examples' own.
+
+        Args:
+          data: the table; its units and targets stay.
+          cache: a file (``.npz``) that holds them after the first call, readable by its
+            owner only: the features of private data are private. One that was made of
+            other data or by other settings is made anew, with a warning.
+
+        Raises:
+          OSError: a cache that cannot be read or written.
+          ValueError: features of another number of rows, of no single axis, or not
+            finite; a row that changes with the rows beside it.
+        """
+        made = None if cache is None else self._read(Path(cache), data)
+        if made is None:
+            made = self._made(data.features)
+            if cache is not None:
+                self._write(Path(cache), made, data)
+        return ExampleTable(made, data.targets, data.population)
+
+    def _made(self, examples: np.ndarray) -> np.ndarray:
+        parts = []
+        for start in range(0, len(examples), _BATCH):
+            rows = examples[start : start + _BATCH]
+            made = self._called(rows)
+            if start == 0:
+                self._check_rows_alone(rows, made)
+                if made.shape[1] > _MOST_FEATURES:
+                    raise ValueError(
+                        f"features must be at most {_MOST_FEATURES} numbers an "
+                        f"example, got {made.shape[1]}"
+                    )
+            elif made.shape[1] != parts[0].shape[1]:
+                raise ValueError(
+                    f"features must be {parts[0].shape[1]} numbers for every example, "
+                    f"got {made.shape[1]}"
+                )
+            parts.append(made)
+        made = np.concatenate(parts)
+        if self.unit_norm:
+            norms = np.linalg.norm(made, axis=1, keepdims=True)
+            made = made / np.maximum(norms, np.float32(1e-12))
+        return made
+
+    def _called(self, rows: np.ndarray) -> np.ndarray:
+        """What the function makes of up to `_BATCH` rows."""
+        number = len(rows)
+        if number < _BATCH:
+            rest = np.zeros((_BATCH - number, *rows.shape[1:]), rows.dtype)
+            rows = np.concatenate([rows, rest])
+        made = np.asarray(self.function(rows))
+        if made.ndim != 2 or len(made) != _BATCH or not made.shape[1]:
+            raise ValueError(
+                f"function of features {self.name!r} must return an array of shape "
+                f"({_BATCH}, D) for {_BATCH} rows, got {made.shape}"
+            )
+        if made.dtype.kind not in "iuf":
+            raise TypeError(
+                f"function of features {self.name!r} must return numbers, got "
+                f"{made.dtype}"
+            )
+        with np.errstate(over="ignore"):  # infinity, which is refused
+            made = made[:number].astype(np.float32)
+        bad = ~np.isfinite(made).all(axis=1)
+        if bad.any():
+            raise ValueError(
+                f"features {self.name!r} must be finite, those of an example are not"
+            )
+        return made
+
+    def _check_rows_alone(self, rows: np.ndarray, made: np.ndarray) -> None:
+        """Refuses a function whose rows depend on those beside them.
+
+        Its features would couple examples of different clip units, and clipping each
+        unit's contribution would bound nothing.
+        """
+        half = len(rows) // 2 + 1
+        alone = self._called(rows[:half])
+        apart = np.abs(alone - made[:half]).max()
+        if apart > 1e-3 * np.abs(made[:half]).max():
+            raise ValueError(
+                f"features {self.name!r} of an example must depend on it alone: they "
+                "change with the examples beside it, or from call to call (batch "
+                "statistics, dropout? switch the model to evaluation)"
+            )
+
+    def _texts(self, data: ExampleTable) -> dict[str, np.ndarray]:
+        texts = {"settings": json.dumps(self.described(), sort_keys=True)}
+        texts["data"] = data.fingerprint
+        return {name: np.array(text) for name, text in texts.items()}
+
+    def _read(self, path: Path, data: ExampleTable) -> np.ndarray | None:
+        """The cached features; None if there are none, or others."""
+        if not path.exists():
+            return None
+        try:
+            arrays = read_arrays(path, max_bytes=_MOST_BYTES)
+            texts = self._texts(data)
+            same = all(str(arrays.pop(k)) == str(v) for k, v in texts.items())
+            features = arrays["features"]
+            fits = features.ndim == 2 and len(features) == data.num_examples
+            if same and fits and features.dtype == np.float32:
+                if np.isfinite(features).all():
+                    return features
+            reason = "it is of other data, or of other settings"
+        except (ValueError, KeyError) as error:
+            reason = str(error)
+        warnings.warn(
+            f"cached features {path} are not used, and made anew: {reason}",
+            stacklevel=4,
+        )
+        return None
+
+    def _write(self, path: Path, made: np.ndarray, data: ExampleTable) -> None:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with atomic_path(path) as temporary:
+            with open(temporary, "xb", opener=owner_only) as file:
+                np.savez(file, allow_pickle=False, features=made, **self._texts(data))
+
+
+def _wavelets(images: np.ndarray) -> np.ndarray:
+    return np.asarray(compiled_wavelets(images.shape[1:])(jnp.asarray(images)))
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class FeaturesConfig(Spec):
+    """Fixed features of the examples; see `FixedFeatures`.
+
+    Attributes:
+      kind: "none" (the examples as they are) or "wavelets" (of images).
+      cache: folder for the features of each split; they are as private as the data.
+        None: ``features`` in the run's folder.
+    """
+
+    kind: str = NONE
+    cache: str | None = None
+
+    def __post_init__(self) -> None:
+        _validation.choice("kind", self.kind, KINDS)
+        if self.cache is not None and (
+            not isinstance(self.cache, str) or not self.cache or "\0" in self.cache
+        ):
+            raise TypeError(f"cache must be a non-empty string, got {self.cache!r}")
+
+    def features(self) -> FixedFeatures | None:
+        """Returns the features, or None for the examples as they are."""
+        return FixedFeatures.wavelets() if self.kind == WAVELETS else None

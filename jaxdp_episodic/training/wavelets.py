@@ -1,0 +1,193 @@
+"""Wavelet features of an image: fixed before any data, so that they cost no privacy.
+
+Moduli of Gabor responses, divided by the energy of all orientations around, and the
+low-passed image; of each the lowest cosine coefficients on a grid of 7 x 7 places.
+
+Reference: Bruna and Mallat (2013), arXiv:1203.1513 (moduli of wavelets, averaged);
+Dalal and Triggs (2005), doi:10.1109/CVPR.2005.177 (division by the energy around).
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+# Wavelengths as shares of the image's side: 4 and 8 pixels of 28.
+_WAVELENGTHS = (1 / 7, 2 / 7)
+_ORIENTATIONS, _PLACES, _COEFFICIENTS = 8, 7, 5
+# Samples of a response along each side: two a place, enough for these wavelengths.
+_SAMPLES = 2 * _PLACES
+# Where there is next to no energy there is no orientation: of contrasts in [0, 1].
+_FLOOR = 0.03
+# Width of the neighbourhood whose energy divides, in samples of the responses.
+_AROUND = 0.7
+
+
+class Filters(NamedTuple):
+    """Separable filters: each is one matrix for rows and one for columns.
+
+    F filters, of S scales; a response has 14 x 14 samples, of images (H, W).
+
+    Attributes:
+      rows: (F, 14, H) complex64.
+      columns: (F, 14, W) complex64.
+      row_envelopes: (S, 14, H) float32: Gaussians, of which the response to a constant
+        is taken off.
+      column_envelopes: (S, 14, W) float32.
+      offsets: (S,) float32: what a filter responds to a constant.
+      around: (14, 14) float32: means over a neighbourhood.
+      coefficients: (5, 14) float32: pooling, then the cosine transform.
+      image_coefficients: ((5, H), (5, W)) float32: the same of the image itself.
+    """
+
+    rows: np.ndarray
+    columns: np.ndarray
+    row_envelopes: np.ndarray
+    column_envelopes: np.ndarray
+    offsets: np.ndarray
+    around: np.ndarray
+    coefficients: np.ndarray
+    image_coefficients: tuple[np.ndarray, np.ndarray]
+
+
+def wavelet_features(image_shape: tuple[int, ...]) -> Callable[[Array], Array]:
+    """Returns the function from images to features, to be compiled.
+
+    Args:
+      image_shape: (height, width, channels), sides of at least 8 pixels.
+
+    Returns:
+      ``(n, *image_shape) -> (n, 425 * channels)``, float32 in and out, rows of unit
+      norm (a row of zeros stays one). Integers are read as 0 to 255.
+
+    Raises:
+      ValueError: features that are no images.
+    """
+    if len(image_shape) != 3 or min(image_shape[:2]) < 8:
+        raise ValueError(
+            "wavelets need images (height, width, channels) of at least 8 x 8 pixels, "
+            f"got features of shape {tuple(image_shape)}"
+        )
+    filters = make_filters(*image_shape[:2])
+
+    def features(images: Array) -> Array:
+        if not jnp.issubdtype(images.dtype, jnp.floating):
+            images = images.astype(jnp.float32) / 255.0
+        one_channel = functools.partial(_of_one_channel, filters=filters)
+        parts = [one_channel(images[..., k]) for k in range(image_shape[2])]
+        return unit_rows(jnp.concatenate(parts, axis=1))
+
+    return features
+
+
+def unit_rows(rows: Array) -> Array:
+    """Rows (n, D) scaled to norm 1; a row of zeros stays one."""
+    norms = jnp.linalg.norm(rows, axis=1, keepdims=True)
+    return rows / jnp.maximum(norms, 1e-12)
+
+
+def make_filters(height: int, width: int) -> Filters:
+    """Returns the filters for images of this size."""
+    sizes = height, width
+    side = min(sizes)
+    rows, columns, envelopes, offsets = [], [], [], []
+    for share in _WAVELENGTHS:
+        wavelength = share * side
+        deviation = wavelength / 2
+        both = [
+            _sampled(size, _SAMPLES, deviation) / (math.sqrt(2 * math.pi) * deviation)
+            for size in sizes
+        ]
+        envelopes.append(both)
+        offsets.append(math.exp(-0.5 * (2 * math.pi * deviation / wavelength) ** 2))
+        for turn in range(_ORIENTATIONS):
+            angle = math.pi * turn / _ORIENTATIONS
+            for place, (waves, part) in enumerate(
+                ((rows, math.sin(angle)), (columns, math.cos(angle)))
+            ):
+                apart = _distances(sizes[place], _SAMPLES)
+                wave = np.exp(2j * math.pi / wavelength * part * apart)
+                waves.append(both[place] * wave)
+    return Filters(
+        np.array(rows, np.complex64),
+        np.array(columns, np.complex64),
+        np.array([both[0] for both in envelopes], np.float32),
+        np.array([both[1] for both in envelopes], np.float32),
+        np.array(offsets, np.float32),
+        _means(_sampled(_SAMPLES, _SAMPLES, _AROUND)).astype(np.float32),
+        _spectrum(_SAMPLES),
+        (_spectrum(height), _spectrum(width)),
+    )
+
+
+def _of_one_channel(images: Array, *, filters: Filters) -> Array:
+    """(n, H, W) to (n, 425)."""
+    number, height, width = images.shape
+    scales = len(filters.offsets)
+    total = len(filters.columns)
+    # Columns first, by one product for all filters, then rows.
+    waves = [np.real(filters.columns), np.imag(filters.columns)]
+    matrix = np.stack(waves).reshape(-1, width).T
+    first = (images.reshape(-1, width) @ matrix).reshape(number, height, 2, total, -1)
+    along = functools.partial(jnp.einsum, "fij,njfl->nfil")
+    real, imaginary = np.real(filters.rows), np.imag(filters.rows)
+    re = along(real, first[:, :, 0]) - along(imaginary, first[:, :, 1])
+    im = along(real, first[:, :, 1]) + along(imaginary, first[:, :, 0])
+    means = jnp.einsum(
+        "sij,njk,slk->nsil", filters.row_envelopes, images, filters.column_envelopes
+    )
+    offset = filters.offsets[:, None, None] * means
+    shape = (number, scales, total // scales, _SAMPLES, _SAMPLES)
+    energy = jnp.square(re.reshape(shape) - offset[:, :, None])
+    energy = energy + jnp.square(im.reshape(shape))
+    around = jnp.einsum(
+        "ij,nsjk,lk->nsil", filters.around, jnp.sum(energy, axis=2), filters.around
+    )
+    moduli = jnp.sqrt(energy / (around + _FLOOR**2)[:, :, None])
+    maps = jnp.einsum(
+        "ij,nsojk,lk->nsoil", filters.coefficients, moduli, filters.coefficients
+    )
+    rows, columns = filters.image_coefficients
+    low = jnp.einsum("ij,njk,lk->nil", rows, images, columns)
+    return jnp.concatenate([maps.reshape(number, -1), low.reshape(number, -1)], axis=1)
+
+
+def _distances(size: int, grid: int) -> np.ndarray:
+    """(grid, size): from the middle of each of ``grid`` cells to each pixel."""
+    middles = (np.arange(grid) + 0.5) * size / grid - 0.5
+    return np.arange(size) - middles[:, None]
+
+
+def _sampled(size: int, grid: int, deviation: float) -> np.ndarray:
+    """(grid, size): a Gaussian around the middle of each of ``grid`` cells."""
+    return np.exp(-0.5 * (_distances(size, grid) / deviation) ** 2)
+
+
+def _means(weights: np.ndarray) -> np.ndarray:
+    return weights / weights.sum(axis=1, keepdims=True)
+
+
+def _spectrum(size: int) -> np.ndarray:
+    """(5, size) float32: means around 7 places, then their lowest cosine coefficients.
+
+    The transform is the orthonormal DCT-II.
+    """
+    pooling = _means(_sampled(size, _PLACES, size / _PLACES / 2))
+    places = np.arange(_PLACES) + 0.5
+    rows = np.cos(math.pi * places * np.arange(_COEFFICIENTS)[:, None] / _PLACES)
+    rows *= math.sqrt(2 / _PLACES)
+    rows[0] /= math.sqrt(2)
+    return (rows @ pooling).astype(np.float32)
+
+
+@functools.cache
+def compiled_wavelets(image_shape: tuple[int, ...]) -> Callable[[Array], Array]:
+    """Returns the compiled function of `wavelet_features`."""
+    return jax.jit(wavelet_features(image_shape))

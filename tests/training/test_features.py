@@ -1,0 +1,162 @@
+"""Fixed features: rows on their own, caches that are never another's, the wavelets."""
+
+import stat
+
+import numpy as np
+import pytest
+
+from jaxdp_episodic.data.table import ExampleTable
+from jaxdp_episodic.training.features import FeaturesConfig, FixedFeatures
+from jaxdp_episodic.training.wavelets import compiled_wavelets, make_filters
+
+
+def table(seed=0, num=12):
+    rng = np.random.default_rng(seed)
+    return ExampleTable.from_records(
+        rng.normal(size=(num, 3)), units={"class": np.repeat(np.arange(num // 2), 2)}
+    )
+
+
+def squares(rows):
+    return np.square(rows) * 2.0
+
+
+def test_rows_are_features_of_examples():
+    data = table(num=1_200)  # three calls, the last one filled up
+    made = FixedFeatures(squares, "squares", unit_norm=False).table(data)
+    np.testing.assert_allclose(made.features, 2 * data.features**2, rtol=1e-6)
+    assert made.population is data.population
+    unit = FixedFeatures(squares, "squares").table(data)
+    np.testing.assert_allclose(np.linalg.norm(unit.features, axis=1), 1, rtol=1e-6)
+    assert unit.fingerprint != made.fingerprint
+
+
+def test_a_row_of_zeros_stays_one():
+    zero = FixedFeatures(lambda rows: rows * 0, "zero").table(table())
+    assert not zero.features.any()
+
+
+@pytest.mark.parametrize(
+    ("function", "error", "complaint"),
+    [
+        (lambda r: r - r.mean(axis=0), ValueError, "depend on it alone"),
+        (lambda r: r[:3], ValueError, "must return an array of shape"),
+        (lambda r: r[:, 0], ValueError, "must return an array of shape"),
+        (lambda r: np.where(r > 1, np.nan, r), ValueError, "must be finite"),
+        (lambda r: r.astype(str), TypeError, "must return numbers"),
+        (lambda r: np.zeros((500, 2**16 + 1)), ValueError, "at most 65536"),
+    ],
+    ids=["coupled", "cut", "flat", "nan", "text", "wide"],
+)
+def test_bad_functions_are_refused(function, error, complaint):
+    with pytest.raises(error, match=complaint):
+        FixedFeatures(function, "bad").table(table(num=60))
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"function": 3, "name": "a"},
+        {"function": squares, "name": ""},
+        {"function": squares, "name": "a", "unit_norm": 1},
+        {"function": squares, "name": "a", "settings": {"a": object()}},
+    ],
+    ids=["function", "name", "unit_norm", "settings"],
+)
+def test_bad_fields_are_refused(fields):
+    with pytest.raises(TypeError):
+        FixedFeatures(**fields)
+
+
+def test_a_cache_is_used_for_the_same_data_and_settings_only(tmp_path):
+    calls = []
+
+    def counted(rows):
+        calls.append(len(rows))
+        return rows + 1
+
+    path = tmp_path / "private" / "train.npz"
+    features = FixedFeatures(counted, "plus one")
+    first = features.table(table(), cache=path)
+    number = len(calls)
+    again = features.table(table(), cache=path)
+    assert len(calls) == number  # read, not made
+    np.testing.assert_array_equal(first.features, again.features)
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
+    others = (
+        (features, table(seed=1)),
+        (FixedFeatures(counted, "plus one", settings={"version": 2}), table()),
+        (FixedFeatures(counted, "plus one", unit_norm=False), table()),
+    )
+    for other, data in others:
+        with pytest.warns(UserWarning, match="made anew"):
+            made = other.table(data, cache=path)
+        np.testing.assert_array_equal(made.features, other.table(data).features)
+        with pytest.warns(UserWarning, match="made anew"):
+            features.table(table(), cache=path)
+
+
+@pytest.mark.parametrize("damage", ["text", "cut", "nan", "short"])
+def test_a_damaged_cache_is_made_anew(tmp_path, damage):
+    path = tmp_path / "train.npz"
+    features = FixedFeatures(squares, "squares")
+    whole = features.table(table(), cache=path)
+    if damage == "text":
+        path.write_text("not an archive")
+    elif damage == "cut":
+        path.write_bytes(path.read_bytes()[:200])
+    else:
+        arrays = dict(np.load(path))
+        arrays["features"] = (
+            arrays["features"][:-1]
+            if damage == "short"
+            else arrays["features"] * np.nan
+        )
+        np.savez(path, **arrays)
+    with pytest.warns(UserWarning, match="made anew"):
+        again = features.table(table(), cache=path)
+    np.testing.assert_array_equal(whole.features, again.features)
+
+
+def test_config():
+    assert FeaturesConfig().features() is None
+    assert FeaturesConfig(kind="wavelets").features() == FixedFeatures.wavelets()
+    with pytest.raises(ValueError, match="did you mean 'wavelets'"):
+        FeaturesConfig(kind="wavelet")
+    with pytest.raises(TypeError, match="cache"):
+        FeaturesConfig(cache=3)  # type: ignore
+
+
+def test_filters_are_gabors():
+    """Against the definition, two-dimensional and in double precision."""
+    filters = make_filters(28, 21)
+    wavelength = 21 * 2 / 7  # the second scale
+    angle, deviation = np.pi * 3 / 8, wavelength / 2
+    middle_y, middle_x = 4.5 * 28 / 14 - 0.5, 9.5 * 21 / 14 - 0.5
+    y, x = np.arange(28)[:, None] - middle_y, np.arange(21) - middle_x
+    phase = 2 * np.pi / wavelength * (np.sin(angle) * y + np.cos(angle) * x)
+    gabor = np.exp(-(y**2 + x**2) / (2 * deviation**2) + 1j * phase)
+    gabor /= 2 * np.pi * deviation**2
+    ours = np.outer(filters.rows[8 + 3, 4], filters.columns[8 + 3, 9])
+    np.testing.assert_allclose(ours, gabor, atol=1e-8)
+
+
+def test_wavelets_of_images():
+    rng = np.random.default_rng(0)
+    images = rng.random((5, 28, 28, 2), np.float32)
+    images[0] = 0.0
+    images[1] = 0.5  # no orientation: moduli far below those of the others
+    images[3] = images[2][:, ::-1].copy()
+    made = np.asarray(compiled_wavelets((28, 28, 2))(images))
+    assert made.shape == (5, 850)
+    assert not made[0].any()
+    np.testing.assert_allclose(np.linalg.norm(made[1:], axis=1), 1, rtol=1e-5)
+    assert np.abs(made[2] - made[3]).max() > 0.01
+    # Channels are alike; so are brighter images, once there is energy to divide by.
+    swapped = np.asarray(compiled_wavelets((28, 28, 2))(images[..., ::-1]))
+    np.testing.assert_allclose(swapped[:, :425], made[:, 425:], atol=1e-6)
+    with pytest.raises(ValueError, match="need images"):
+        compiled_wavelets((28, 28))
+    with pytest.raises(ValueError, match="at least 8 x 8"):
+        compiled_wavelets((7, 28, 1))

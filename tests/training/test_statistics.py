@@ -1,0 +1,415 @@
+"""Private statistics: sensitivities by enumeration, the metric, a run that resumes."""
+
+import dataclasses
+import itertools
+
+import jax
+import numpy as np
+import optax
+import pytest
+
+import jaxdp_episodic as jde
+from jaxdp_episodic.accounting.budget import PrivacyBudget, plan_budget
+from jaxdp_episodic.data.table import ExampleTable
+from jaxdp_episodic.report.ledger_file import read_ledger
+from jaxdp_episodic.training.learners import ProtoNet
+from jaxdp_episodic.training.plda import (
+    Start,
+    projected,
+    second_moment,
+    sum_with_count,
+    with_symmetric_noise,
+)
+from jaxdp_episodic.training.statistics import (
+    PrivateStatistics,
+    StartConfig,
+    statistics_steps,
+)
+from jaxdp_episodic.training.trainer import Trainer
+from training_runs import GROUPED, assert_same
+
+ZEROED = dataclasses.replace(GROUPED, neighboring_relation="zero_out")
+SHORT = StartConfig(mean=0.2, within=(0.3,), total=0.5, dimensions=2)
+
+
+def gaussian_classes(sizes=(6,) * 30, features=5, seed=0):
+    """Classes that differ in the first two coordinates, and vary most in the last."""
+    rng = np.random.default_rng(seed)
+    spread = np.array([0.05] * (features - 1) + [1.0])
+    rows = [
+        np.r_[rng.normal(size=2), np.zeros(features - 2)]
+        + spread * rng.normal(size=(size, features))
+        for size in sizes
+    ]
+    ids = np.repeat(np.arange(len(sizes)), sizes)
+    return ExampleTable.from_records(np.concatenate(rows), units={"class": ids})
+
+
+def statistics(data=None, config=SHORT, relation="zero_out", unit="example", slots=6):
+    return PrivateStatistics(
+        gaussian_classes() if data is None else data,
+        config,
+        privacy_unit=unit,
+        neighboring_relation=relation,
+        slots=slots,
+    )
+
+
+def released(own, noise=0.0, seed=0):
+    """All statistics, with one noise multiplier."""
+    state = own.initial()
+    for place in range(len(own.steps)):
+        generator = np.random.default_rng([seed, place])
+        key = jax.random.key(97 * seed + place)
+        state = own.release(state, place, generator, key, noise)
+    return state
+
+
+# --- What the sums are ---
+
+
+def test_the_sums_are_those_of_their_definitions():
+    rng = np.random.default_rng(0)
+    rows, weights = rng.normal(size=(7, 3)), rng.random(7)
+    unit = rows / np.linalg.norm(rows, axis=1, keepdims=True)
+    expected = (weights[:, None] * np.c_[unit, np.ones(7)]).sum(axis=0) / np.sqrt(2)
+    narrow = np.float32(rows), np.float32(weights)
+    np.testing.assert_allclose(sum_with_count(*narrow), expected, rtol=2e-5)
+    center, whitening = rng.normal(size=3), rng.normal(size=(3, 3))
+    white = (rows - center) @ whitening
+    white /= np.linalg.norm(white, axis=1, keepdims=True)
+    expected = sum(w * np.outer(v, v) for w, v in zip(weights, white, strict=True))
+    found = second_moment(*narrow, np.float32(center), np.float32(whitening))
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("row", [0.0, 1e-38, 3e38, np.nan, np.inf])
+def test_whatever_a_row_is_it_gives_at_most_norm_one(row):
+    rows = np.full((1, 3), row, np.float32)
+    one = np.ones(1, np.float32)
+    total = np.asarray(sum_with_count(rows, one), np.float64)
+    assert np.isfinite(total).all() and np.linalg.norm(total) <= 1
+    eye = np.eye(3, dtype=np.float32)
+    moment = np.asarray(second_moment(rows, one, 0 * eye[0], eye), np.float64)
+    assert np.isfinite(moment).all() and np.linalg.norm(moment) <= 1
+
+
+def test_the_noise_is_independent_in_a_basis_of_symmetric_matrices():
+    """3,000 draws; each bound is five standard errors."""
+    keys = jax.random.split(jax.random.key(0), 3_000)
+    zero = np.zeros((3, 3), np.float32)
+    draw = jax.jit(jax.vmap(lambda key: with_symmetric_noise(zero, key, 2.0)))
+    noise = np.asarray(draw(keys), np.float64)
+    np.testing.assert_array_equal(noise, noise.transpose(0, 2, 1))
+    basis = [noise[:, i, i] for i in range(3)]
+    basis += [np.sqrt(2) * noise[:, i, j] for i, j in ((0, 1), (0, 2), (1, 2))]
+    covariance = np.cov(np.stack(basis))
+    np.testing.assert_allclose(np.diag(covariance), 4.0, rtol=5 * np.sqrt(2 / 3_000))
+    rest = covariance - np.diag(np.diag(covariance))
+    assert np.abs(rest).max() < 5 * 4.0 / np.sqrt(3_000)
+
+
+# --- How far one unit moves them ---
+
+
+def orders(number):
+    return list(itertools.permutations(range(number)))
+
+
+def pairs_of(order):
+    return [frozenset(order[i : i + 2]) for i in range(0, len(order) - 1, 2)]
+
+
+@pytest.mark.parametrize("number", [2, 3, 4, 5, 6])
+def test_without_an_example_the_coupled_order_moves_one_pair(number):
+    """The coupling of docs/proofs.md, every order of up to six examples."""
+    results, largest = {}, 0
+    for order in orders(number):
+        others = list(order)
+        place = others.index(0)  # example 0 leaves
+        if number % 2:
+            last = others.pop()
+            if last != 0:
+                others[place] = last
+        else:
+            partner = others[place ^ 1]
+            start = place // 2 * 2
+            tail = others[-2:]
+            others[start : start + 2] = tail
+            others = [*others[:-2], partner]
+        assert sorted(others) == list(range(1, number))
+        results[tuple(others)] = results.get(tuple(others), 0) + 1
+        before, after = set(pairs_of(order)), set(pairs_of(others))
+        moved = len(before - after) + len(after - before)  # each of norm 1
+        largest = max(largest, moved)
+    assert len(set(results.values())) == 1  # uniformly random
+    assert len(results) == len(orders(number - 1))
+    assert largest == (2 if number % 2 else 1)
+
+
+@pytest.mark.parametrize(
+    ("relation", "sizes", "slots"),
+    [("zero_out", (5, 2, 0, 1), 6), ("add_remove", (5, 2, 3, 1), None)],
+)
+def test_pairs_are_disjoint_within_classes_and_uniform(relation, sizes, slots):
+    """Each pair of a class as often as any other; 2,000 draws, five errors."""
+    own = statistics(gaussian_classes(sizes), relation=relation, slots=slots)
+    generator, counts = np.random.default_rng(0), np.zeros((11, 11))
+    classes = np.repeat(np.arange(4), sizes)
+    for _ in range(2_000):
+        first, second, weights = own._pairs(generator)
+        both = np.concatenate([first, second])
+        assert len(set(both.tolist())) == len(both)
+        np.testing.assert_array_equal(classes[first], classes[second])
+        np.testing.assert_array_equal(weights, 1.0)
+        counts[first, second] += 1
+    together = (counts + counts.T)[:5, :5][np.triu_indices(5, 1)] / 2_000
+    # Of six slots each pair is one with 1/5; of five examples likewise.
+    np.testing.assert_allclose(together, 0.2, atol=5 * 0.4 / np.sqrt(2_000))
+
+
+@pytest.mark.parametrize(
+    ("unit", "relation", "expected"),
+    [
+        ("example", "add_remove", (1, 2, 1)),
+        ("example", "replace_one", (2, 2, 2)),
+        ("example", "zero_out", (1, 1, 1)),
+        ("class", "add_remove", (1, 1, 1)),
+        ("class", "replace_one", (2, 2, 2)),
+        ("class", "zero_out", (1, 1, 1)),
+    ],
+)
+def test_the_accountant_is_told_how_far(unit, relation, expected):
+    steps = statistics_steps(
+        ("class", "example"), SHORT, privacy_unit=unit, neighboring_relation=relation
+    )
+    for step, moved in zip(steps, expected, strict=True):
+        plain = jde.GaussianStep(
+            jde.Poisson("one", sampling_probability=1.0), noise_multiplier=1.3 / moved
+        )
+        step = dataclasses.replace(step, noise_multiplier=1.3)
+        found = jde.epsilon(step, num_steps=1, delta=1e-5)
+        assert found == pytest.approx(
+            jde.epsilon(plain, num_steps=1, delta=1e-5), rel=1e-9
+        )
+
+
+@pytest.mark.parametrize("unit", ["example", "class"])
+def test_no_unit_moves_a_sum_by_more_than_that(unit):
+    """Data with and without it, the same pairs: every statistic, in its norm."""
+    data = gaussian_classes((6,) * 4)
+    own = statistics(data, unit=unit)
+    gone = 1 if unit == "example" else 6
+    # Last of its class, so that the other slots keep their places.
+    kept = np.setdiff1d(np.arange(24), np.arange(24 - gone, 24))
+    counts = (np.array([4]), np.array([6, 6, 6, 6 - gone]))
+    tree = jde.Population(counts, ("class", "example"))
+    fewer = statistics(ExampleTable(data.features[kept], None, tree), unit=unit)
+    state = own.initial()._replace(mean=np.float32([0.1] * 5))
+    key = jax.random.key(0)
+    for seed in range(5):
+        mean = own._mean(key, 0.0) - fewer._mean(key, 0.0)
+        assert np.linalg.norm(mean) <= 1
+        pairs = [s._pairs(np.random.default_rng(seed)) for s in (own, fewer)]
+        within = [
+            s._moment(s._features, state, p[2], key, 0.0, p[:2])
+            for s, p in zip((own, fewer), pairs, strict=True)
+        ]
+        assert np.linalg.norm(within[0] - within[1]) <= 1 + 1e-5
+        total = [
+            s._moment(s._features, state, s._weights(), key, 0.0) for s in (own, fewer)
+        ]
+        assert 0.5 < np.linalg.norm(total[0] - total[1]) <= 1 + 1e-5
+
+
+# --- What comes of them ---
+
+
+def test_without_noise_the_metric_finds_what_tells_classes_apart():
+    data = gaussian_classes((6,) * 60)
+    state = released(statistics(data))
+    made = np.asarray(projected(data.features, state.mean, state.projection))
+    means = made.reshape(60, 6, 2).mean(axis=1, keepdims=True)
+    raw = data.features / np.linalg.norm(data.features, axis=1, keepdims=True)
+    raw_means = raw.reshape(60, 6, 5).mean(axis=1, keepdims=True)
+    within = np.mean(np.sum((made.reshape(60, 6, 2) - means) ** 2, axis=2))
+    before = np.mean(np.sum((raw.reshape(60, 6, 5) - raw_means) ** 2, axis=2))
+    assert within < 0.5 * before
+    assert float(state.count) == pytest.approx(360, rel=1e-4)
+
+
+def test_all_noise_still_makes_a_finite_metric():
+    state = released(statistics(), noise=1e4)
+    assert all(np.isfinite(np.asarray(leaf)).all() for leaf in state)
+    assert np.asarray(state.projection).any()
+
+
+def test_where_no_class_has_two_different_examples():
+    data = gaussian_classes((1,) * 8)
+    with pytest.raises(ValueError, match="no class has two different examples"):
+        released(statistics(data))
+    assert np.asarray(released(statistics(data), noise=1.0).projection).any()
+
+
+@pytest.mark.parametrize(
+    ("fields", "complaint"),
+    [
+        ({"mean": 0.5}, "must sum to 1"),
+        ({"mean": 0.0}, "mean"),
+        ({"within": ()}, "within"),
+        ({"within": (0.3, -0.1)}, "within"),
+        ({"share": 1.0}, "share must lie in"),
+        ({"kind": "lda"}, "plda"),
+        ({"dimensions": 0}, "dimensions"),
+    ],
+    ids=lambda value: str(value)[:20],
+)
+def test_bad_configs(fields, complaint):
+    with pytest.raises((ValueError, TypeError), match=complaint):
+        StartConfig(**fields)
+
+
+def test_bad_tables():
+    with pytest.raises(ValueError, match="slots must be at least"):
+        statistics(slots=5)
+    with pytest.raises(ValueError, match="privacy_unit"):
+        statistics(unit="step")
+    with pytest.raises(ValueError, match="at most 4096 features"):
+        statistics(gaussian_classes((2,) * 2, features=4097), slots=2)
+
+
+# --- The budget of a run that begins with them ---
+
+
+def test_shares_are_of_one_budget():
+    steps = statistics().steps
+    before = [(step, share) for step, share in zip(steps, (0.2, 0.3, 0.5), strict=True)]
+    plan = plan_budget(ZEROED, epsilon=2.0, delta=1e-5, num_steps=0, before=before)
+    assert plan.num_steps == plan.permitted_steps == 3
+    assert 1.999 < plan.spent(3) <= 2.0
+    squares = np.array([float(s.noise_multiplier) ** -2.0 for s in plan.before])
+    np.testing.assert_allclose(squares / squares.sum(), (0.2, 0.3, 0.5), rtol=1e-6)
+    np.testing.assert_allclose(plan.spent(np.arange(2)), [0.0, plan.spent(1)])
+
+
+@pytest.mark.slow
+def test_what_is_left_is_for_the_steps():
+    steps = statistics().steps
+    before = [(step, 0.2) for step in steps]
+    plan = plan_budget(ZEROED, epsilon=2.0, delta=1e-5, num_steps=50, before=before)
+    assert plan.num_steps == 53
+    assert 1.999 < plan.spent(53) <= 2.0
+    parts = [*((step, 1) for step in plan.before), (plan.step, 50)]
+    assert jde.epsilon(jde.compose(*parts), delta=1e-5) == pytest.approx(plan.spent(53))
+
+
+@pytest.mark.parametrize(
+    ("shares", "num_steps"),
+    [((0.6, 0.6), 0), ((0.5, 0.5), 3), ((0.5, 0.0), 3), ((0.5, 0.5), None)],
+)
+def test_bad_shares(shares, num_steps):
+    before = list(zip(statistics().steps, shares, strict=False))
+    with pytest.raises(ValueError, match="shares|num_steps"):
+        plan_budget(ZEROED, epsilon=2.0, delta=1e-5, num_steps=num_steps, before=before)
+
+
+# --- A run ---
+
+
+def run(*, num_steps=4, seed=1, budget=None, **changes):
+    own = statistics()
+    if budget is None:
+        before = tuple(dataclasses.replace(s, noise_multiplier=0.3) for s in own.steps)
+        total = len(before) + num_steps
+        budget = PrivacyBudget(
+            dataclasses.replace(ZEROED, noise_multiplier=0.5),
+            1e9,
+            1e-5,
+            total,
+            total,
+            before,
+        )
+    learner = ProtoNet(lambda p, x: x @ p["w"], ways=3, distance="cosine")
+    arguments = {
+        "data": gaussian_classes(),
+        "budget": budget,
+        "shots": 1,
+        "optimizer": optax.adam(0.05),
+        "l2_clip_norm": 0.5,
+        "seed": seed,
+        "start": own,
+        **changes,
+    }
+    return Trainer(learner, {"w": np.eye(2, dtype=np.float32)}, **arguments)
+
+
+def test_a_run_of_statistics_alone(tmp_path):
+    trainer = run(num_steps=0)
+    records = trainer.train(tmp_path)
+    assert [r["step"] for r in records] == [0, 1, 2, 3]
+    content = read_ledger(tmp_path / "ledger.jsonl")
+    assert content.groups == tuple((step, 1) for step in trainer.budget.before)
+    step, number = content.run_charged()
+    assert number is None
+    spent = jde.epsilon(step, delta=1e-5)
+    assert spent == pytest.approx(trainer.budget.spent(3), rel=1e-12)
+    assert records[-1]["epsilon"] == pytest.approx(spent)
+    assert isinstance(trainer.state.start, Start)
+    assert np.asarray(trainer.params["start"]["projection"]).any()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("interrupted_after", [1, 2, 3, 4, 6])
+def test_resume_is_bit_exact(tmp_path, interrupted_after):
+    def stop(progress):
+        if progress.step == interrupted_after:
+            raise KeyboardInterrupt
+
+    whole, part, rest = run(), run(), run()
+    whole.train(tmp_path / "whole")
+    with pytest.raises(KeyboardInterrupt):
+        part.train(tmp_path / "parts", checkpoint_every=2, on_step=stop)
+    rest.resume(tmp_path / "parts")
+    rest.train(tmp_path / "parts")
+    assert_same(whole, rest)
+    content = read_ledger(tmp_path / "parts" / "ledger.jsonl")
+    assert [count for _, count in content.groups] == [1, 1, 1, 4]
+
+
+@pytest.mark.slow
+def test_a_kill_between_a_description_and_its_charge(tmp_path):
+    """The ledger then ends with steps that are described and not charged."""
+    part = run()
+    with pytest.raises(KeyboardInterrupt):
+        part.train(tmp_path, checkpoint_every=1, on_step=_stop_after_two)
+    part.ledger._file = None
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(
+            "jaxdp_episodic.training.ledger.LedgerFile.charge", _raise_no_space
+        )
+        again = run()
+        again.resume(tmp_path)
+        with pytest.raises(OSError, match="full"):
+            again.train(tmp_path)
+    assert [c for _, c in read_ledger(tmp_path / "ledger.jsonl").groups] == [1, 1, 0]
+    rest = run()
+    rest.resume(tmp_path)
+    rest.train(tmp_path)
+    groups = read_ledger(tmp_path / "ledger.jsonl").groups
+    assert [count for _, count in groups] == [1, 1, 1, 4]
+
+
+def _stop_after_two(progress):
+    if progress.step == 2:
+        raise KeyboardInterrupt
+
+
+def _raise_no_space(*_):
+    raise OSError("full")
+
+
+def test_statistics_that_are_not_the_budgets_are_refused():
+    with pytest.raises(ValueError, match="steps before"):
+        run(start=None)
+    with pytest.raises(ValueError, match="noise must be 'gaussian'"):
+        run(noise="discrete")

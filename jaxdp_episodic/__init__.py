@@ -26,6 +26,8 @@ from jaxdp_episodic.describe.releases import (
 from jaxdp_episodic.describe.schemes import (
     MultistageSampling,
     Poisson,
+    RandomAllocation,
+    ShuffledEpochs,
     WithoutReplacement,
 )
 from jaxdp_episodic.describe.step import ComposedSteps, GaussianStep, compose
@@ -47,6 +49,8 @@ __all__ = [
     "Poisson",
     "Population",
     "PrivacyReport",
+    "RandomAllocation",
+    "ShuffledEpochs",
     "WithoutReplacement",
     "ZeroConcentratedDP",
     "advantage",

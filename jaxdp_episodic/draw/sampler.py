@@ -19,6 +19,7 @@ from jaxdp_episodic.describe.designs import (
     Sampling,
     check_clip_unit,
     checked_sampling,
+    epoch_scheme,
 )
 from jaxdp_episodic.describe.population import Population
 from jaxdp_episodic.describe.schemes import (
@@ -56,7 +57,12 @@ def rows_and_levels(
 
     Raises:
       ValueError: a population whose levels or number of classes do not fit.
+      NotImplementedError: a draw by epochs.
     """
+    if epoch_scheme(sampling) is not None:
+        raise NotImplementedError(
+            f"draws by epochs are accounted but not drawn yet: {epoch_scheme(sampling)}"
+        )
     if isinstance(sampling, MultistageSampling):
         levels = make_levels(sampling.levels, population, slots_of)
         clip_level = (RESERVED_LEVEL_NAME, *sampling.level_names).index(clip_unit)

@@ -14,6 +14,8 @@ from jaxdp_episodic.accounting.calibration import (
     calibrate_noise_multiplier,
     calibrate_num_steps,
 )
+from jaxdp_episodic.describe.designs import epoch_scheme
+from jaxdp_episodic.describe.epochs import steps_owed
 from jaxdp_episodic.describe.step import GaussianStep
 
 # Steps are numbered by 32-bit integers on the device.
@@ -35,7 +37,7 @@ class PrivacyBudget:
       delta: the target, in (0, 1).
       num_steps: steps that the run takes; known before the first one.
       permitted_steps: the largest number of steps whose epsilon is within the target,
-        >= ``num_steps``.
+        >= ``num_steps``. Of steps in epochs, beyond ``num_steps`` whole epochs only.
     """
 
     step: GaussianStep
@@ -45,8 +47,24 @@ class PrivacyBudget:
     permitted_steps: int
 
     def spent(self, num_steps: Any) -> np.ndarray | np.float64:
-        """Returns epsilon after that many steps (*upper bound*; shape of the input)."""
-        return epsilon_of(self.step, num_steps=num_steps, delta=self.delta)
+        """Returns epsilon after that many steps (*upper bound*; shape of the input).
+
+        Of steps in epochs that of the steps owed; see `owed`.
+        """
+        owed = self.owed(num_steps)
+        return epsilon_of(self.step, num_steps=owed, delta=self.delta)
+
+    def owed(self, num_steps: Any) -> np.ndarray | np.int64:
+        """Returns the steps that are charged if the run ends after that many.
+
+        Within an epoch, unless that end was planned, those of the whole epoch.
+        """
+        return steps_owed(self.step.design, num_steps, self.num_steps)[()]
+
+    @property
+    def planned(self) -> int | None:
+        """The number of steps, where what they cost rests on its being fixed."""
+        return self.num_steps if epoch_scheme(self.step.design) is not None else None
 
     @property
     def is_private(self) -> bool:
@@ -91,7 +109,10 @@ class SpentAhead:
         if not 0 <= place < len(self._values):
             last = max(step, min(step + _STEPS_AHEAD - 1, self._budget.num_steps))
             self._first, place = step, 0
-            self._values = np.asarray(self._budget.spent(np.arange(step, last + 1)))
+            owed = self._budget.owed(np.arange(step, last + 1))
+            # Many steps owe the same epoch.
+            different, place_of = np.unique(owed, return_inverse=True)
+            self._values = np.asarray(self._budget.spent(different))[place_of]
         return float(self._values[place])
 
 
@@ -149,6 +170,10 @@ def plan_budget(
             "the noise calibrated, or more noise"
         )
     planned = permitted if steps is None else min(steps, permitted)
+    scheme = epoch_scheme(step.design)
+    if scheme is not None:  # what was not planned is charged by whole epochs
+        length = int(np.asarray(scheme.steps_per_epoch))
+        permitted = max(planned, permitted // length * length)
     return PrivacyBudget(step, target, allowed, planned, permitted)
 
 

@@ -28,7 +28,7 @@ import optax
 import orbax.checkpoint as ocp
 
 from jaxdp_episodic import _validation
-from jaxdp_episodic.report.ledger_file import LedgerMark
+from jaxdp_episodic.report.ledger_content import LedgerMark
 from jaxdp_episodic.training.description import refuse_other_run
 
 FORMAT = 2

@@ -22,15 +22,13 @@ from pathlib import Path
 from typing import Any, Self
 
 from jaxdp_episodic.accounting.budget import BudgetExhaustedError, PrivacyBudget
-from jaxdp_episodic.describe.step import GaussianStep
 from jaxdp_episodic.files.atomic import atomic_path
+from jaxdp_episodic.report.ledger_content import LedgerContent, LedgerMark
 from jaxdp_episodic.report.ledger_file import (
     CHARGE,
     MOST_DESCRIBED,
     Chain,
-    LedgerContent,
     LedgerError,
-    LedgerMark,
     header,
     read_ledger,
     scan,
@@ -110,7 +108,7 @@ class Ledger:
           LedgerError: the file describes other steps than the budget's.
           OSError: it cannot be written.
         """
-        refuse_other_step(file.content, self._budget.step)
+        refuse_other_step(file.content, self._budget)
         if file.charged > self._begun:
             raise FileExistsError(
                 f"the run has gone on: {file.charged} steps are charged in its ledger, "
@@ -128,12 +126,12 @@ class Ledger:
             self._file, self.mark = None, file.mark
 
 
-def refuse_other_step(content: LedgerContent, step: GaussianStep) -> None:
-    """Refuses a ledger whose last steps are not those of this budget."""
-    if content.groups[-1][0] != step:
+def refuse_other_step(content: LedgerContent, budget: PrivacyBudget) -> None:
+    """Refuses a ledger whose last steps, or their plan, are not those of a budget."""
+    if (content.groups[-1][0], content.planned) != (budget.step, budget.planned):
         raise LedgerError(
             "the ledger is of another run: it charges other steps than this one takes "
-            "(another sampling, noise, population or privacy unit)"
+            "(another sampling, noise, population, privacy unit or number of epochs)"
         )
 
 
@@ -171,7 +169,7 @@ def taken_up(
             f"the run's ledger {path} is gone: what was charged since its checkpoint "
             "is not known, and the run cannot go on"
         ) from None
-    refuse_other_step(content, budget.step)
+    refuse_other_step(content, budget)
     taken, charged = snapshot.charged_steps, content.charged
     if not taken <= charged <= budget.permitted_steps:
         raise LedgerError(
@@ -370,6 +368,7 @@ def create_ledger(path: Path, budget: PrivacyBudget, *, is_seeded: bool) -> None
         epsilon=budget.epsilon,
         delta=budget.delta,
         is_seeded=is_seeded,
+        planned=budget.planned,
     )
     start = chain.line(first)
     chain.add(start)

@@ -33,6 +33,8 @@ from jaxdp_episodic.describe.releases import (
 from jaxdp_episodic.describe.schemes import (
     MultistageSampling,
     Poisson,
+    RandomAllocation,
+    ShuffledEpochs,
     WithoutReplacement,
 )
 from jaxdp_episodic.describe.step import ComposedSteps, GaussianStep, compose
@@ -56,8 +58,10 @@ __all__ = [
     "Poisson",
     "Population",
     "PrivacyReport",
+    "RandomAllocation",
     "RandomizedResponse",
     "RenyiDP",
+    "ShuffledEpochs",
     "TruncatedPoissonRelease",
     "WithoutReplacement",
     "ZeroConcentratedDP",

@@ -108,7 +108,7 @@ class PlainBudget(PrivacyBudget):
         return rho + 2 * np.sqrt(rho * np.log(1 / self.delta))
 
 
-def plain_trainer(*, num_steps=6, data=None, learner=None, **changes):
+def plain_trainer(*, num_steps=6, data=None, learner=None, step=GROUPED, **changes):
     """A run with noise, on public sizes, that starts and takes steps at once."""
     model, params = protonet() if learner is None else learner
     arguments = {"l2_clip_norm": 0.5, "shots": SHOTS, "seed": 1, **changes}
@@ -117,7 +117,7 @@ def plain_trainer(*, num_steps=6, data=None, learner=None, **changes):
         model,
         params,
         data=classes() if data is None else data,
-        budget=PlainBudget(GROUPED, 1e9, 1e-5, num_steps, num_steps),
+        budget=PlainBudget(step, 1e9, 1e-5, num_steps, num_steps),
         **arguments,
     )
 

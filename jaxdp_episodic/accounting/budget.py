@@ -16,6 +16,8 @@ from jaxdp_episodic.accounting.calibration import (
     calibrate_noise_multiplier,
     calibrate_num_steps,
 )
+from jaxdp_episodic.describe.designs import epoch_scheme
+from jaxdp_episodic.describe.epochs import steps_owed
 from jaxdp_episodic.describe.step import ComposedSteps, GaussianStep, compose
 from jaxdp_episodic.numerics.roots import largest_within
 
@@ -42,8 +44,10 @@ class PrivacyBudget:
       num_steps: steps that the run takes; known before the first one. Those of
         ``before`` are counted.
       permitted_steps: the largest number of steps whose epsilon is within the target,
-        >= ``num_steps``; with steps ``before``, ``num_steps``.
-      before: other steps, with their noise, that the run takes first, each once.
+        >= ``num_steps``; with steps ``before``, ``num_steps``. Of steps in epochs,
+        beyond ``num_steps`` whole epochs only.
+      before: other steps, with their noise, that the run takes first, each once; not
+        with steps in epochs.
     """
 
     step: GaussianStep
@@ -54,10 +58,26 @@ class PrivacyBudget:
     before: tuple[GaussianStep, ...] = ()
 
     def spent(self, num_steps: Any) -> np.ndarray | np.float64:
-        """Returns epsilon after that many steps (*upper bound*; shape of the input)."""
+        """Returns epsilon after that many steps (*upper bound*; shape of the input).
+
+        Of steps in epochs that of the steps owed; see `owed`.
+        """
         if not self.before:
-            return epsilon_of(self.step, num_steps=num_steps, delta=self.delta)
+            owed = self.owed(num_steps)
+            return epsilon_of(self.step, num_steps=owed, delta=self.delta)
         return epsilon_of(self.run(num_steps), delta=self.delta)
+
+    def owed(self, num_steps: Any) -> np.ndarray | np.int64:
+        """Returns the steps that are charged if the run ends after that many.
+
+        Within an epoch, unless that end was planned, those of the whole epoch.
+        """
+        return steps_owed(self.step.design, num_steps, self.num_steps)[()]
+
+    @property
+    def planned(self) -> int | None:
+        """The number of steps, where what they cost rests on its being fixed."""
+        return self.num_steps if epoch_scheme(self.step.design) is not None else None
 
     def run(self, num_steps: Any) -> ComposedSteps:
         """Returns the first so many steps of the run, for the accountant."""
@@ -119,7 +139,10 @@ class SpentAhead:
         if not 0 <= place < len(self._values):
             last = max(step, min(step + _STEPS_AHEAD - 1, self._budget.num_steps))
             self._first, place = step, 0
-            self._values = np.asarray(self._budget.spent(np.arange(step, last + 1)))
+            owed = self._budget.owed(np.arange(step, last + 1))
+            # Many steps owe the same epoch.
+            different, place_of = np.unique(owed, return_inverse=True)
+            self._values = np.asarray(self._budget.spent(different))[place_of]
         return float(self._values[place])
 
 
@@ -154,6 +177,7 @@ def plan_budget(
       TypeError: an argument of the wrong type.
       ValueError: a value out of range, a step with arrays, or a target that does not
         permit a single step.
+      NotImplementedError: steps ``before``, or after others, in epochs.
     """
     if not isinstance(step, GaussianStep):
         raise TypeError(f"step must be a GaussianStep, got {step!r}")
@@ -177,6 +201,10 @@ def plan_budget(
             why = "steps before" if before else "epsilon=inf"
             raise ValueError(f"num_steps must be given with {why}, got None")
         if before:
+            if any(epoch_scheme(one.design) for one in (step, *(s for s, _ in before))):
+                raise NotImplementedError(
+                    "before: steps in epochs can neither follow others nor come before"
+                )
             return _with_steps_before(step, target, allowed, steps, before)
         bare = dataclasses.replace(step, noise_multiplier=0.0)
         return PrivacyBudget(bare, target, allowed, steps, steps)
@@ -193,6 +221,10 @@ def plan_budget(
             "the noise calibrated, or more noise"
         )
     planned = permitted if steps is None else min(steps, permitted)
+    scheme = epoch_scheme(step.design)
+    if scheme is not None:  # what was not planned is charged by whole epochs
+        length = int(np.asarray(scheme.steps_per_epoch))
+        permitted = max(planned, permitted // length * length)
     return PrivacyBudget(step, target, allowed, planned, permitted)
 
 

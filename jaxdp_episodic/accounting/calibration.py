@@ -13,25 +13,20 @@ import numpy as np
 
 from jaxdp_episodic import _validation
 from jaxdp_episodic.accounting.api import check_method, on_engine
-from jaxdp_episodic.accounting.dominating_pair import dominating_pair
+from jaxdp_episodic.accounting.dominating_pair import run_of
+from jaxdp_episodic.accounting.drawn_levels import (
+    largest_size,
+    scheme_of,
+    smallest_size,
+    with_rate,
+)
 from jaxdp_episodic.accounting.question import EpsilonAt
 from jaxdp_episodic.accounting.run import Run
 from jaxdp_episodic.accounting.worst_path import answer, engine_for
-from jaxdp_episodic.describe.designs import (
-    CLASS,
-    GroupedClasses,
-    IndependentEpisodes,
-)
 from jaxdp_episodic.describe.mechanisms import RELEASES
 from jaxdp_episodic.describe.releases import LaplaceRelease
-from jaxdp_episodic.describe.schemes import (
-    MultistageSampling,
-    Poisson,
-    Scheme,
-    WithoutReplacement,
-)
-from jaxdp_episodic.describe.step import GaussianStep, OneStep, Sampling
-from jaxdp_episodic.losses.privacy_loss import PrivacyLoss
+from jaxdp_episodic.describe.schemes import EpochScheme, Poisson
+from jaxdp_episodic.describe.step import GaussianStep, OneStep
 from jaxdp_episodic.numerics.roots import largest_within
 
 _TOLERANCE = 1e-7
@@ -87,7 +82,7 @@ def calibrate_noise_multiplier(
             found = 1 / inverse
         # 1 / (1 / x) may round down; what is returned must be what was checked.
         asked = dataclasses.replace(step, noise_multiplier=found.reshape(run.shape))
-        checked = run.excess(np.arange(run.size), loss=dominating_pair(asked))
+        checked = run.excess(np.arange(run.size), step=asked)
         bad = np.isfinite(found) & (checked > 0)
         found = np.where(bad, found * (1 + _TOLERANCE), found)
     found = np.where(hopeless, np.inf, found)
@@ -172,9 +167,13 @@ def calibrate_rate(
     """
     check_method(method)
     _check_is(step, GaussianStep)
-    scheme = _scheme_of(step, level)
-    smallest = _smallest_size(step, level)
-    one = dataclasses.replace(step, sampling=_with_rate(step, level, smallest))
+    scheme = scheme_of(step, level)
+    if isinstance(scheme, EpochScheme):
+        raise NotImplementedError(
+            f"level must be drawn in every step, got {level!r}, drawn by epochs"
+        )
+    smallest = smallest_size(step, level)
+    one = dataclasses.replace(step, sampling=with_rate(step, level, smallest))
     run = _Targets(one, epsilon, delta, num_steps, method)
     everywhere = np.arange(run.size)
     all_rates = np.full(run.size, np.max(smallest, initial=1), np.float64)
@@ -182,9 +181,8 @@ def calibrate_rate(
     def excess(rate: np.ndarray, active: np.ndarray) -> np.ndarray:
         all_rates[active] = rate
         shaped = all_rates.reshape(run.shape)
-        changed = _with_rate(step, level, shaped)
-        loss = dominating_pair(dataclasses.replace(step, sampling=changed))
-        return run.excess(active, loss=loss)
+        changed = with_rate(step, level, shaped)
+        return run.excess(active, step=dataclasses.replace(step, sampling=changed))
 
     if isinstance(scheme, Poisson):
         least = np.full(run.size, _SMALLEST_PROBABILITY)
@@ -194,7 +192,7 @@ def calibrate_rate(
         low, high = np.where(full, 1.0, least), np.where(full | hopeless, 0.0, most)
         found = largest_within(excess, low, high, tolerance=_TOLERANCE)
         return run.shaped(np.where(hopeless, 0.0, found))
-    most = np.broadcast_to(_largest_size(one, level), run.shape).reshape(-1)
+    most = np.broadcast_to(largest_size(one, level), run.shape).reshape(-1)
     most = most.astype(np.float64)
     least = np.broadcast_to(smallest, run.shape).reshape(-1).astype(np.float64)
     hopeless = ~(excess(least, everywhere) <= 0)
@@ -228,8 +226,9 @@ class _Targets:
         flat = {k: self._flat(v.astype(np.float64)) for k, v in targets.items()}
         self.epsilon, self.delta = flat["epsilon"], flat["delta"]
         self.num_steps = flat["num_steps"]
-        self.loss, self.method = dominating_pair(step), method
-        Run((self.loss,), (np.ones(1),)).refuse(method)
+        self.step, self.method = step, method
+        self.run = run_of(step, targets["num_steps"])
+        self.run.refuse(method)
 
     def inverse_noise(
         self, start: np.ndarray, factor: float, tolerance: float
@@ -248,17 +247,21 @@ class _Targets:
         self,
         active: np.ndarray,
         *,
-        loss: PrivacyLoss | None = None,
+        step: OneStep | None = None,
         inverse_noise: np.ndarray | None = None,
         num_steps: np.ndarray | None = None,
     ) -> np.ndarray:
         """``log(epsilon / target)`` of some elements, with something changed."""
-        loss = self._taken(self.loss if loss is None else loss, active)
+        run = self.run
+        if step is not None or num_steps is not None:
+            steps = self.num_steps.copy()
+            steps[active] = self.num_steps[active] if num_steps is None else num_steps
+            run = run_of(step or self.step, steps.reshape(self.shape))
+        run = self._taken(run, active)
         if inverse_noise is not None:
-            loss = loss.scaled(inverse_noise[:, None])
-        steps = self.num_steps[active] if num_steps is None else num_steps
+            run = run.scaled(inverse_noise[:, None])
         question = EpsilonAt(np.log(self.delta[active]))
-        found = answer(question, Run((loss,), (steps[:, None],)), self.method)
+        found = answer(question, run, self.method)
         value = found.value
         if self.method == "exact":
             # What is only known up to an error counts as that much larger.
@@ -268,17 +271,19 @@ class _Targets:
 
     def is_silent(self) -> np.ndarray:
         """Where no noise is needed: nothing is drawn on any path, or no step taken."""
-        nothing = np.broadcast_to(self.loss.loses_nothing.all(axis=-1), self.shape)
-        return nothing.reshape(-1) | (self.num_steps == 0)
+        nothing = self.run.loses_nothing.all(axis=-1)
+        return np.broadcast_to(nothing, self.shape).reshape(-1)
 
     def rough_noise(self) -> np.ndarray:
         """A first guess: the Gaussian mechanism with the amplified sensitivity."""
-        hints = self.loss.hints()
-        moved = np.asarray(hints.rate * hints.furthest)
-        moved = np.broadcast_to(moved.max(axis=-1), self.shape).reshape(-1)
-        spread = np.sqrt(2 * self.num_steps * -np.log(self.delta))
+        moved = 0.0  # squared
+        for loss, count in zip(self.run.losses, self.run.counts, strict=True):
+            hints = loss.hints()
+            moved = moved + count * np.square(hints.rate * hints.furthest)
+        moved = np.broadcast_to(np.max(moved, axis=-1), self.shape).reshape(-1)
+        spread = np.sqrt(2 * moved * -np.log(self.delta))
         with np.errstate(over="ignore"):  # of a target near 0: the largest guess
-            return np.clip(0.5 + moved * spread / self.epsilon, 0.1, 1e9)
+            return np.clip(0.5 + spread / self.epsilon, 0.1, 1e9)
 
     def shaped(self, values: np.ndarray) -> Any:
         """The flat answers in the targets' shape; a NumPy scalar if 0-d."""
@@ -287,8 +292,8 @@ class _Targets:
     def _flat(self, array: np.ndarray) -> np.ndarray:
         return np.broadcast_to(array, self.shape).reshape(-1)
 
-    def _taken(self, loss: PrivacyLoss, active: np.ndarray) -> PrivacyLoss:
-        """The fields at some of the flattened settings, (len(active), P)."""
+    def _taken(self, run: Run, active: np.ndarray) -> Run:
+        """The arrays at some of the flattened settings, (len(active), P)."""
         shape = self.shape or (1,)
         index = np.unravel_index(active, shape)
 
@@ -297,7 +302,7 @@ class _Targets:
                 return np.reshape(field, (1, 1))
             return np.broadcast_to(field, (*shape, field.shape[-1]))[index]
 
-        return loss.map(take)
+        return run.map(take)
 
 
 def _bracket(
@@ -339,63 +344,3 @@ def _check_is(step: Any, *kinds: type) -> None:
     if not isinstance(step, kinds):
         names = " or a ".join(kind.__name__ for kind in kinds)
         raise TypeError(f"step must be a {names}, got {step!r}")
-
-
-def _scheme_of(step: GaussianStep, level: str) -> Scheme:
-    """The scheme that draws a level."""
-    drawn = step.design
-    _validation.choice("level", level, drawn.level_names)
-    if isinstance(drawn, IndependentEpisodes):
-        drawn = drawn.sampling
-    schemes = (
-        (drawn.episodes, drawn.classes, drawn.examples)
-        if isinstance(drawn, GroupedClasses)
-        else drawn.levels
-    )
-    for scheme in schemes:
-        if scheme is not None and scheme.name == level:
-            return scheme
-    raise ValueError(f"level must be one that is drawn, got {level!r}, which is not")
-
-
-def _with_rate(step: GaussianStep, level: str, rate: np.ndarray) -> Sampling:
-    """The step's sampling with another probability or size at one level."""
-    scheme = _scheme_of(step, level)
-    field = "sampling_probability" if isinstance(scheme, Poisson) else "size"
-    changed = dataclasses.replace(scheme, **{field: rate})
-    return _with_scheme(step.design, changed)
-
-
-def _with_scheme(drawn: Sampling, changed: Scheme) -> Sampling:
-    if isinstance(drawn, IndependentEpisodes):
-        inner = _with_scheme(drawn.sampling, changed)
-        return dataclasses.replace(drawn, sampling=inner)
-    if isinstance(drawn, GroupedClasses):
-        field = {"episode": "episodes", "class": "classes", "example": "examples"}
-        return dataclasses.replace(drawn, **{field[changed.name]: changed})
-    return MultistageSampling(
-        *(changed if scheme.name == changed.name else scheme for scheme in drawn.levels)
-    )
-
-
-def _smallest_size(step: GaussianStep, level: str) -> np.ndarray:
-    """One; of classes, as many as an episode needs."""
-    drawn = step.design
-    sized = isinstance(_scheme_of(step, level), WithoutReplacement)
-    if sized and isinstance(drawn, GroupedClasses) and level == CLASS:
-        return np.asarray(drawn.ways)
-    return np.asarray(1)
-
-
-def _largest_size(step: GaussianStep, level: str) -> np.ndarray:
-    """Sizes beyond this draw nothing more, or are refused where small units are."""
-    rates = step.path_rates
-    names = step.level_names_used
-    if level not in names:
-        raise ValueError(
-            f"level must be one of {names}, at or above the privacy unit, got {level!r}"
-        )
-    group = rates.group_sizes[names.index(level)]
-    assert group is not None  # a level without replacement has a size
-    refused = step.small_units == "error"
-    return group.min(axis=-1) if refused else group.max(axis=-1)

@@ -10,9 +10,14 @@ and those below it amplify.
 from __future__ import annotations
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from jaxdp_episodic.accounting.run import Run
-from jaxdp_episodic.describe.designs import GroupedClasses, IndependentEpisodes
+from jaxdp_episodic.describe.designs import (
+    GroupedClasses,
+    IndependentEpisodes,
+    epoch_scheme,
+)
 from jaxdp_episodic.describe.mechanisms import (
     DiscreteLaplaceRelease,
     GaussianMixtureRelease,
@@ -26,7 +31,12 @@ from jaxdp_episodic.describe.releases import (
     RenyiDP,
     ZeroConcentratedDP,
 )
-from jaxdp_episodic.describe.schemes import MultistageSampling, Poisson
+from jaxdp_episodic.describe.schemes import (
+    MultistageSampling,
+    Poisson,
+    RandomAllocation,
+    ShuffledEpochs,
+)
 from jaxdp_episodic.describe.step import (
     STEP,
     AnyStep,
@@ -69,6 +79,8 @@ _ALWAYS = np.ones(1)
 def dominating_pair(step: OneStep) -> PrivacyLoss:
     """Returns the dominating pair of one step, for every setting and every path.
 
+    Of `ShuffledEpochs` the pair of an epoch, begun or finished.
+
     Its fields are float64 and broadcast together to ``(*step.shape, P)``, the last
     axis over the distinct paths (P = 1 without a `Population`).
 
@@ -81,6 +93,11 @@ def dominating_pair(step: OneStep) -> PrivacyLoss:
         return _of_release(step)
     if isinstance(step.design, IndependentEpisodes):
         return _independent_episodes(step, step.design)
+    scheme = epoch_scheme(step.design)
+    if isinstance(scheme, RandomAllocation):
+        raise NotImplementedError("RandomAllocation is not accounted yet")
+    if isinstance(scheme, ShuffledEpochs):
+        return _shuffled_epoch(step)
     if isinstance(step.design, GroupedClasses):
         return _grouped_classes(step, step.design)
     return _multistage(step, step.design)
@@ -88,13 +105,25 @@ def dominating_pair(step: OneStep) -> PrivacyLoss:
 
 def run_of(step: AnyStep, num_steps: np.ndarray | None) -> Run:
     """Returns the run of a step, or of composed ones, with a path axis."""
-    if isinstance(step, ComposedSteps):
-        losses = tuple(dominating_pair(part) for part in step.steps)
-        counts = tuple(np.asarray(c, np.float64)[..., None] for c in step.counts)
-        return Run(losses, counts)
-    assert num_steps is not None  # the callers check
+    if not isinstance(step, ComposedSteps):
+        assert num_steps is not None  # the callers check
+        return Run(*zip(*_uses(step, num_steps), strict=True))
+    uses = [
+        use
+        for part, count in zip(step.steps, step.counts, strict=True)
+        for use in _uses(part, count)
+    ]
+    return Run(*zip(*uses, strict=True))
+
+
+def _uses(step: OneStep, num_steps: ArrayLike) -> list[tuple[PrivacyLoss, np.ndarray]]:
+    """The pairs that steps of one kind use, and how often: epochs, not their steps."""
     count = np.asarray(num_steps, np.float64)[..., None]
-    return Run((dominating_pair(step),), (count,))
+    scheme = epoch_scheme(step.design) if isinstance(step, GaussianStep) else None
+    if isinstance(scheme, ShuffledEpochs):
+        # An epoch that was begun costs as much as a finished one.
+        count = np.ceil(count / np.asarray(scheme.steps_per_epoch)[..., None])
+    return [(dominating_pair(step), count)]
 
 
 def _of_release(release: OneStep) -> PrivacyLoss:
@@ -266,6 +295,26 @@ def _grouped_classes(step: GaussianStep, sampling: GroupedClasses) -> PrivacyLos
         return AntipodalGaussianLoss(_ALWAYS, episode_rate, inner, _shift(step, 1.0))
     rate = episode_rate * class_rate * inner
     return SwappedGaussianLoss(_ALWAYS, rate, _shift(step, 2.0))
+
+
+def _shuffled_epoch(step: GaussianStep) -> PrivacyLoss:
+    """An epoch in random order, without amplification (docs/theory.md, "Epochs")."""
+    _, *below = step.path_rates.rates
+    if isinstance(step.design, GroupedClasses):
+        _, *below = below
+    inner = _product(below)
+    if _zeroes(step):
+        # Order and batches are those of the slots: one step loses what the unit gave.
+        return _zeroed(_ALWAYS, _ALWAYS, inner, _shift(step, 1.0))
+    if (
+        step.neighboring_relation == "add_remove"
+        and not below
+        and not isinstance(step.design, GroupedClasses)
+    ):
+        # The last unit takes the place of the one that left (2 clip norms), and leaves
+        # its own batch (one more): two steps, sqrt(4 + 1) together.
+        return SampledGaussianLoss(_ALWAYS, _ALWAYS, _shift(step, np.sqrt(5.0)))
+    return SwappedGaussianLoss(_ALWAYS, inner, _shift(step, 2.0))
 
 
 def _independent_episodes(

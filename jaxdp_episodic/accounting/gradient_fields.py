@@ -12,7 +12,7 @@ from jaxdp_episodic import _validation
 from jaxdp_episodic.accounting.dominating_pair import dominating_pair
 from jaxdp_episodic.accounting.gradient_kernels import Direction, Directions
 from jaxdp_episodic.describe.designs import GroupedClasses, IndependentEpisodes
-from jaxdp_episodic.describe.schemes import Poisson
+from jaxdp_episodic.describe.schemes import EpochScheme, Poisson
 from jaxdp_episodic.describe.step import ComposedSteps, GaussianStep
 from jaxdp_episodic.losses.privacy_loss import PrivacyLoss
 
@@ -86,6 +86,8 @@ def _rate_names(step: GaussianStep) -> dict[str, int]:
         schemes = list(design.sampling.levels)
     else:
         schemes = list(design.levels)
+    # The length of an epoch is a whole number.
+    schemes = [scheme for scheme in schemes if not isinstance(scheme, EpochScheme)]
     used = step.level_names_used
     names = {}
     for scheme in schemes:

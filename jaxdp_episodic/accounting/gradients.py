@@ -21,6 +21,7 @@ from jaxdp_episodic.accounting.paths import undominated_paths
 from jaxdp_episodic.accounting.question import DeltaAt, EpsilonAt
 from jaxdp_episodic.accounting.rdp.method import rdp_bound
 from jaxdp_episodic.accounting.run import Run
+from jaxdp_episodic.describe.designs import epoch_scheme
 from jaxdp_episodic.describe.step import ComposedSteps, GaussianStep, gaussian_parts
 
 # Relative error of epsilon up to which a direction, or a path, is taken to attain it;
@@ -87,7 +88,12 @@ def epsilon_and_gradient(
       ValueError: a value out of range, ``num_steps`` given twice or not at all, or a
         name that the step does not have.
     """
-    gaussian_parts(step, "epsilon_and_gradient")
+    for part in gaussian_parts(step, "epsilon_and_gradient"):
+        if epoch_scheme(part.design) is not None:
+            raise NotImplementedError(
+                "epsilon_and_gradient covers draws that are fresh in every step, got "
+                f"{epoch_scheme(part.design)!r}"
+            )
     _validation.open_unit_array("delta", delta)
     names = checked_names(wrt, step)
     value, info = api.epsilon(step, delta=delta, num_steps=num_steps, return_info=True)

@@ -33,7 +33,8 @@ from jaxdp_episodic.cli.messages import (
 from jaxdp_episodic.cli.process import ended_by_sigterm
 from jaxdp_episodic.files.table_file import check_suffix
 from jaxdp_episodic.plots.labels import upward
-from jaxdp_episodic.report.ledger_file import LedgerContent, read_ledger
+from jaxdp_episodic.report.ledger_content import LedgerContent
+from jaxdp_episodic.report.ledger_file import read_ledger
 from jaxdp_episodic.report.per_unit import unit_budgets, write_unit_budgets
 from jaxdp_episodic.requests.batch_files import answer_file
 from jaxdp_episodic.requests.request import (
@@ -217,6 +218,12 @@ def _remarks_on_ledger(content: LedgerContent) -> list[str]:
         remarks.append(
             "not private: draws and noise came from a fixed seed; the answer holds for "
             "the same run with fresh entropy"
+        )
+    if content.owed > content.charged:
+        remarks.append(
+            f"{content.charged:,} steps were charged, the last within an epoch, and "
+            f"{content.owed:,} are accounted, to the end of the epoch or of the plan: "
+            "an end that was not planned may depend on what was released"
         )
     if not content.is_sealed:
         remarks.append(

@@ -11,7 +11,9 @@ from jaxdp_episodic.describe.rates import (
 from jaxdp_episodic.describe.schemes import (
     MultistageSampling,
     Poisson,
+    RandomAllocation,
     Scheme,
+    ShuffledEpochs,
     WithoutReplacement,
 )
 from jaxdp_episodic.describe.serialization import spec_from_dict, spec_to_dict
@@ -26,7 +28,9 @@ __all__ = [
     "PathRates",
     "Poisson",
     "Population",
+    "RandomAllocation",
     "Scheme",
+    "ShuffledEpochs",
     "Spec",
     "WithoutReplacement",
     "frozen_number",

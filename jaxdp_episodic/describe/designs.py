@@ -12,12 +12,16 @@ from numpy.typing import ArrayLike
 from jaxdp_episodic import _validation
 from jaxdp_episodic.describe.schemes import (
     RESERVED_LEVEL_NAME,
+    EpochScheme,
     MultistageSampling,
     Poisson,
+    RandomAllocation,
     Scheme,
+    ShuffledEpochs,
     WithoutReplacement,
     check_scheme,
     levels_shape,
+    refuse_epochs,
 )
 from jaxdp_episodic.describe.spec import Spec, frozen_number
 
@@ -25,7 +29,9 @@ EPISODE, CLASS, EXAMPLE = "episode", "class", "example"
 
 _GROUPED_COVERED = (
     "covered: episodes=Poisson('episode', ...), "
-    "episodes=WithoutReplacement('episode', ...), classes=Poisson('class', ...) or "
+    "episodes=WithoutReplacement('episode', ...), "
+    "episodes=RandomAllocation('episode', ...), "
+    "episodes=ShuffledEpochs('episode', ...), classes=Poisson('class', ...) or "
     "classes=WithoutReplacement('class', ...), each with "
     "examples=WithoutReplacement('example', ...)"
 )
@@ -38,7 +44,9 @@ class GroupedClasses(Spec):
     Either ``episodes`` is given: every step partitions *all* classes at random into
     ``floor(num_classes / ways)`` episodes (public, data-independent randomness; a
     remainder sits out) and draws episodes of that fresh partition. With a Poisson
-    scheme this is the cheapest design known. Or ``classes`` is given: classes are
+    scheme this is the cheapest design known. With `RandomAllocation` or
+    `ShuffledEpochs` the partition is fresh in every *epoch*, and each of its episodes
+    is given its step. Or ``classes`` is given: classes are
     drawn, the drawn ones are grouped at random and left-overs dropped.
 
     Of each class in a drawn episode ``examples`` draws support and query together:
@@ -69,7 +77,7 @@ class GroupedClasses(Spec):
     """
 
     nested_specs: ClassVar[Mapping[str, tuple[type, ...]]] = {
-        "episodes": (Poisson, WithoutReplacement),
+        "episodes": (Poisson, WithoutReplacement, RandomAllocation, ShuffledEpochs),
         "classes": (Poisson, WithoutReplacement),
         "examples": (Poisson, WithoutReplacement),
     }
@@ -91,7 +99,9 @@ class GroupedClasses(Spec):
             _check_named("episodes", self.episodes, EPISODE)
         if self.classes is not None:
             _check_named("classes", self.classes, CLASS)
+            refuse_epochs("classes", self.classes)
         _check_named("examples", self.examples, EXAMPLE)
+        refuse_epochs("examples", self.examples)
         if isinstance(self.examples, Poisson):
             raise NotImplementedError(
                 "GroupedClasses with examples=Poisson has no theorem here; "
@@ -152,8 +162,10 @@ class IndependentEpisodes(Spec):
     def __init__(
         self, sampling: MultistageSampling | Scheme, *, num_episodes: ArrayLike
     ) -> None:
-        if isinstance(sampling, Poisson | WithoutReplacement):
+        if isinstance(sampling, Scheme):
             sampling = MultistageSampling(sampling)
+        if isinstance(sampling, MultistageSampling):
+            refuse_epochs("IndependentEpisodes", sampling.levels[0])
         if isinstance(sampling, GroupedClasses | IndependentEpisodes):
             raise NotImplementedError(
                 f"IndependentEpisodes of a {type(sampling).__name__} has no theorem "
@@ -187,14 +199,40 @@ Sampling = MultistageSampling | GroupedClasses | IndependentEpisodes
 
 def checked_sampling(sampling: Any) -> Sampling:
     """Returns a design as it is, and a single scheme wrapped; refuses all else."""
-    if isinstance(sampling, Poisson | WithoutReplacement):
+    if isinstance(sampling, Scheme):
         return MultistageSampling(sampling)
     if not isinstance(sampling, Sampling):
         raise TypeError(
-            "sampling must be a Poisson, WithoutReplacement, MultistageSampling, "
-            f"GroupedClasses or IndependentEpisodes, got {sampling!r}"
+            "sampling must be a Poisson, WithoutReplacement, RandomAllocation, "
+            "ShuffledEpochs, MultistageSampling, GroupedClasses or "
+            f"IndependentEpisodes, got {sampling!r}"
         )
     return sampling
+
+
+def epoch_scheme(sampling: Sampling) -> EpochScheme | None:
+    """Returns the scheme whose draws last for an epoch; None where steps draw anew."""
+    if isinstance(sampling, IndependentEpisodes):
+        return None
+    grouped = isinstance(sampling, GroupedClasses)
+    scheme = sampling.episodes if grouped else sampling.levels[0]
+    return scheme if isinstance(scheme, EpochScheme) else None
+
+
+def refuse_part_of_epoch(
+    sampling: Sampling, count: ArrayLike, times: ArrayLike
+) -> None:
+    """Refuses to repeat a run that ends within an epoch: each time begins a new one."""
+    scheme = epoch_scheme(sampling)
+    if scheme is None:
+        return
+    part = np.mod(np.asarray(count), scheme.steps_per_epoch) > 0
+    if np.any(part & (np.asarray(times) > 1)):
+        raise NotImplementedError(
+            f"compose cannot repeat a run with part of an epoch of {scheme.name!r} "
+            f"({count!r} steps, steps_per_epoch={scheme.steps_per_epoch!r}): give one "
+            "(step, count) pair for each time it is taken"
+        )
 
 
 def check_clip_unit(sampling: Sampling, clip_unit: str) -> None:
@@ -206,6 +244,8 @@ def check_clip_unit(sampling: Sampling, clip_unit: str) -> None:
             f"clip_unit={clip_unit!r} with {type(sampling).__name__} has no theorem "
             "here; covered: clip_unit='episode'"
         )
+    if clip_unit != sampling.level_names[0]:
+        refuse_epochs(f"clip_unit={clip_unit!r}", epoch_scheme(sampling))
 
 
 def _check_named(field: str, scheme: Any, name: str) -> None:

@@ -10,8 +10,10 @@ from jaxdp_episodic import _validation
 from jaxdp_episodic.describe.designs import GroupedClasses, IndependentEpisodes
 from jaxdp_episodic.describe.population import Population
 from jaxdp_episodic.describe.schemes import (
+    EpochScheme,
     MultistageSampling,
     Poisson,
+    RandomAllocation,
     Scheme,
     WithoutReplacement,
 )
@@ -237,6 +239,12 @@ def _level_rates(scheme: Scheme, sizes: np.ndarray | None = None) -> _LevelRates
     if isinstance(scheme, Poisson):
         rate = np.asarray(scheme.sampling_probability, np.float64)[..., None]
         return _LevelRates(rate, group, None)
+    if isinstance(scheme, EpochScheme):
+        steps = np.asarray(scheme.steps_per_epoch, np.float64)[..., None]
+        times = scheme.times if isinstance(scheme, RandomAllocation) else 1
+        # A unit picks one step of a block: the shortest block has the largest chance.
+        shortest = np.floor_divide(steps, np.asarray(times)[..., None])
+        return _LevelRates(1 / shortest, group, None)
     if group is None:
         raise ValueError(
             f"level {scheme.name!r}: WithoutReplacement needs population=, the number "

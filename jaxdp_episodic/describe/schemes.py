@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import KW_ONLY, dataclass
 from typing import Any, ClassVar
 
+import numpy as np
 from numpy.typing import ArrayLike
 
 from jaxdp_episodic import _validation
@@ -115,7 +116,111 @@ class WithoutReplacement(Spec):
         return levels_shape([self])
 
 
-Scheme = Poisson | WithoutReplacement
+@dataclass(frozen=True, eq=False)
+class RandomAllocation(Spec):
+    """Epochs: each unit takes part in one step of every epoch, at random.
+
+    Also called balls and bins. At the start of every epoch each unit picks its step
+    uniformly, independently of all others and in secret; so all units are seen in an
+    epoch, and batches vary in size. A run of ``num_steps`` steps is as many whole
+    epochs as fit and a part of one more, which is fixed in advance: a run that stops in
+    the middle of an epoch *because of what it saw* is charged the whole one.
+
+    Preconditions beyond those of `MultistageSampling`: the bins are drawn afresh in
+    every epoch (the same bins in all of them are *not* covered), and what a step
+    releases is a sum, or one divided by a constant, never by the realised batch size.
+
+    Attributes:
+      name: the level's name; the first level, and the one that is clipped.
+      steps_per_epoch: whole number >= 1 (scalar or array).
+      times: in how many steps of an epoch a unit takes part, whole number, 1 <= times
+        <= steps_per_epoch: the epoch is cut into as many blocks of consecutive steps,
+        the first ``steps_per_epoch % times`` of them one step longer, and each unit
+        picks one step of every block.
+
+    Raises:
+      TypeError: a field of the wrong type.
+      ValueError: a value out of range, or a reserved name.
+
+    Reference: Chua, Ghazi, Kamath, Kumar, Manurangsi, Sinha, Zhang (2024),
+    arXiv:2412.16802; Feldman and Shenfeld (2025), arXiv:2502.08202.
+    """
+
+    name: str
+    _: KW_ONLY
+    steps_per_epoch: ArrayLike
+    times: ArrayLike = 1
+
+    def __post_init__(self) -> None:
+        _check_level_name(self.name)
+        _set_whole_number(self, "steps_per_epoch")
+        _set_whole_number(self, "times")
+        _ = self.shape  # refuses fields that do not broadcast
+        if np.any(np.greater(self.times, self.steps_per_epoch)):
+            raise ValueError(
+                "times must be at most steps_per_epoch, got "
+                f"times={self.times!r}, steps_per_epoch={self.steps_per_epoch!r}"
+            )
+
+    @property
+    def population(self) -> None:
+        """No size: the number of units need not be public."""
+        return None
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Broadcast shape of the numeric fields."""
+        return levels_shape([self])
+
+
+@dataclass(frozen=True, eq=False)
+class ShuffledEpochs(Spec):
+    """Epochs in random order, cut into batches of (nearly) the same size.
+
+    What most training loops do. *No amplification is known* for it: an epoch, begun or
+    finished, costs what one step without any sampling does. `RandomAllocation` gives
+    every unit as many steps and costs far less.
+
+    Attributes:
+      name: the level's name; the first level, and the one that is clipped.
+      steps_per_epoch: whole number >= 1 (scalar or array).
+
+    Raises:
+      TypeError: a field of the wrong type.
+      ValueError: a value out of range, or a reserved name.
+
+    Reference: Chua, Ghazi, Kamath, Kumar, Manurangsi, Sinha, Zhang (2024),
+    arXiv:2403.17673: shuffling can cost far more than Poisson draws.
+    """
+
+    name: str
+    _: KW_ONLY
+    steps_per_epoch: ArrayLike
+
+    def __post_init__(self) -> None:
+        _check_level_name(self.name)
+        _set_whole_number(self, "steps_per_epoch")
+
+    @property
+    def population(self) -> None:
+        """No size: batches are cut by ``steps_per_epoch``."""
+        return None
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Broadcast shape of the numeric fields."""
+        return levels_shape([self])
+
+
+EpochScheme = RandomAllocation | ShuffledEpochs
+"""Schemes whose draws last for an epoch."""
+Scheme = Poisson | WithoutReplacement | EpochScheme
+
+_EPOCHS_COVERED = (
+    "covered: it is the first level of a MultistageSampling, or the episodes= of a "
+    "GroupedClasses, and the level that is clipped; below it, draws that are fresh in "
+    "every step"
+)
 
 
 @dataclass(frozen=True, eq=False, init=False, repr=False)
@@ -154,7 +259,7 @@ class MultistageSampling(Spec):
     """
 
     nested_specs: ClassVar[Mapping[str, tuple[type, ...]]] = {
-        "levels": (Poisson, WithoutReplacement)
+        "levels": (Poisson, WithoutReplacement, RandomAllocation, ShuffledEpochs)
     }
 
     levels: tuple[Scheme, ...]
@@ -170,6 +275,8 @@ class MultistageSampling(Spec):
             )
         for position, level in enumerate(levels):
             check_scheme(f"level {position + 1}", level)
+            if position:
+                refuse_epochs(f"level {position + 1}", level)
         for name in self.level_names:
             if self.level_names.count(name) > 1:
                 raise ValueError(f"level names must differ, got {name!r} twice")
@@ -198,10 +305,19 @@ class MultistageSampling(Spec):
 
 
 def check_scheme(name: str, value: Any) -> None:
-    """Refuses anything but a Poisson or a WithoutReplacement."""
-    if not isinstance(value, Poisson | WithoutReplacement):
+    """Refuses anything but a scheme."""
+    if not isinstance(value, Scheme):
         raise TypeError(
-            f"{name} must be a Poisson or a WithoutReplacement, got {value!r}"
+            f"{name} must be a Poisson, WithoutReplacement, RandomAllocation or "
+            f"ShuffledEpochs, got {value!r}"
+        )
+
+
+def refuse_epochs(where: str, value: Any) -> None:
+    """Refuses a scheme by epochs where no theorem has one."""
+    if isinstance(value, EpochScheme):
+        raise NotImplementedError(
+            f"{where}: {type(value).__name__} has no theorem there; {_EPOCHS_COVERED}"
         )
 
 
@@ -209,6 +325,11 @@ def numeric_fields(scheme: Scheme) -> dict[str, Any]:
     """Returns the numeric fields of a scheme that are set, by name."""
     if isinstance(scheme, Poisson):
         fields = {"sampling_probability": scheme.sampling_probability}
+    elif isinstance(scheme, EpochScheme):
+        fields = {"steps_per_epoch": scheme.steps_per_epoch}
+        if isinstance(scheme, RandomAllocation):
+            fields["times"] = scheme.times
+        return fields
     else:
         fields = {"size": scheme.size}
     if scheme.population is not None:

@@ -17,6 +17,7 @@ from jaxdp_episodic.describe.designs import (
     Sampling,
     check_clip_unit,
     checked_sampling,
+    refuse_part_of_epoch,
 )
 from jaxdp_episodic.describe.mechanisms import RELEASES
 from jaxdp_episodic.describe.population import Population
@@ -30,7 +31,9 @@ from jaxdp_episodic.describe.schemes import (
     RESERVED_LEVEL_NAME,
     MultistageSampling,
     Poisson,
+    RandomAllocation,
     Scheme,
+    ShuffledEpochs,
     WithoutReplacement,
 )
 from jaxdp_episodic.describe.spec import Spec, frozen_number
@@ -92,6 +95,8 @@ class GaussianStep(Spec):
             MultistageSampling,
             Poisson,
             WithoutReplacement,
+            RandomAllocation,
+            ShuffledEpochs,
             GroupedClasses,
             IndependentEpisodes,
         ),
@@ -228,7 +233,8 @@ def compose(*steps_and_counts: tuple[AnyStep, Any]) -> ComposedSteps:
     `ZeroConcentratedDP`) or a composed run, which is then taken as often as a whole:
     ``compose((run, 3), (release, 1))``. The steps must protect the same units: the same
     privacy unit and relation, where they have one, and the same `Population`. Each path
-    through the tree is composed first and the worst one taken last.
+    through the tree is composed first and the worst one taken last. Every pair begins
+    epochs of its own.
 
     Args:
       *steps_and_counts: pairs of a step and a whole number >= 0; counts broadcast with
@@ -247,6 +253,9 @@ def compose(*steps_and_counts: tuple[AnyStep, Any]) -> ComposedSteps:
         step, count = pair
         if isinstance(step, ComposedSteps):
             times = _validation.integer_array("count", count, minimum=0)
+            for inner, often in zip(step.steps, step.counts, strict=True):
+                if isinstance(inner, GaussianStep):
+                    refuse_part_of_epoch(inner.design, often, times)
             steps += step.steps
             counts += [_multiplied(inner, times) for inner in step.counts]
         else:

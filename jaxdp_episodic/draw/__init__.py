@@ -1,5 +1,6 @@
 """The sampler of what was described."""
 
-from jaxdp_episodic.draw.sampler import Draw, EpisodeSampler, step_generator
+from jaxdp_episodic.draw.generators import step_generator
+from jaxdp_episodic.draw.sampler import Draw, EpisodeSampler
 
 __all__ = ["Draw", "EpisodeSampler", "step_generator"]

@@ -19,16 +19,21 @@ from jaxdp_episodic.describe.designs import (
     Sampling,
     check_clip_unit,
     checked_sampling,
+    epoch_scheme,
 )
 from jaxdp_episodic.describe.population import Population
 from jaxdp_episodic.describe.schemes import (
     RESERVED_LEVEL_NAME,
     MultistageSampling,
     Scheme,
+    ShuffledEpochs,
     WithoutReplacement,
     numeric_fields,
 )
+from jaxdp_episodic.draw.epochs import Epoch, EpochRows, random_groups
+from jaxdp_episodic.draw.generators import epoch_generator, step_generator
 from jaxdp_episodic.draw.tree_draw import (
+    NO_UNIT,
     NULL,
     Level,
     check_levels,
@@ -41,24 +46,36 @@ from jaxdp_episodic.draw.tree_draw import (
     make_levels,
 )
 
-NO_UNIT = -1  # in place of a unit: the row was formed in the draw
-
 
 def rows_and_levels(
     sampling: Sampling,
     population: Population,
     clip_unit: str,
     slots_of: str | None = None,
-) -> tuple[TreeRows | FixedRows | GroupedRows, Sequence[Level]]:
+) -> tuple[TreeRows | FixedRows | GroupedRows | EpochRows, Sequence[Level]]:
     """Returns what forms the rows of a draw, and the levels drawn below them.
 
     With the level that has slots, some of which may be null; see `EpisodeSampler`.
 
     Raises:
       ValueError: a population whose levels or number of classes do not fit.
+      NotImplementedError: slots in shuffled epochs.
     """
+    epochs = epoch_scheme(sampling)
     if isinstance(sampling, MultistageSampling):
+        if epochs is not None:
+            if isinstance(epochs, ShuffledEpochs) and epochs.name == slots_of:
+                raise NotImplementedError(
+                    f"zero_out at level {slots_of!r} with ShuffledEpochs is not drawn: "
+                    "its batches would be cut by a public number of slots, which the "
+                    "scheme does not have; covered: RandomAllocation, or add_remove"
+                )
+            # A null slot picks a step of its own and contributes nothing there: who is
+            # there is drawn by the same law without it.
+            slots_of = None if epochs.name == slots_of else slots_of
         levels = make_levels(sampling.levels, population, slots_of)
+        if epochs is not None:
+            return EpochRows(epochs, levels[0]), levels[1:]
         clip_level = (RESERVED_LEVEL_NAME, *sampling.level_names).index(clip_unit)
         return TreeRows(levels[:clip_level]), levels[clip_level:]
     if isinstance(sampling, IndependentEpisodes):
@@ -72,13 +89,17 @@ def rows_and_levels(
             f"{classes}"
         )
     examples = make_level(sampling.examples, population.children_counts[1], slots_of)
+    if epochs is not None:
+        pool = make_level(epochs, np.array([int(sampling.num_possible_episodes)]))
+        return EpochRows(epochs, pool, sampling, classes), (examples,)
     return GroupedRows(sampling, classes), (examples,)
 
 
 class TreeRows:
     """The drawn units of one level of the tree; of no level: the step, once.
 
-    All three kinds of rows have these attributes and a method `draw`.
+    All kinds of rows have these attributes and a method `draw`; those of epochs draw
+    at the start of one.
 
     Attributes:
       inner_shape: axes of a row that the design forms, before those of the levels
@@ -120,14 +141,13 @@ class GroupedRows:
     """Groups of ``ways`` classes, each class in at most one."""
 
     def __init__(self, design: GroupedClasses, num_filled: int) -> None:
-        self._num_filled = num_filled
+        self._design, self._num_filled = design, num_filled
         ways = int(np.asarray(design.ways))
-        self._num_classes = int(np.asarray(design.num_classes))
-        self._num_groups = int(design.num_possible_episodes)
         self._by_episode = design.episodes is not None
         self.inner_shape: tuple[int, ...] = (ways,)
         scheme: Any = design.episodes if self._by_episode else design.classes
-        pool = self._num_groups if self._by_episode else self._num_classes
+        pool = design.num_possible_episodes if self._by_episode else design.num_classes
+        pool = int(np.asarray(pool))
         self.levels: Sequence[Level] = (make_level(scheme, np.array([pool])),)
         self.expected = expected_total(self.levels)
         self.largest = largest_total(self.levels)
@@ -140,11 +160,10 @@ class GroupedRows:
         ways = self.inner_shape[0]
         drawn = draw_units(self.levels, generator)
         if self._by_episode:
-            partition = generator.permutation(self._num_classes)
-            groups = partition[: self._num_groups * ways].reshape(-1, ways)[drawn]
+            groups = random_groups(self._design, self._num_filled, generator)[drawn]
         else:  # drawn in uniformly random order, so that neighbours are a random group
             groups = drawn[: len(drawn) // ways * ways].reshape(-1, ways)
-        groups = np.where(groups < self._num_filled, groups, NULL)
+            groups = np.where(groups < self._num_filled, groups, NULL)
         return groups, np.full(len(groups), NO_UNIT)
 
 
@@ -186,32 +205,6 @@ class Draw(NamedTuple):
     mask: np.ndarray
     units: np.ndarray
     holds_null: np.ndarray | None = None
-
-
-def step_generator(entropy: int, step: int) -> np.random.Generator:
-    """Returns the random generator of one step, a function of its arguments only.
-
-    So a resumed run draws what the interrupted one would have drawn, with the same
-    version of NumPy. The generator (PCG64DXSM, seeded through a 128-bit hash) is
-    statistically strong, not cryptographically: whoever sees many raw numbers of it
-    could predict others. Draws therefore stay secret, and so does the entropy.
-
-    Args:
-      entropy: whole number >= 0 of any size; from the operating system, of 128 bits or
-        more, for a private run.
-      step: whole number >= 0; different steps have independent streams.
-
-    Raises:
-      TypeError: an argument that is not a whole number.
-      ValueError: a negative one.
-    """
-    for name, value in (("entropy", entropy), ("step", step)):
-        if isinstance(value, bool) or not isinstance(value, int | np.integer):
-            raise TypeError(f"{name} must be a whole number >= 0, got {value!r}")
-        if value < 0:
-            raise ValueError(f"{name} must be a whole number >= 0, got {value}")
-    seed = np.random.SeedSequence(int(entropy), spawn_key=(int(step),))
-    return np.random.Generator(np.random.PCG64DXSM(seed))
 
 
 class EpisodeSampler:
@@ -286,20 +279,79 @@ class EpisodeSampler:
         self.slot_shape: tuple[int, ...] = (*self._rows.inner_shape, *widths)
         self.expected_units: float = self._rows.expected
         self.max_units: int = self._rows.largest
+        # The epoch that was drawn last, behind what it is a function of.
+        self._epoch: tuple[tuple[int, int], Epoch] | None = None
 
-    def draw(self, generator: np.random.Generator) -> Draw:
-        """Returns a fresh draw, a function of the generator's state only.
+    def draw_step(self, entropy: int, step: int) -> Draw:
+        """Returns the draw of one step of a run, a function of its arguments only.
+
+        So a resumed run draws what the interrupted one would have drawn; see
+        `step_generator`. Who takes part in the steps of an epoch is drawn afresh at its
+        start, from the entropy and the epoch's number.
+
+        Args:
+          entropy: see `step_generator`.
+          step: whole number >= 1; the first step of a run is 1.
+        """
+        generator = step_generator(entropy, step)
+        if not isinstance(self._rows, EpochRows):
+            return self.draw(generator)
+        number, place = divmod(int(step) - 1, self._rows.steps_per_epoch)
+        if number < 0:
+            raise ValueError(f"step must be a whole number >= 1, got {step}")
+        key, drawn = int(entropy), self._epoch
+        if drawn is None or drawn[0] != (key, number):
+            epoch = self.begin_epoch(epoch_generator(key, number))
+            self._epoch = drawn = (key, number), epoch
+        return self.draw(generator, drawn[1][place])
+
+    def begin_epoch(self, generator: np.random.Generator) -> Epoch:
+        """Returns who takes part in which step of an epoch, freshly drawn.
 
         Raises:
           TypeError: anything but a NumPy ``Generator``.
+          ValueError: a sampling that draws anew in every step.
         """
-        if not isinstance(generator, np.random.Generator):
-            raise TypeError(
-                f"generator must be a numpy.random.Generator, got {generator!r}"
-            )
-        starts, units = self._rows.draw(generator)
+        _check_generator(generator)
+        if not isinstance(self._rows, EpochRows):
+            raise ValueError("the sampling has no epochs: every step draws anew")
+        return self._rows.begin(generator)
+
+    def draw(
+        self, generator: np.random.Generator, members: np.ndarray | None = None
+    ) -> Draw:
+        """Returns a fresh draw, a function of the generator's state (and ``members``).
+
+        Args:
+          generator: source of randomness.
+          members: of a sampling by epochs, who takes part in this step: an entry of
+            `begin_epoch`. Of others None.
+
+        Raises:
+          TypeError: anything but a NumPy ``Generator``.
+          ValueError: members that are missing, or not drawn by epochs.
+        """
+        _check_generator(generator)
+        if isinstance(self._rows, EpochRows):
+            if members is None:
+                raise ValueError(
+                    "members must be given for a sampling by epochs: an entry of "
+                    "begin_epoch; draw_step takes care of it"
+                )
+            starts, units = self._rows.draw(members)
+        elif members is not None:
+            raise ValueError("members must be None where every step draws anew")
+        else:
+            starts, units = self._rows.draw(generator)
         examples, mask, null = fill_slots(starts, self._below, generator)
         return Draw(examples, mask, units, null)
+
+
+def _check_generator(generator: object) -> None:
+    if not isinstance(generator, np.random.Generator):
+        raise TypeError(
+            f"generator must be a numpy.random.Generator, got {generator!r}"
+        )
 
 
 def _refuse_arrays(sampling: Sampling) -> None:

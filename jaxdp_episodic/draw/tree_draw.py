@@ -163,6 +163,7 @@ def _all_then_cut(
 
 
 NULL = -1  # a slot that is drawn and not filled
+NO_UNIT = -1  # in place of a unit: the row was formed in the draw
 
 
 @dataclass(frozen=True, eq=False)

@@ -44,8 +44,8 @@ from jaxdp_episodic.interop.event_tree import (
 )
 
 LEVEL = "example"
-# Orders at which a run that is repeated is known: a chord between two of the middle ones
-# is within 3e-4 of the curve.
+# Orders at which a run that is repeated is known: a chord between two of the middle
+# ones is within 3e-4 of the curve.
 _ORDERS = 1 + np.concatenate(
     [
         np.geomspace(1e-6, 1e-2, 40, endpoint=False),

@@ -4,7 +4,8 @@ One JSON value a line, in UTF-8. The first line says what the file is, then each
 says what happened:
 
     {"format":"jaxdp-episodic ledger","version":1,"run":"…","epsilon":8.0,
-        "delta":1e-05,"seeded":false,"hash":"…"}       (one line in the file)
+        "delta":1e-05,"seeded":false,"hash":"…"}       (one line in the file;
+        of steps in epochs also "planned":25, the steps fixed in advance)
     {"step":{…},"hash":"…"}                what the steps that follow are
     {"opened":{…},"charged":0,"hash":"…"}  a process begins, on this machine
     1                                      one such step is charged
@@ -32,11 +33,12 @@ import json
 import math
 from collections.abc import Mapping
 from pathlib import Path
-from typing import IO, Any, NamedTuple
+from typing import IO, Any
 
 from jaxdp_episodic._validation import shown
-from jaxdp_episodic.describe.step import ComposedSteps, GaussianStep, compose
+from jaxdp_episodic.describe.step import GaussianStep
 from jaxdp_episodic.files.json_file import parse_json
+from jaxdp_episodic.report.ledger_content import LedgerContent, LedgerMark, Opening
 
 FORMAT, VERSION = "jaxdp-episodic ledger", 1
 CHARGE = b"1\n"
@@ -44,75 +46,12 @@ CHARGE = b"1\n"
 MOST_DESCRIBED = 2**26
 _HASH_KEY, _HASH_END = b',"hash":"', b'"}\n'
 _HASH_BYTES = len(_HASH_KEY) + 64 + len(_HASH_END)
+_PLANNED = "planned"
 _HEADER_KEYS = {"format", "version", "run", "epsilon", "delta", "seeded"}
 
 
 class LedgerError(ValueError):
     """A ledger that is damaged, cut, edited, or another run's; the message says."""
-
-
-class LedgerMark(NamedTuple):
-    """A ledger up to one of its lines.
-
-    Attributes:
-      run: the run's random name.
-      charged: steps charged.
-      num_bytes: length of the file up to there.
-      sha256: of these bytes, in hexadecimal.
-    """
-
-    run: str
-    charged: int
-    num_bytes: int
-    sha256: str
-
-
-class Opening(NamedTuple):
-    """A process began to charge.
-
-    Attributes:
-      charged: steps charged before.
-      environment: what the steps' rounding depends on, plain values.
-    """
-
-    charged: int
-    environment: Mapping[str, Any]
-
-
-class LedgerContent(NamedTuple):
-    """What a ledger says.
-
-    Attributes:
-      target_epsilon: of the run; ``inf`` without privacy.
-      delta: of the run.
-      is_seeded: draws and noise came from a seed that somebody knows.
-      groups: steps, and how many of each were charged, in order.
-      openings: only those whose environment is not that of the one before.
-      end: the mark of the last whole line.
-      unfinished: what stands after it: a line that a crash cut off. A charge cut off is
-        counted in ``groups`` and not in ``end``.
-      is_sealed: the last line is a seal, as a process that ends in order leaves it.
-    """
-
-    target_epsilon: float
-    delta: float
-    is_seeded: bool
-    groups: tuple[tuple[GaussianStep, int], ...]
-    openings: tuple[Opening, ...]
-    end: LedgerMark
-    unfinished: bytes
-    is_sealed: bool
-
-    @property
-    def charged(self) -> int:
-        """Steps charged, one that was cut off included."""
-        return sum(count for _, count in self.groups)
-
-    def run_charged(self) -> tuple[GaussianStep | ComposedSteps, int | None]:
-        """Returns ``(step, num_steps)`` for the accountant: what was charged."""
-        if len(self.groups) == 1:
-            return self.groups[0]
-        return compose(*self.groups), None
 
 
 class Chain:
@@ -144,10 +83,15 @@ class Chain:
 
 
 def header(
-    run: str, *, epsilon: float, delta: float, is_seeded: bool
+    run: str,
+    *,
+    epsilon: float,
+    delta: float,
+    is_seeded: bool,
+    planned: int | None = None,
 ) -> dict[str, Any]:
-    """Returns the first record of a ledger."""
-    return {
+    """Returns the first record of a ledger; ``planned`` of steps in epochs."""
+    record = {
         "format": FORMAT,
         "version": VERSION,
         "run": run,
@@ -155,6 +99,7 @@ def header(
         "delta": delta,
         "seeded": is_seeded,
     }
+    return record if planned is None else record | {_PLANNED: planned}
 
 
 def read_ledger(path: Path, *, checkpoint: LedgerMark | None = None) -> LedgerContent:
@@ -284,6 +229,7 @@ class _Reader:
             target_epsilon=float(self._header["epsilon"]),
             delta=self._header["delta"],
             is_seeded=self._header["seeded"],
+            planned=self._header.get(_PLANNED),
             groups=tuple(self._groups),
             openings=tuple(self._openings),
             end=LedgerMark(
@@ -362,8 +308,11 @@ def _checked_header(record: dict[str, Any]) -> dict[str, Any]:
         raise LedgerError(
             f"version must be {VERSION}, got {shown(record.get('version'))}"
         )
-    if record.keys() != _HEADER_KEYS:
+    if record.keys() - {_PLANNED} != _HEADER_KEYS:
         raise LedgerError(f"the keys must be {sorted(_HEADER_KEYS)}")
+    planned = record.get(_PLANNED, 1)
+    if type(planned) is not int or planned < 1:
+        raise LedgerError(f"planned must be a number of steps, got {shown(planned)}")
     epsilon, delta = record["epsilon"], record["delta"]
     if epsilon != "inf" and not (isinstance(epsilon, float) and epsilon > 0):
         raise LedgerError(f"epsilon must be > 0 or 'inf', got {shown(epsilon)}")

@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args
 
 import numpy as np
 
@@ -21,6 +21,9 @@ from jaxdp_episodic.describe.releases import (
 from jaxdp_episodic.describe.schemes import (
     MultistageSampling,
     Poisson,
+    RandomAllocation,
+    Scheme,
+    ShuffledEpochs,
     WithoutReplacement,
 )
 from jaxdp_episodic.describe.serialization import spec_fields
@@ -34,6 +37,8 @@ _NUMBERS = {
     GaussianStep.__name__: ("noise_multiplier",),
     Poisson.__name__: ("sampling_probability", "population"),
     WithoutReplacement.__name__: ("size", "population"),
+    RandomAllocation.__name__: ("steps_per_epoch", "times"),
+    ShuffledEpochs.__name__: ("steps_per_epoch",),
     GroupedClasses.__name__: ("num_classes", "ways"),
     IndependentEpisodes.__name__: ("num_episodes",),
     LaplaceRelease.__name__: ("noise_multiplier", "sampling_probability"),
@@ -50,11 +55,19 @@ CHECKS: dict[str, Callable[[str, Any], np.ndarray]] = {
     "rho": _validation.nonnegative_array,
     "xi": _validation.nonnegative_array,
     **dict.fromkeys(
-        ("size", "population", "num_classes", "ways", "num_episodes"),
+        (
+            "size",
+            "population",
+            "steps_per_epoch",
+            "times",
+            "num_classes",
+            "ways",
+            "num_episodes",
+        ),
         _validation.positive_array,
     ),
 }
-_SCHEMES = (Poisson.__name__, WithoutReplacement.__name__)
+_SCHEMES = tuple(scheme.__name__ for scheme in get_args(Scheme))
 _PARTS = ("sampling", "levels", "episodes", "classes", "examples", "steps")
 
 AnySpec = TypeVar("AnySpec", bound=Spec)

@@ -28,7 +28,7 @@ import optax
 import orbax.checkpoint as ocp
 
 from jaxdp_episodic import _validation
-from jaxdp_episodic.report.ledger_file import LedgerMark
+from jaxdp_episodic.report.ledger_content import LedgerMark
 from jaxdp_episodic.training.averaging import average_of
 from jaxdp_episodic.training.description import refuse_other_run
 from jaxdp_episodic.training.discrete_noise import step_seed

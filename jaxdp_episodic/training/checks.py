@@ -11,7 +11,11 @@ import jax
 from jaxdp_episodic import _validation
 from jaxdp_episodic.accounting.budget import PrivacyBudget
 from jaxdp_episodic.data.table import ExampleTable
-from jaxdp_episodic.describe.designs import GroupedClasses, IndependentEpisodes
+from jaxdp_episodic.describe.designs import (
+    GroupedClasses,
+    IndependentEpisodes,
+    epoch_scheme,
+)
 from jaxdp_episodic.describe.step import STEP, GaussianStep
 from jaxdp_episodic.draw.sampler import EpisodeSampler
 from jaxdp_episodic.training.episode import default_block_size
@@ -194,8 +198,8 @@ def mean_units_are_public(step: GaussianStep, level: str | None = None) -> bool:
         return True
     unit = step.privacy_unit if level is None else level
     place = names.index(str(unit))
-    if step.neighboring_relation == "zero_out":
-        place += 1  # slots are public; what is in them is not
+    if step.neighboring_relation == "zero_out" and epoch_scheme(step.design) is None:
+        place += 1  # slots are public; what is in them is not. Epochs state none
     return names.index(str(clip)) < place
 
 

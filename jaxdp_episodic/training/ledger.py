@@ -24,12 +24,11 @@ from typing import Any, Self
 from jaxdp_episodic.accounting.budget import BudgetExhaustedError, PrivacyBudget
 from jaxdp_episodic.describe.step import GaussianStep
 from jaxdp_episodic.files.atomic import atomic_path
+from jaxdp_episodic.report.ledger_content import LedgerContent, LedgerMark
 from jaxdp_episodic.report.ledger_file import (
     CHARGE,
     Chain,
-    LedgerContent,
     LedgerError,
-    LedgerMark,
     header,
     read_ledger,
     scan,
@@ -372,6 +371,7 @@ def create_ledger(path: Path, budget: PrivacyBudget, *, is_seeded: bool) -> None
         epsilon=budget.epsilon,
         delta=budget.delta,
         is_seeded=is_seeded,
+        planned=budget.planned,
     )
     start = chain.line(first)
     chain.add(start)

@@ -49,8 +49,8 @@ def refuse_other_steps(content: LedgerContent, budget: PrivacyBudget) -> None:
             zip(found, planned, strict=False)
         )
     )
-    if not same:
+    if not same or content.planned != budget.planned:
         raise LedgerError(
             "the ledger is of another run: it charges other steps than this one takes "
-            "(another sampling, noise, population or privacy unit)"
+            "(another sampling, noise, population, privacy unit or number of epochs)"
         )

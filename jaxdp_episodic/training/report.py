@@ -43,7 +43,8 @@ def privacy_statement(
 
     Args:
       budget: of the run.
-      num_steps: steps that were taken; the statement speaks of these.
+      num_steps: steps that were taken; the statement speaks of these or, if that is
+        more, of those owed (`PrivacyBudget.owed`).
       is_seeded: the run's draws and noise came from a seed that somebody knows.
       has_default_normalizer: the divisor was the mean number of clip units a step. At
         levels where that is private no epsilon is given.
@@ -71,7 +72,14 @@ def privacy_statement(
         if view is None:
             return "\n".join([*lines, *_without_sizes(budget)]) + "\n"
         budget = view
-    report = privacy_report(_run(budget, num_steps), delta=budget.delta)
+    owed = int(budget.owed(num_steps))
+    if owed != num_steps:
+        lines += [
+            f"It ended after {num_steps:,} steps, within an epoch and not by its plan, "
+            f"and is charged for {owed:,}: the end may depend on what was released.",
+            "",
+        ]
+    report = privacy_report(_run(budget, owed), delta=budget.delta)
     if budget.step.neighboring_relation == "zero_out":
         report = _without_finer_levels(report)
     if has_default_normalizer:

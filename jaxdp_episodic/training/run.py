@@ -15,7 +15,11 @@ from rich.console import Console
 
 from jaxdp_episodic.accounting.budget import PrivacyBudget, public_view
 from jaxdp_episodic.describe.designs import GroupedClasses, IndependentEpisodes
-from jaxdp_episodic.describe.schemes import MultistageSampling, WithoutReplacement
+from jaxdp_episodic.describe.schemes import (
+    MultistageSampling,
+    Poisson,
+    WithoutReplacement,
+)
 from jaxdp_episodic.plots.run import draw_run
 from jaxdp_episodic.training import run_files
 from jaxdp_episodic.training.assemble import Tables, assembled
@@ -127,7 +131,9 @@ def run_training(
         if resume:
             with _shown_warnings(console):
                 step = trainer.resume(folder)
-            console.print(f"resumed after step {step:,}")
+            owed = int(trainer.budget.owed(step))
+            within = "" if owed == step else f", within an epoch: {owed:,} are owed"
+            console.print(f"resumed after step {step:,}{within}")
         _announce(console, trainer, size)
         with Display(console, trainer.budget) as display:
             display.start_at(trainer.num_steps_taken)
@@ -241,8 +247,10 @@ def epsilon_without_last_stage(budget: PrivacyBudget, num_steps: int) -> float:
         *above, last = inner.levels
         if isinstance(last, WithoutReplacement):
             last = dataclasses.replace(last, **everything)
-        else:
+        elif isinstance(last, Poisson):
             last = dataclasses.replace(last, sampling_probability=1.0)
+        else:  # by epochs
+            last = Poisson(last.name, sampling_probability=1.0)
         whole = MultistageSampling(*above, last)
         if isinstance(step.design, IndependentEpisodes):
             whole = dataclasses.replace(step.design, sampling=whole)
@@ -283,6 +291,10 @@ def _announce(console: Console, trainer: Trainer, size: int) -> None:
     else:
         console.print(
             "[bold]not private[/bold]: epsilon is infinite, there is no noise"
+        )
+    if budget.is_private and budget.planned is not None:
+        console.print(
+            "a run that ends within an epoch, other than by this plan, owes all of it"
         )
     if trainer.is_seeded:
         console.print(f"[bold]not private[/bold]: {_SEEDED}")

@@ -14,7 +14,8 @@ import optax
 from jaxdp_episodic import _validation
 from jaxdp_episodic.accounting.budget import PrivacyBudget, SpentAhead
 from jaxdp_episodic.data.table import ExampleTable
-from jaxdp_episodic.draw.sampler import EpisodeSampler, step_generator
+from jaxdp_episodic.draw.generators import step_generator
+from jaxdp_episodic.draw.sampler import EpisodeSampler
 from jaxdp_episodic.training import checks, run_files
 from jaxdp_episodic.training.checkpoint import (
     Checkpoints,
@@ -238,10 +239,9 @@ class Trainer:
 
         Drawing them twice is the same draw, so a resumed run repeats what it repeats.
         """
-        generator = step_generator(self._secrets.sampler_entropy, step)
         start = self._start
         return make_blocks(
-            self.sampler.draw(generator),
+            self.sampler.draw_step(self._secrets.sampler_entropy, step),
             self.data if start is None else start.table(self.state.start),
             block_size=self._block_size,
             num_shards=len(self._devices),

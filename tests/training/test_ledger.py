@@ -12,11 +12,11 @@ import pytest
 import jaxdp_episodic as jde
 from jaxdp_episodic import cli
 from jaxdp_episodic.accounting.budget import BudgetExhaustedError, PrivacyBudget
+from jaxdp_episodic.report.ledger_content import LedgerMark
 from jaxdp_episodic.report.ledger_file import (
     CHARGE,
     Chain,
     LedgerError,
-    LedgerMark,
     has_charges,
     header,
     read_ledger,

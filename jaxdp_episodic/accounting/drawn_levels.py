@@ -1,0 +1,81 @@
+"""The levels of a design that a rate is sought for: their schemes and sizes."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+
+from jaxdp_episodic import _validation
+from jaxdp_episodic.describe.designs import (
+    CLASS,
+    GroupedClasses,
+    IndependentEpisodes,
+)
+from jaxdp_episodic.describe.schemes import (
+    MultistageSampling,
+    Poisson,
+    Scheme,
+    WithoutReplacement,
+)
+from jaxdp_episodic.describe.step import GaussianStep, Sampling
+
+
+def scheme_of(step: GaussianStep, level: str) -> Scheme:
+    """The scheme that draws a level."""
+    drawn = step.design
+    _validation.choice("level", level, drawn.level_names)
+    if isinstance(drawn, IndependentEpisodes):
+        drawn = drawn.sampling
+    schemes = (
+        (drawn.episodes, drawn.classes, drawn.examples)
+        if isinstance(drawn, GroupedClasses)
+        else drawn.levels
+    )
+    for scheme in schemes:
+        if scheme is not None and scheme.name == level:
+            return scheme
+    raise ValueError(f"level must be one that is drawn, got {level!r}, which is not")
+
+
+def with_rate(step: GaussianStep, level: str, rate: np.ndarray) -> Sampling:
+    """The step's sampling with another probability or size at one level."""
+    scheme = scheme_of(step, level)
+    field = "sampling_probability" if isinstance(scheme, Poisson) else "size"
+    changed = dataclasses.replace(scheme, **{field: rate})
+    return _with_scheme(step.design, changed)
+
+
+def _with_scheme(drawn: Sampling, changed: Scheme) -> Sampling:
+    if isinstance(drawn, IndependentEpisodes):
+        inner = _with_scheme(drawn.sampling, changed)
+        return dataclasses.replace(drawn, sampling=inner)
+    if isinstance(drawn, GroupedClasses):
+        field = {"episode": "episodes", "class": "classes", "example": "examples"}
+        return dataclasses.replace(drawn, **{field[changed.name]: changed})
+    return MultistageSampling(
+        *(changed if scheme.name == changed.name else scheme for scheme in drawn.levels)
+    )
+
+
+def smallest_size(step: GaussianStep, level: str) -> np.ndarray:
+    """One; of classes, as many as an episode needs."""
+    drawn = step.design
+    sized = isinstance(scheme_of(step, level), WithoutReplacement)
+    if sized and isinstance(drawn, GroupedClasses) and level == CLASS:
+        return np.asarray(drawn.ways)
+    return np.asarray(1)
+
+
+def largest_size(step: GaussianStep, level: str) -> np.ndarray:
+    """Sizes beyond this draw nothing more, or are refused where small units are."""
+    rates = step.path_rates
+    names = step.level_names_used
+    if level not in names:
+        raise ValueError(
+            f"level must be one of {names}, at or above the privacy unit, got {level!r}"
+        )
+    group = rates.group_sizes[names.index(level)]
+    assert group is not None  # a level without replacement has a size
+    refused = step.small_units == "error"
+    return group.min(axis=-1) if refused else group.max(axis=-1)

@@ -1,0 +1,169 @@
+"""Runs in epochs: resumed within one bit for bit, and what they owe."""
+
+import dataclasses
+import json
+
+import numpy as np
+import pytest
+
+import jaxdp_episodic as jde
+from jaxdp_episodic import cli
+from jaxdp_episodic.accounting.budget import PrivacyBudget, SpentAhead, plan_budget
+from jaxdp_episodic.report.ledger_file import (
+    CHARGE,
+    Chain,
+    LedgerError,
+    header,
+    read_ledger,
+)
+from jaxdp_episodic.training import run_files
+from jaxdp_episodic.training.checks import mean_units_are_public
+from jaxdp_episodic.training.ledger import Ledger, LedgerFile, create_ledger
+from jaxdp_episodic.training.report import privacy_statement
+from jaxdp_episodic.training.run import epsilon_without_last_stage
+from training_runs import GROUPED, assert_same, plain_trainer
+
+DELTA = 1e-5
+BINS = dataclasses.replace(
+    GROUPED,
+    sampling=dataclasses.replace(
+        GROUPED.design, episodes=jde.RandomAllocation("episode", steps_per_epoch=4)
+    ),
+)
+BATCHES = jde.GaussianStep(
+    jde.ShuffledEpochs("user", steps_per_epoch=4), noise_multiplier=2.0
+)
+
+
+def budget(step=BATCHES, *, steps=10, permitted=12):
+    return PrivacyBudget(step, 8.0, DELTA, steps, permitted)
+
+
+# --- Training ---
+
+
+class Stop(Exception):
+    pass
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("noise", ["gaussian", "discrete"])
+def test_a_run_resumed_within_an_epoch_is_bit_for_bit_the_same(tmp_path, noise):
+    def run():
+        return plain_trainer(seed=None, noise=noise, step=BINS, num_steps=10)
+
+    def stop(progress):
+        if progress.step == 7:
+            raise Stop
+
+    whole = run()
+    drawn = [whole.draw_blocks(step) for step in range(1, 11)]
+    per_step = [sum(int(b.unit_mask.sum()) for b in blocks) for blocks in drawn]
+    # Ten episodes of the thirty classes in every epoch of four steps.
+    assert (sum(per_step[:4]), sum(per_step[4:8])) == (10, 10)
+    assert len(set(per_step)) > 1
+    whole.train(tmp_path / "whole")
+    first = run()
+    first._secrets = whole.snapshot().secrets
+    with pytest.raises(Stop):
+        first.train(tmp_path / "parts", checkpoint_every=2, on_step=stop)
+    second = run()
+    assert second.resume(tmp_path / "parts") == 6
+    second.train(tmp_path / "parts")
+    assert_same(whole, second)
+    content = read_ledger(tmp_path / "parts" / run_files.LEDGER)
+    assert (content.charged, content.planned, content.owed) == (10, 10, 10)
+
+
+def test_bins_of_private_units_need_a_public_divisor():
+    step = jde.GaussianStep(
+        jde.RandomAllocation("user", steps_per_epoch=4), noise_multiplier=1.0
+    )
+    for relation in ("add_remove", "zero_out", "replace_one"):
+        asked = dataclasses.replace(step, neighboring_relation=relation)
+        assert mean_units_are_public(asked) == (relation == "replace_one")
+    assert mean_units_are_public(BINS)
+
+
+# --- What is owed ---
+
+
+def test_beyond_the_plan_whole_epochs_are_permitted():
+    spent = float(jde.epsilon(BATCHES, num_steps=12, delta=DELTA))
+    planned = plan_budget(BATCHES, epsilon=spent * 1.001, delta=DELTA)
+    assert (planned.num_steps, planned.permitted_steps) == (12, 12)
+    assert planned.planned == 12
+    given = budget(steps=6)
+    np.testing.assert_array_equal(
+        given.owed([0, 1, 4, 5, 6, 7, 9]), [0, 4, 4, 6, 6, 8, 12]
+    )
+    ahead = SpentAhead(given)
+    assert [ahead.at(s) for s in (1, 4, 6)] == [
+        float(given.spent(s)) for s in (4, 4, 6)
+    ]
+
+
+def test_the_statement_says_what_an_early_end_owes():
+    early, planned = (privacy_statement(budget(), steps) for steps in (5, 10))
+    assert "ended after 5 steps" in early and "charged for 8" in early
+    assert "in each of 8 steps" in early
+    assert "ended after" not in planned and "in each of 10 steps" in planned
+    everyone = jde.GaussianStep(
+        jde.Poisson("user", sampling_probability=1.0), noise_multiplier=2.0
+    )
+    uncounted = jde.epsilon(everyone, num_steps=8, delta=DELTA)
+    assert epsilon_without_last_stage(budget(), 5) == uncounted
+
+
+@pytest.mark.parametrize(
+    ("charged", "owed"), [(0, 0), (3, 4), (4, 4), (9, 10), (10, 10), (11, 12)]
+)
+def test_a_ledger_owes_the_epoch_that_was_begun(tmp_path, capsys, charged, owed):
+    path = tmp_path / "ledger.jsonl"
+    create_ledger(path, budget(), is_seeded=False)
+    with LedgerFile(path) as file:
+        for _ in range(charged):
+            file.charge()
+    content = read_ledger(path)
+    assert (content.charged, content.planned, content.owed) == (charged, 10, owed)
+    assert content.run_charged() == (BATCHES, owed)
+    assert cli.run(["epsilon", "--ledger", str(path), "--json"]) == 0
+    answer = json.loads(capsys.readouterr().out)
+    assert answer["epsilon"] == jde.epsilon(BATCHES, num_steps=owed, delta=DELTA)
+    said = [text for text in answer["warnings"] if "within an epoch" in text]
+    assert len(said) == (owed > charged)
+
+
+def test_another_plan_is_another_run(tmp_path):
+    path = tmp_path / "ledger.jsonl"
+    create_ledger(path, budget(), is_seeded=False)
+    with LedgerFile(path) as file, pytest.raises(LedgerError, match="number of epochs"):
+        with Ledger(budget(steps=12)).writing_to(file, {}):
+            pass
+
+
+@pytest.mark.parametrize("planned", [0, -3, 2.0, "10", True])
+def test_a_plan_that_is_no_number_is_refused(tmp_path, planned):
+    path = tmp_path / "ledger.jsonl"
+    first = header("ab", epsilon=1.0, delta=DELTA, is_seeded=False, planned=planned)
+    chain = Chain()
+    chain.add(start := chain.line(first))
+    path.write_bytes(start + chain.line({"step": BATCHES.to_dict()}) + CHARGE)
+    with pytest.raises(LedgerError, match="planned must be a number of steps"):
+        read_ledger(path)
+
+
+def test_without_a_plan_every_epoch_counts_whole(tmp_path):
+    path = tmp_path / "ledger.jsonl"
+    chain = Chain()
+    parts = [header("ab", epsilon=1.0, delta=DELTA, is_seeded=False)]
+    other = dataclasses.replace(BATCHES, noise_multiplier=3.0)
+    for record in (*parts, {"step": BATCHES.to_dict()}):
+        chain.add(line := chain.line(record))
+        path.write_bytes((path.read_bytes() if path.exists() else b"") + line)
+    chain.add(5 * CHARGE)
+    text = path.read_bytes() + 5 * CHARGE + chain.line({"step": other.to_dict()})
+    path.write_bytes(text + 6 * CHARGE)
+    content = read_ledger(path)
+    assert (content.planned, content.charged, content.owed) == (None, 11, 16)
+    assert content.run_charged() == (jde.compose((BATCHES, 8), (other, 8)), None)

@@ -189,7 +189,7 @@ def test_a_planted_violation_is_found(module, source, complaint):
 
 
 def test_third_party_imports_are_declared():
-    """At the top of a module a dependency; elsewhere, or in interop, an extra will do."""
+    """At the top of a module a dependency; elsewhere, and in interop, also an extra."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     runtime = {_distribution(line) for line in project["dependencies"]}
     extras = {

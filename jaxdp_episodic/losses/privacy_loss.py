@@ -72,12 +72,15 @@ class PrivacyLoss:
         one of ``P || Q``.
       rate_fields: class constant; names of the fields that are probabilities.
       methods: class constant; the methods that have what they need of the mechanism.
+      may_have_atoms: class constant; whether a loss other than 0 may have a probability
+        of its own.
     """
 
     outer_rate: Array
     is_symmetric: ClassVar[bool] = True
     methods: ClassVar[tuple[str, ...]] = ("rdp", "exact", "pld")
     rate_fields: ClassVar[tuple[str, ...]] = ("outer_rate",)
+    may_have_atoms: ClassVar[bool] = True
 
     # --- Arrays ---
 
@@ -319,6 +322,8 @@ class NoisyLoss(PrivacyLoss):
 @dataclass(frozen=True)
 class GaussianLoss(NoisyLoss):
     """Base of the mechanisms with Gaussian noise."""
+
+    may_have_atoms: ClassVar[bool] = False
 
     def hints(self) -> Hints:
         """The rates' product and the shift."""

@@ -76,6 +76,8 @@ class PrivacyLoss:
         single steps from the profile, and several by the certified upper end.
       padding: class constant; names of the fields that are tuples of arrays, as many as
         the mechanism has parts, and what stands for a part that is not there.
+      may_have_atoms: class constant; whether a loss other than 0 may have a probability
+        of its own.
     """
 
     outer_rate: Array
@@ -84,6 +86,7 @@ class PrivacyLoss:
     rate_fields: ClassVar[tuple[str, ...]] = ("outer_rate",)
     has_nodes: ClassVar[bool] = True
     padding: ClassVar[dict[str, float]] = {}
+    may_have_atoms: ClassVar[bool] = True
 
     # --- Arrays ---
 
@@ -348,6 +351,8 @@ class NoisyLoss(PrivacyLoss):
 @dataclass(frozen=True)
 class GaussianLoss(NoisyLoss):
     """Base of the mechanisms with Gaussian noise."""
+
+    may_have_atoms: ClassVar[bool] = False
 
     def hints(self) -> Hints:
         """The rates' product and the shift."""

@@ -44,6 +44,8 @@ _SERIES = tuple(1 / math.factorial(k) for k in range(1, _TERMS + 1))
 # for the rest, up to log(2) / 2, so many terms leave out 1e-17.
 _LOG_2 = (6.93147180369123816490e-01, 1.90821492927058770002e-10)
 _REDUCED_TERMS = 13
+# From here on rounding leaves nothing of an angle.
+_HUGE = 1e15
 # 1.5 times 2^52: the last bits of its sum with an integer are those of the integer.
 _INTEGER_BITS = 6755399441055744.0
 
@@ -76,9 +78,7 @@ def versine_sine(angle: Array) -> tuple[Array, Array]:
     rest = angle
     for part in _TURN:
         rest = rest - turns * part
-    # Rounding of a huge angle may leave more than half a turn, to which the polynomials
-    # would answer more than 1.
-    quarter = xp.clip(0.25 * rest, -0.8, 0.8)
+    quarter = 0.25 * rest
     square = quarter * quarter
     sine = quarter + quarter * square * _horner(_SINE, square)
     versine = square * (0.5 - square * _horner(_COSINE, square))
@@ -91,7 +91,8 @@ def polar(log_size: Array, angle: Array) -> tuple[Array, Array]:
     """``e^{a + ib}``."""
     xp = namespace(log_size, angle)
     size = xp.exp(log_size)
-    cosine, sine = cos_sin(angle)
+    # Of a huge angle so many turns are left that the polynomials would overflow.
+    cosine, sine = cos_sin(xp.where(xp.abs(angle) < _HUGE, angle, 0.0))
     return size * cosine, size * sine
 
 

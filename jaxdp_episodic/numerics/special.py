@@ -191,7 +191,9 @@ def log_saturating_tail(x: Array, width: Array) -> Array:
     below = xp.where(right, _LEFT_END, x)
     direct = log_normal_density(above) + log_mills_difference(above, width)
     # phi(x) m(x) = Q(x) = 1 - phi(x) m(-x): what is taken from 1 is below 0.55.
-    reach = xp.maximum(below + width, 0.0)
+    reach = below + width
+    # Not a maximum, which at 0 (a profile at epsilon 0) would halve the derivative.
+    reach = xp.where(reach >= 0, reach, 0.0)
     missing = _mills_ratio(-below) + _mills_ratio(reach)
     complement = xp.log1p(-xp.exp(log_normal_density(below)) * missing)
     return xp.where(right, direct, xp.where(width > 0, complement, -xp.inf))

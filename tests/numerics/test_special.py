@@ -120,6 +120,16 @@ def test_log_saturating_tail_against_its_definition():
     assert LOG_SATURATING(-5.0, 0.01) == LOG_SATURATING(-5.0, 5.0)
 
 
+def test_derivative_where_the_width_just_reaches():
+    """Antipodal profiles at epsilon 0: x = -width, both from one shift."""
+    width = np.array([1.5, 3.0, 8.0])
+    slope = compiled(jax.vmap(jax.grad(special.log_saturating_tail, argnums=1)))
+    h = 1e-6
+    ahead = LOG_SATURATING(-width, width + np.array([[0.0], [h], [2 * h]]))
+    differences = (-3 * ahead[0] + 4 * ahead[1] - ahead[2]) / (2 * h)
+    np.testing.assert_allclose(slope(-width, width), differences, rtol=1e-6)
+
+
 @with_digits(90)
 def test_derivatives():
     x = np.array([-30.0, -1.5, -1.0, -0.2, 0.0, 0.7, 5.0, 80.0, 1e4])

@@ -16,6 +16,7 @@ from jaxdp_episodic.accounting.exact.mgf import (
     Steps,
     core_variance,
     first_return,
+    have_atoms,
     log_atoms,
     log_core,
     log_envelope,
@@ -111,9 +112,11 @@ def lay_contour(epsilon: Array, groups: tuple[Steps, ...]) -> Contour:
     z, log_speed = contour_points(contour, y)
     power, _ = log_powers(z, groups, checked=False)
     left, _ = without_core(z, power, core, log_atoms(groups))
-    left = where_needed(
-        (lean > 0) | (y < returns), left[0], lambda: envelope(z, core, groups)
-    )
+    left = left[0]
+    if have_atoms(groups):
+        left = where_needed(
+            (lean > 0) | (y < returns), left, lambda: envelope(z, core, groups)
+        )
     size = left + log_speed[0] - z[0] * epsilon + xp.log(xp.maximum(y, scale))
     large = size[1:] > size[0] - xp.where(lean > 0, _FALL, _VERTICAL_FALL)
     last = xp.max(xp.where(large, xp.arange(_NUM_SCOUTS)[:, None], 0), axis=0)

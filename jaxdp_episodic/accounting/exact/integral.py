@@ -36,6 +36,7 @@ from jaxdp_episodic.accounting.exact.mgf import (
     Pair,
     Steps,
     first_return,
+    have_atoms,
     log_atoms,
     log_core_share,
     log_powers,
@@ -226,14 +227,17 @@ def _prepare(num_nodes: int, contour: Contour, groups: tuple[Steps, ...]) -> _In
     density = xp.maximum(1 / step, 1.0) * xp.where(vertical, 1 + contour.end, 1.0)
     # Where phases agree again behind the last node: 1 / y² at most, integrated, times
     # what falls.
-    again = xp.maximum(y[-1:], xp.minimum(first_return(groups), 1e300))
-    log_beyond = where_needed(
-        ~vertical,
-        xp.full_like(core, -1e300),
-        lambda: (
-            envelope((z[0][-1:], again), core, groups)[0] - xp.log(math.pi * again[0])
-        ),
-    )
+    log_beyond = xp.full_like(core, -1e300)
+    if have_atoms(groups):
+        again = xp.maximum(y[-1:], xp.minimum(first_return(groups), 1e300))
+        log_beyond = where_needed(
+            ~vertical,
+            log_beyond,
+            lambda: (
+                envelope((z[0][-1:], again), core, groups)[0]
+                - xp.log(math.pi * again[0])
+            ),
+        )
     return _Integrand(
         z, log_weight, left, size, error, core, share, density, log_beyond
     )

@@ -44,6 +44,8 @@ class Steps(NamedTuple):
       gaussian_shift: (K, n) shift of steps that always see the unit: their M is known
         in closed form; 0 for the others.
       spread: (K, n) how far a step's losses that see nothing may lie from ``spike``.
+      is_discrete: (K n,) where losses have atoms other than at 0, all of them bounded;
+        None for mechanisms that never do, which need not be compiled with them.
     """
 
     nodes: LossNodes
@@ -53,6 +55,7 @@ class Steps(NamedTuple):
     spike: Array
     gaussian_shift: Array
     spread: Array
+    is_discrete: Array | None
 
 
 def real_moments(c: Array, groups: tuple[Steps, ...]) -> tuple[Array, Array, Array]:
@@ -206,10 +209,9 @@ def _log_moment(z: Pair, steps: Steps, nodes: LossNodes) -> Pair:
     )
 
 
-def is_discrete(steps: Steps) -> Array:
-    """Which steps' losses have atoms other than at 0, all of them bounded; (K n,)."""
-    atoms = (steps.nodes.right <= 0) | (steps.nodes.left <= 0)
-    return atoms & (steps.gaussian_shift.reshape(-1) <= 0)
+def have_atoms(groups: tuple[Steps, ...]) -> bool:
+    """Whether any losses may have atoms other than at 0."""
+    return any(steps.is_discrete is not None for steps in groups)
 
 
 def first_return(groups: tuple[Steps, ...]) -> Array:
@@ -221,9 +223,11 @@ def first_return(groups: tuple[Steps, ...]) -> Array:
     xp = namespace(groups[0].count)
     height = xp.full_like(groups[0].count[0], xp.inf)
     for steps in groups:
+        if steps.is_discrete is None:
+            continue
         loss = steps.nodes.loss[0]
         width = xp.max(loss, axis=0) - xp.min(loss, axis=0)
-        counts = is_discrete(steps) & (steps.count.reshape(-1) > 0)
+        counts = steps.is_discrete & (steps.count.reshape(-1) > 0)
         own = xp.where(counts, math.pi / xp.maximum(width, 1e-300), xp.inf)
         height = xp.minimum(height, xp.min(own.reshape(steps.count.shape), axis=0))
     return height
@@ -241,17 +245,23 @@ def log_envelope(z: Pair, groups: tuple[Steps, ...]) -> Array:
     for steps in groups:
         repeats = steps.count.shape[0]
         x, y = (xp.tile(part, (1, repeats)) for part in z)
-        nodes = steps.nodes
-        size = xp.log(xp.maximum(xp.hypot(*nodes.weight), 1e-300))
-        term = x[:, None] * nodes.loss[0] - y[:, None] * nodes.loss[1] + size
-        outer = steps.outer_rate.reshape(-1)
-        rest = xp.log(xp.maximum(1 - outer * nodes.mass, 1e-15))
-        largest = xp.maximum(xp.max(term, axis=1), rest)
-        every = xp.sum(xp.exp(term - largest[:, None]), axis=1)
-        bound = largest + xp.log(outer * every + xp.exp(rest - largest))
-        own = _log_moment((x, y), steps, nodes)[0]
-        bound = xp.where(is_discrete(steps), bound, own)
+        bound = _log_moment((x, y), steps, steps.nodes)[0]
+        if steps.is_discrete is not None:
+            bound = xp.where(steps.is_discrete, _log_absolute(x, y, steps), bound)
         count = steps.count.reshape(-1)
         bound = xp.where(count > 0, count * bound, 0.0)
         total = total + xp.sum(bound.reshape(bound.shape[0], repeats, -1), axis=1)
     return total
+
+
+def _log_absolute(x: Array, y: Array, steps: Steps) -> Array:
+    """Logarithm of the sum of the nodes' absolute values, one step each."""
+    xp = namespace(x, steps.count)
+    nodes = steps.nodes
+    size = xp.log(xp.maximum(xp.hypot(*nodes.weight), 1e-300))
+    term = x[:, None] * nodes.loss[0] - y[:, None] * nodes.loss[1] + size
+    outer = steps.outer_rate.reshape(-1)
+    rest = xp.log(xp.maximum(1 - outer * nodes.mass, 1e-15))
+    largest = xp.maximum(xp.max(term, axis=1), rest)
+    every = xp.sum(xp.exp(term - largest[:, None]), axis=1)
+    return largest + xp.log(outer * every + xp.exp(rest - largest))

@@ -40,12 +40,18 @@ def steps_of(
     heights = xp.stack([xp.ones_like(cut), xp.full_like(cut, _CHECK_HEIGHT)])
     both = loss.nodes(back, cuts, heights, num_nodes, num_terms)
     sign = 1 - 2 * backward
+    nodes = at(both, 0)
+    atoms = None
+    if group.loss.may_have_atoms:
+        atoms = (nodes.right <= 0) | (nodes.left <= 0)
+        atoms = atoms & (loss.gaussian_shift() <= 0)
     return Steps(
-        at(both, 0),
+        nodes,
         at(both, 1),
         group.count,
         group.loss.outer_rate,
         sign * group.loss.spike(),
         group.loss.gaussian_shift(),
         group.loss.spread(),
+        atoms,
     )

@@ -44,8 +44,9 @@ MEDIUM = Quadrature(16, 10)
 # At a cliff Newton's method creeps; elsewhere it is there after three or four steps.
 # The steps allowed with a rule, and what its last one may leave of log t.
 _SEARCHES = ((COARSE, 20, 1e-4), (MEDIUM, 14, 1e-7))
-# A bracket of log t so narrow ends the search.
-_NARROW = 1e-5
+# A bracket of log t so narrow ends the search; where the derivative's logarithm is no
+# smaller, no step is the last.
+_NARROW, _CLOSE = 1e-6, 0.1
 # NumPy takes no longer for so many orders of a few settings than for one: these, from
 # the first guess on, stand in for the coarse search.
 _FEW = 4
@@ -176,13 +177,16 @@ def _search(
         turned = state.move * step < 0
         hops = turned & (2 * xp.abs(step) > xp.abs(state.move))
         proposal = xp.where(inside & ~hops, proposal, 0.5 * (low + high))
-        # Newton's last step is right but for about its square; not at a cliff.
-        last = inside & (step * step * xp.maximum(slope, 1.0) < tolerance)
+        # Newton's last step, at a cliff too, is right but for about its square.
+        newton = -value / slope
+        near = log_t + newton
+        last = (near > low) & (near < high) & (xp.abs(value) < _CLOSE)
+        last &= newton * newton * xp.maximum(slope, 1.0) < tolerance
         # Once settled an element stays as it is, so that its answer does not depend on
         # what it shares a block with.
         settled = state.settled | last | (high - low < _NARROW)
         best = xp.where(better, log_t, state.best_log_t)
-        best = xp.where(last & ~state.settled, log_t + step, best)
+        best = xp.where(last & ~state.settled, near, best)
         return _Search(
             state.count + 1,
             xp.where(settled, log_t, proposal),

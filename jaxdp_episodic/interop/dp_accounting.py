@@ -33,7 +33,10 @@ Parts = list[tuple[Any, int]]
 
 
 def from_dp_event(
-    event: Any, *, neighboring_relation: str = "add_remove"
+    event: Any,
+    *,
+    neighboring_relation: str = "add_remove",
+    population_is_exact: bool = False,
 ) -> ComposedSteps:
     """Returns the run that a ``dp_accounting`` ``DpEvent`` describes.
 
@@ -56,6 +59,9 @@ def from_dp_event(
         such (several releases about one draw); a NoOpDpEvent; a NonPrivateDpEvent;
         a ComposedDpEvent or SelfComposedDpEvent of all these.
       neighboring_relation: "add_remove" or "replace_one"; the events do not say.
+      population_is_exact: states that every ``source_dataset_size`` is the size of the
+        larger neighbour, not only a lower bound of it. Where all are drawn add_remove
+        then costs what full participation does.
 
     Returns:
       A composed run, equal steps taken together. Its noise multipliers are exact;
@@ -69,7 +75,7 @@ def from_dp_event(
     # As keys of a dictionary equal steps fall together, in order of appearance.
     counts: dict[GaussianStep, int] = {}
     for part, count in _uncomposed(event):
-        step = _step(part, neighboring_relation)
+        step = _step(part, neighboring_relation, population_is_exact)
         counts[step] = counts.get(step, 0) + count
     if not counts:
         counts[_step_of(_drawn(0.0), 1.0, neighboring_relation)] = 0
@@ -159,7 +165,9 @@ def _field(event: Any, name: str) -> Any:
         raise TypeError(f"{_kind(event)} must have a field {name!r}") from None
 
 
-def _step(event: Any, neighboring_relation: str) -> GaussianStep:
+def _step(
+    event: Any, neighboring_relation: str, population_is_exact: bool
+) -> GaussianStep:
     """One step: a draw, or everybody, and a Gaussian release about them."""
     kind = _kind(event)
     if kind == "GaussianDpEvent":
@@ -170,7 +178,9 @@ def _step(event: Any, neighboring_relation: str) -> GaussianStep:
         scheme = _drawn(_field(event, "sampling_probability"))
     elif kind == "SampledWithoutReplacementDpEvent":
         scheme = _drawn_without_replacement(
-            _field(event, "sample_size"), _field(event, "source_dataset_size")
+            _field(event, "sample_size"),
+            _field(event, "source_dataset_size"),
+            population_is_exact,
         )
     else:
         raise NotImplementedError(f"{kind} cannot be imported; covered: {_COVERED}")
@@ -214,10 +224,14 @@ def _drawn(sampling_probability: Any) -> Poisson:
     return Poisson(LEVEL, sampling_probability=sampling_probability)
 
 
-def _drawn_without_replacement(size: Any, population: Any) -> WithoutReplacement:
+def _drawn_without_replacement(
+    size: Any, population: Any, is_exact: bool
+) -> WithoutReplacement:
     _check_is_one_number("sample_size", size)
     _check_is_one_number("source_dataset_size", population)
-    scheme = WithoutReplacement(LEVEL, size=size, population=population)
+    scheme = WithoutReplacement(
+        LEVEL, size=size, population=population, population_is_exact=is_exact
+    )
     if size > population:
         raise ValueError(
             "sample_size must be at most source_dataset_size, got "

@@ -42,6 +42,8 @@ _LIMIT = Path("/proc/sys/vm/max_map_count")
 _CROWDED = 0.6
 _SECONDS_BETWEEN_LOOKS = 2.0
 _next_look = 0.0
+# Whether this process was forked off one that had JAX, whose threads it lacks.
+_is_fork_of_jax = False
 # Dataclasses that JAX knows.
 _registered: set[type] = set()
 
@@ -77,8 +79,19 @@ def using_engine(name: str) -> Iterator[None]:
         _chosen.reset(token)
 
 
+def _note_fork() -> None:
+    global _is_fork_of_jax
+    _is_fork_of_jax = "jax" in sys.modules
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_note_fork)
+
+
 def choose_engine(settings: int, break_even: int) -> str:
     """Returns the engine for so many settings: what was asked for, else the faster.
+
+    Behind ``os.fork()`` JAX may wait for ever for its threads: there it is NumPy.
 
     Args:
       settings: how many will be evaluated.
@@ -87,7 +100,7 @@ def choose_engine(settings: int, break_even: int) -> str:
     name = engine_name()
     if name != "auto":
         return name
-    return "jax" if settings >= break_even else "numpy"
+    return "jax" if settings >= break_even and not _is_fork_of_jax else "numpy"
 
 
 def float64_boundary(
@@ -113,7 +126,7 @@ def float64_boundary(
         converted = map_arrays(_float64, args)
         engine = engine_name()
         if engine == "auto":
-            engine = "jax" if _largest(converted) >= _LARGE else "numpy"
+            engine = choose_engine(_largest(converted), _LARGE)
         if engine == "numpy":
             with np.errstate(all="ignore"):
                 return map_arrays(np.asarray, kernel(*converted, **static_values))
@@ -128,8 +141,15 @@ def on_jax(jitted_kernel: Callable[..., Any], *args: Any, **static: Any) -> Any:
 
     converted = map_arrays(_float64, args)
     _register_dataclasses(converted)
-    # Kernels broadcast; a caller who forbids that means the caller's own code.
-    with jax.enable_x64(True), jax.numpy_rank_promotion("allow"):
+    # Kernels broadcast, and their arrays move to the device and back; a caller who
+    # forbids that means the caller's own code. Inside of somebody's jit numbers that
+    # are known are computed at once.
+    with (
+        jax.ensure_compile_time_eval(),
+        jax.transfer_guard("allow"),
+        jax.enable_x64(True),
+        jax.numpy_rank_promotion("allow"),
+    ):
         answer = map_arrays(np.asarray, jitted_kernel(*converted, **static))
     forget_kernels_if_crowded()
     return answer

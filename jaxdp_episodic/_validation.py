@@ -8,6 +8,7 @@ meant, strings everywhere; NaN never passes.
 from __future__ import annotations
 
 import difflib
+import sys
 from collections.abc import Iterable
 from typing import Any
 
@@ -144,6 +145,12 @@ def _numeric(name: str, value: Any) -> np.ndarray:
     """Converts to an integer or float array; refuses everything else."""
     if isinstance(value, np.ma.MaskedArray):
         raise TypeError(f"{name} must not be a masked array: its mask would be lost")
+    if _is_traced(value):
+        raise TypeError(
+            f"{name} must be a known number, got a value that JAX traces: ask outside "
+            "of jax.jit, jax.grad and jax.vmap (arrays of settings broadcast; "
+            "epsilon_and_gradient differentiates)"
+        )
     try:
         array = np.asarray(value)
     except (ValueError, RecursionError):  # ragged, or nested without end
@@ -163,6 +170,12 @@ def _numeric(name: str, value: Any) -> np.ndarray:
             f"{name} must be a number or an array of numbers, got {shown(value)}"
         )
     return array
+
+
+def _is_traced(value: Any) -> bool:
+    """Whether JAX stands in for a value that it knows only later."""
+    jax = sys.modules.get("jax")
+    return jax is not None and isinstance(value, jax.core.Tracer)
 
 
 def _holds_bool(value: Any) -> bool:

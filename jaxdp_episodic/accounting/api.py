@@ -135,9 +135,10 @@ def epsilon(
       The order is searched without ends, so it never sticks to a grid; the search can
       only err upwards.
     * "exact": the true epsilon of the composed dominating pair, to a relative error
-      of 1e-6 or better, by a contour integral whose cost does not grow with the number
-      of steps (docs/theory.md, "Exact"); where that is not reached, the certified
-      upper end of "pld". The info says which.
+      of 1e-6 or better (below 1e-3 an absolute one of 1e-9), by a contour integral
+      whose cost does not grow with the number of steps (docs/theory.md, "Exact"); where
+      that is not reached, as at deltas far below 1e-15 of rare units, the certified
+      upper end of "pld", which below 1e-238 is Rényi's bound. The info says which.
     * "pld": the upper end of `epsilon_interval`, a certified *upper bound*.
 
     Args:

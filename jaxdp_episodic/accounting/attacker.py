@@ -18,8 +18,9 @@ import numpy as np
 
 from jaxdp_episodic import _validation
 from jaxdp_episodic._engine import float64_boundary
-from jaxdp_episodic.accounting.api import delta
+from jaxdp_episodic.accounting.api import check_method, check_step, checked_run, delta
 from jaxdp_episodic.accounting.curve_points import curve_points, lower_hull
+from jaxdp_episodic.accounting.run import Run
 from jaxdp_episodic.describe.step import AnyStep
 from jaxdp_episodic.losses.gaussian import log_gaussian_profile
 from jaxdp_episodic.numerics.roots import largest_within
@@ -149,7 +150,8 @@ def gdp_mu(
 
     With ``D(mu, .)`` the profile of that pair, ``delta(eps) <= max(D(mu, eps),
     smallest_delta)`` for *all* ``eps >= 0``, not just for some points: an *upper end*,
-    within two thousandths of the smallest such mu. Below ``smallest_delta`` nothing is
+    within two thousandths of the smallest such mu; of Gaussians always drawn it is
+    theirs. Below ``smallest_delta`` nothing is
     said; a sampled run is not mu-GDP for any useful mu if its last tail has to fit.
 
     The chords between the points of delta lie above the true, convex curve (in
@@ -180,11 +182,27 @@ def gdp_mu(
         raise ValueError(
             f"smallest_delta must be one number in [1e-100, 1), got {smallest_delta!r}"
         )
+    check_step(step)
+    check_method(method)
+    run, shape = checked_run(step, num_steps)
+    known = np.broadcast_to(_mu_of_gaussians(run), shape)
+    if np.all(np.isfinite(known)):
+        return np.array(known)[()]
     depth = min(float(floor), _SMALLEST_DELTA)
     epsilons, deltas, shape = _points(step, num_steps, method, depth)
     columns = zip(epsilons.T, deltas.T, strict=True)
     mu = np.array([_mu(e, d, float(floor)) for e, d in columns])
-    return mu.reshape(shape)[()]
+    return np.minimum(mu.reshape(shape), known)[()]
+
+
+def _mu_of_gaussians(run: Run) -> np.ndarray:
+    """The shift of the Gaussian that the worst path is, rounded up; inf if it is none.
+
+    ``run`` has its paths last.
+    """
+    shift = run.gaussian_shift() * (1 + _ROUNDING)
+    known = ((shift > 0) | run.loses_nothing) & ~run.is_unprotected
+    return np.where(known, shift, np.inf).max(axis=-1)
 
 
 def _rates(

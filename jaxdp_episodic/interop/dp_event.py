@@ -6,6 +6,7 @@ Its ``DpEvent`` objects are recognised by the name of their class, or by the
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -28,7 +29,11 @@ from jaxdp_episodic.describe.releases import (
     RenyiDP,
     ZeroConcentratedDP,
 )
-from jaxdp_episodic.describe.schemes import Poisson, WithoutReplacement
+from jaxdp_episodic.describe.schemes import (
+    MultistageSampling,
+    Poisson,
+    WithoutReplacement,
+)
 from jaxdp_episodic.describe.step import ComposedSteps, GaussianStep, OneStep, compose
 from jaxdp_episodic.interop.event_tree import (
     ROUNDING_MARGIN,
@@ -72,7 +77,10 @@ class EventNotCovered(NotImplementedError):
 
 
 def from_dp_event(
-    event: Any, *, neighboring_relation: str = "add_remove"
+    event: Any,
+    *,
+    neighboring_relation: str = "add_remove",
+    population_is_exact: bool = False,
 ) -> ComposedSteps:
     """Returns the run that a ``dp_accounting`` ``DpEvent`` describes.
 
@@ -93,6 +101,9 @@ def from_dp_event(
       event: one of those that the module's table lists, or a composition of such.
       neighboring_relation: "add_remove", "replace_one" or "zero_out" (their
         REPLACE_SPECIAL); the events do not say.
+      population_is_exact: states that every ``source_dataset_size`` is the size of the
+        larger neighbour, not only a lower bound of it. Where all are drawn add_remove
+        then costs what full participation does.
 
     Returns:
       A composed run, equal steps taken together. Its noise multipliers are exact;
@@ -109,7 +120,7 @@ def from_dp_event(
     )
     # As keys of a dictionary equal steps fall together, in order of appearance.
     counts: dict[OneStep, int] = {}
-    for _, step, count in steps_of(event, neighboring_relation):
+    for _, step, count in steps_of(event, neighboring_relation, population_is_exact):
         counts[step] = counts.get(step, 0) + count
     if not counts:
         counts[nothing(neighboring_relation)] = 0
@@ -117,7 +128,7 @@ def from_dp_event(
 
 
 def steps_of(
-    event: Any, neighboring_relation: str
+    event: Any, neighboring_relation: str, population_is_exact: bool = False
 ) -> Iterator[tuple[Any, OneStep, int]]:
     """Yields the events inside that are no composition, their steps and counts.
 
@@ -126,6 +137,8 @@ def steps_of(
     """
     for part, count in uncomposed(event):
         step = _step(part, neighboring_relation)
+        if population_is_exact and isinstance(step, GaussianStep):
+            step = _of_exact_population(step)
         if step is not None:
             yield part, step, count
 
@@ -323,6 +336,16 @@ def _without_replacement(event: Any, relation: str) -> OneStep | None:
     return GaussianStep(
         scheme, noise_multiplier=joint_noise(parts), neighboring_relation=relation
     )
+
+
+def _of_exact_population(step: GaussianStep) -> GaussianStep:
+    scheme = step.design
+    if isinstance(scheme, MultistageSampling):
+        (scheme,) = scheme.levels
+    if not isinstance(scheme, WithoutReplacement):
+        return step
+    exact = dataclasses.replace(scheme, population_is_exact=True)
+    return dataclasses.replace(step, sampling=exact)
 
 
 def _with_replacement(event: Any, relation: str) -> OneStep | None:

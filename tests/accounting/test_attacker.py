@@ -98,7 +98,7 @@ class TestGaussian:
         assert 1 <= mu * noise <= 1 + 1e-3
 
     def test_mu_of_almost_no_noise(self, exact):
-        assert attacker.gdp_mu(poisson_step(1.0, 0.03), num_steps=1) == np.inf
+        assert attacker.gdp_mu(poisson_step(0.999, 0.03), num_steps=1) == np.inf
 
     def test_advantage(self, exact):
         found = attacker.advantage(poisson_step(1.0, [0.5, 2.0]), num_steps=1)
@@ -333,3 +333,11 @@ def test_the_error_of_an_exact_delta_is_added(monkeypatch):
     assert mu * (1 - 1e-6) <= attacker.gdp_mu(step, num_steps=1) <= mu * (1 + 1e-6)
     certified = attacker.upper_delta(step, epsilon=4.0, num_steps=1)
     assert certified == pytest.approx(jde.privacy_profile(step, 4.0), rel=1e-14)
+
+
+@pytest.mark.parametrize("steps, noise", [(1, 1.0), (100, 10.0), (1, 0.01)])
+def test_mu_of_a_gaussian_is_its_shift(steps, noise):
+    scheme = jde.Poisson("user", sampling_probability=1.0)
+    step = jde.GaussianStep(scheme, noise_multiplier=noise)
+    shift = np.sqrt(steps) / noise
+    assert shift <= jde.gdp_mu(step, num_steps=steps) <= shift * (1 + 1e-14)

@@ -190,6 +190,17 @@ def test_sampling_without_replacement(relation):
     assert expected <= theirs.compose(event).get_epsilon(DELTA)
 
 
+def test_all_of_an_exact_population_is_full_participation():
+    event = dp_event.SampledWithoutReplacementDpEvent(10, 10, gaussian())
+    everybody = jde.epsilon(from_dp_event(gaussian()), delta=1e-5)
+    exact = from_dp_event(event, population_is_exact=True)
+    assert jde.epsilon(exact, delta=1e-5) == everybody
+    # One more may be there, and drawn in somebody's place.
+    assert jde.epsilon(from_dp_event(event), delta=1e-5) > 2 * everybody
+    with pytest.raises(TypeError, match="population_is_exact"):
+        from_dp_event(event, population_is_exact=cast(Any, "yes"))
+
+
 def test_joint_noise_of_several_releases_is_a_lower_bound():
     for noises in ([1e-170, 1e-170], [1e180, 1e180, 1e180], [0.3, 7.0]):
         event = poisson(0.1, dp_event.ComposedDpEvent([gaussian(s) for s in noises]))

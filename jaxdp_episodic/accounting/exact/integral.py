@@ -58,8 +58,6 @@ _MOST_STEPS = 25
 _CLOSE = 1e-12
 # Power of its own by which halving the spacing is taken to reduce the error.
 _CONVERGENCE = 0.15
-# Largest phase between the first two nodes, where the integrand is largest.
-_LARGEST_TURN = 2.5
 # Rounding of a phase, relative to its size.
 _ROUNDING = 4e-16
 
@@ -268,8 +266,7 @@ def _integrate(integrand: _Integrand, epsilon: Array) -> tuple[Array, Array, Arr
     beyond = 10.0 * xp.hypot(re[-1], im[-1]) * integrand.density
     beyond += xp.exp(integrand.log_beyond - z[0][-1] * epsilon - peak)
     error = spacing + (inner + _ROUNDING * known + beyond) / xp.abs(total)
-    # Of what turns by about a whole turn from node to node, halving sees nothing.
-    good = (total > 0) & (xp.abs(log_im[1] - log_im[0]) < _LARGEST_TURN)
+    good = total > 0
     total = xp.where(good, total, 1.0)
     value = xp.where(good, xp.log(total) + peak, xp.nan)
     return value, slope / total, xp.where(good, error, xp.inf)

@@ -92,6 +92,14 @@ def _sorted_out(question: Question, run: Run) -> Answer:
 def _of_many_steps(question: Question, run: Run) -> Answer:
     """The contour integral, in both directions where they differ."""
     bound, order = rdp_bound(question, run)
+    if question.is_epsilon and np.any(bound == 0):
+        # Delta covers all that can be told apart: nothing is left to integrate.
+        value, error = np.zeros(bound.shape), np.zeros(bound.shape)
+        certified, left = np.zeros(bound.shape, bool), np.flatnonzero(bound > 0)
+        if left.size:
+            part = _of_many_steps(question.take(left), run.take(left))
+            value[left], error[left], certified[left] = part
+        return Answer(value, error, certified)
     goal = question.target if question.is_epsilon else bound - _RESERVE
     cut, log_added, too_many = _truncated(goal, run)
     wanted = ~too_many & np.isfinite(bound)

@@ -146,7 +146,8 @@ def choose_knots(
 
 def _variation(lengths: np.ndarray, mass: np.ndarray) -> np.ndarray:
     """Widths within which the density of cells changes little."""
-    density = np.log(np.maximum(mass, 1e-300) / lengths)
+    # each by itself: over a far longer cell their ratio would vanish
+    density = np.log(np.maximum(mass, 1e-300)) - np.log(lengths)
     between = 0.5 * (lengths[1:] + lengths[:-1])
     alive = (lengths > 1e-290) & (mass > 0)
     alive = alive[1:] & alive[:-1]

@@ -26,6 +26,8 @@ _MASS_ERROR = 1e-14
 _EXPONENT_ERROR = 1e-15
 # Of a planned distance between two tilts, what is tried.
 _NEARER = np.array([1.0, 0.6, 0.35, 0.2, 0.1, 0.05])
+# Logarithms below it have no exponential.
+_LEAST_LEVEL = -700.0
 # Share of what is asked for that frequencies left out may take.
 _CUT_SHARE = 1e-4
 # More than all tilted masses together that underflow.
@@ -246,8 +248,10 @@ def chernoff_epsilon(law: Bracket, log_delta: float) -> float:
 
 
 def finite_level(law: Bracket, log_delta: float, reach: float) -> float:
-    """Log of the delta that is left for finite losses, of an upper law; or NaN."""
+    """Log of the delta that is left for finite losses, of an upper law, or NaN."""
     level = log_delta - exponent_error(law, log_delta, reach)
+    if not level > _LEAST_LEVEL:
+        return math.nan  # rounding leaves nothing of delta
     share = 1 - law.infinite * (1 + 1e-9) / math.exp(level)
     return level + math.log(share) if share > 0 else math.nan
 

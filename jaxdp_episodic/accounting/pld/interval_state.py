@@ -58,10 +58,11 @@ class Setting:
     last_attempt: bool = False
     guessed: bool = True
     rounds: int = 0
+    aimed_at: int = 0  # the round in which the aim was taken
 
     def take_aim(self, aim: Aim) -> None:
         """Starts on another width with what is known by now."""
         self.target = self.target._replace(floor=aim.floor, proportion=aim.proportion)
         self.most_cells, self.scale = aim.most_cells, FIRST_SCALE
         self.out_of_memory = self.last_attempt = False
-        self.least_spacing = 0.0
+        self.least_spacing, self.aimed_at = 0.0, self.rounds

@@ -44,6 +44,12 @@ _FINE_LATTICE = 2**19
 _COARSE_EPSILON = Aim(1e-4, 0.01, refine.LARGEST_LATTICE)
 _COARSE_DELTA = Aim(0.0, 0.02, refine.LARGEST_LATTICE)
 _MOST_ROUNDS = 10
+# Rounds after which an aim is given up if there is no lower end yet.
+_FRUITLESS_ROUNDS = 2
+# Steps whose rounding errors alone are nats of log(delta).
+_MOST_STEPS = 1e14
+# Moves of the noise beyond which single losses need a lattice of their own.
+_LARGEST_MOVE = 1e6
 # Nats across which a lower law has nothing: where losses are that large, as of hardly
 # any noise, the upper end is all that comes of another round, and near.
 _WIDEST_SPACING = 300.0
@@ -102,6 +108,10 @@ def _bounds(
     settled = run.is_unprotected | run.loses_nothing
     floor, share = _aims(question, width)
     open_ = ~settled & np.isfinite(upper)
+    shift = np.where(open_, run.gaussian_shift(), 0.0)
+    open_ &= (run.num_steps < _MOST_STEPS) | (shift > 0)
+    for loss, count in zip(run.losses, run.counts, strict=True):
+        open_ &= (loss.hints().furthest < _LARGEST_MOVE) | (count == 0) | (shift > 0)
     if question.is_epsilon:
         open_ &= (question.target > _LEAST_LOG_DELTA) & (upper > floor)
     else:
@@ -126,7 +136,6 @@ def _bounds(
         setting = Setting(steps, target, question.nothing, float(upper[i]), most)
         settings.append((lower_of, upper_of, setting))
 
-    shift = np.where(open_, run.gaussian_shift(), 0.0)
     off = shift_error(run)
     for i in np.flatnonzero(open_).tolist():
         if shift[i] > 0:
@@ -180,22 +189,43 @@ def _steps_of(run: Run) -> list[tuple[Step, ...]]:
 def _solve(settings: list[Setting]) -> None:
     """Narrows the ends of all settings, block by block."""
     for start in range(0, len(settings), _BLOCK):
-        block = settings[start : start + _BLOCK]
-        single.narrow([s for s in block if single.is_single(s)])
-        block = [s for s in block if not single.is_single(s)]
-        refine.run_pilots(block)
-        for _ in range(_MOST_ROUNDS):
-            block = [s for s in block if _unfinished(s)]
-            if not block:
-                break
-            refine.lay_grids(block)
-            refine.compose(block)
+        _solve_block(settings[start : start + _BLOCK])
+
+
+def _solve_block(block: list[Setting]) -> None:
+    """Narrows the ends of settings together; none costs the others theirs.
+
+    A number out of float64's range ends it for a setting by itself, which keeps the
+    certified ends that it has by then.
+    """
+    try:
+        # What overflows is inf, and no end is moved by inf or NaN.
+        with np.errstate(all="ignore"):
+            _rounds(block)
+    except ArithmeticError:
+        if len(block) > 1:
+            for setting in block:
+                _solve_block([setting])
+
+
+def _rounds(block: list[Setting]) -> None:
+    single.narrow([s for s in block if single.is_single(s)])
+    block = [s for s in block if not single.is_single(s)]
+    refine.run_pilots(block)
+    for _ in range(_MOST_ROUNDS):
+        block = [s for s in block if _unfinished(s)]
+        if not block:
+            break
+        refine.lay_grids(block)
+        refine.compose(block)
 
 
 def _unfinished(setting: Setting) -> bool:
     """Whether the ends are too far apart and something can be done about it."""
     width, enough = _widths(setting)
     stuck = setting.out_of_memory or setting.last_attempt
+    unknown = setting.lower <= (-np.inf if setting.target.log_delta is None else 0.0)
+    stuck |= unknown and setting.rounds - setting.aimed_at >= _FRUITLESS_ROUNDS
     if width <= enough or stuck:
         return _has_another_aim(setting, stuck)
     if setting.spacing > _WIDEST_SPACING and not setting.guessed:

@@ -148,7 +148,8 @@ def _from_transform(
     modulus = np.abs(low)
     growth = np.log(np.maximum(modulus, 1e-300))
     rounded = np.full(modulus.shape, fourier.POWER_ERROR * _MACHINE)
-    return _power(growth, np.angle(low), error / modulus, rounded, counts)
+    relative = error / np.maximum(modulus, 1e-300)
+    return _power(growth, np.angle(low), relative, rounded, counts)
 
 
 def _from_terms(row: Row, number: int) -> tuple[np.ndarray, np.ndarray]:

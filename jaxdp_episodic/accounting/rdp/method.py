@@ -15,6 +15,7 @@ from jaxdp_episodic._engine import (
 from jaxdp_episodic.accounting.engine import Chunks, in_chunks, on_cpu
 from jaxdp_episodic.accounting.question import Answer, EpsilonAt, Question
 from jaxdp_episodic.accounting.rdp import kernels
+from jaxdp_episodic.accounting.rdp.total_variation import at_most_total_variation
 from jaxdp_episodic.accounting.run import Group, Run
 from jaxdp_episodic.numerics.loops import Array, map_arrays, map_first, namespace
 
@@ -38,6 +39,8 @@ def rdp_answer(question: Question, run: Run) -> Answer:
 def rdp_bound(question: Question, run: Run) -> tuple[np.ndarray, np.ndarray]:
     """The bound and the order it is reached at, at every setting and path.
 
+    No epsilon is needed from a delta of the run's total variation on.
+
     Returns:
       ``(value, order)`` of the common broadcast shape. Settings that lose nothing
       (rate 0, no steps, infinite noise) have value 0, or -inf for log(delta), and
@@ -45,7 +48,8 @@ def rdp_bound(question: Question, run: Run) -> tuple[np.ndarray, np.ndarray]:
     """
     name = "best_epsilon" if isinstance(question, EpsilonAt) else "best_log_delta"
     ends = question.nothing, question.everything
-    return _evaluate(name, "forward", question.target, run, ends)
+    value, order = _evaluate(name, "forward", question.target, run, ends)
+    return at_most_total_variation(question, run, value), order
 
 
 def rdp_curve(orders: np.ndarray, run: Run, direction: str) -> np.ndarray:

@@ -245,6 +245,41 @@ def test_ends_are_near_in_usual_ranges(kind, rate, noise, steps, delta):
     assert 0 <= upper - lower <= 1e-4 * lower
 
 
+def test_an_overflowing_setting_costs_the_others_nothing(monkeypatch):
+    """1e15 steps went over float64's range, and took their whole batch with them."""
+    log_delta = math.log(1e-6)
+    ordinary = one_run("sampled", 100, rate=0.1, noise=1.2)
+    expected = pld_bounds(epsilon_at(log_delta), ordinary)
+    both = Run(
+        (loss("sampled", rate=[0.1, 0.9], noise=[1.2, 3.5]),), (np.array([1e2, 1e15]),)
+    )
+    right = refine.lay_grids
+
+    def lay_grids(settings):
+        if any(s.steps[0].count == 1e15 for s in settings):
+            raise OverflowError("(34, 'Numerical result out of range')")
+        right(settings)
+
+    monkeypatch.setattr(refine, "lay_grids", lay_grids)
+    lower, upper = pld_bounds(epsilon_at([log_delta] * 2), both)
+    assert (lower[0], upper[0]) == expected
+    assert lower[1] == 0 < 1e13 < upper[1] < np.inf
+
+
+@pytest.mark.parametrize(
+    "kind, rate, inner, noise, steps, log_delta",
+    [
+        ("swapped", 1e-6, 1.0, 1e-30, 1e3, -13.8),  # cells as long as losses are far
+        ("antipodal", 0.999, 0.1, 1e-8, 1e12, -13.8),  # rounding leaves no delta
+    ],
+)
+def test_hostile_settings_keep_renyis_bound(kind, rate, inner, noise, steps, log_delta):
+    run = one_run(kind, steps, rate=rate, inner=inner, noise=noise)
+    lower, upper = pld_bounds(epsilon_at(log_delta), run)
+    bound, _ = rdp_bound(epsilon_at(log_delta), run)
+    assert 0 <= lower <= upper <= bound * (1 + 1e-12)
+
+
 @pytest.mark.parametrize("rate, noise, steps", [(0.1, 1e-3, 10), (0.5, 1e-3, 3)])
 def test_little_noise_counts_how_often_the_unit_was_drawn(rate, noise, steps):
     """With k draws in all the loss is a normal about k (s²/2 + log p)."""

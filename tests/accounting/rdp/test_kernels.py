@@ -213,7 +213,9 @@ def test_search_is_not_below_the_scan():
         KINDS["sampled"](runs), num_steps=runs.num_steps, delta=runs.delta
     )
     # The scan ends on a grid, beside the best order: it may be a little above.
-    assert np.all(found >= scanned("sampled", runs) * (1 - SCAN_ERROR))
+    scan = scanned("sampled", runs) * (1 - SCAN_ERROR)
+    # From a delta of the total variation on it is nothing.
+    assert np.all((found == 0) | (found >= scan))
 
 
 UNIT = st.floats(0.0, 1.0)

@@ -366,9 +366,9 @@ def _sampled_gaussian(rate: float, noise: float, relation: str) -> GaussianStep:
 def _sampled_claim(rate: float, event: Any, relation: str) -> OneStep:
     """A sample of something (epsilon, delta)-DP.
 
-    Of one record more or less ``log(1 + rate (e^epsilon - 1))`` and ``rate delta`` (Balle,
-    Barthe, Gaboardi 2018, arXiv:1807.01647, Theorem 8); where it is replaced the draws
-    are the same, and by joint convexity delta alone shrinks.
+    With a record more or less ``log(1 + rate (e^epsilon - 1))`` and ``rate delta``
+    (Balle, Barthe, Gaboardi 2018, arXiv:1807.01647, Theorem 8); where it is replaced
+    the draws are the same, and by joint convexity delta alone shrinks.
     """
     epsilon, delta = nonnegative(event, "epsilon"), number(event, "delta")
     delta = float(_validation.probability_array("delta", delta))

@@ -38,10 +38,10 @@ def doubled(event: Any, times: int) -> Any:
 def test_a_billion_laughs_are_counted_one_by_one_only_once():
     assert from_dp_event(doubled(Gaussian(), 40)).counts == (2**40,)
     both = Composed([Gaussian(2.0), doubled(Gaussian(3.0), 30), Gaussian(2.0)])
-    run = from_dp_event(both)
+    run: Any = from_dp_event(both)
     assert run.counts == (2, 2**30)
     assert [step.noise_multiplier for step in run.steps] == [2.0, 3.0]
-    inside = from_dp_event(Sampled(doubled(Gaussian(3.0), 20)))
+    inside: Any = from_dp_event(Sampled(doubled(Gaussian(3.0), 20)))
     assert inside.steps[0].noise_multiplier == pytest.approx(3 / 2**10, rel=1e-9)
 
 

@@ -55,7 +55,7 @@ def trade_off(
     Args:
       step: the step, or a run made by `compose`.
       false_positive_rate: in [0, 1], any shape.
-      num_steps: whole number >= 0; None for a composed run.
+      num_steps: whole number >= 0; of a composed run as of `epsilon`.
       method: how delta is computed; see `jaxdp_episodic.delta`.
 
     Returns:
@@ -102,7 +102,7 @@ def advantage(
 
     Args:
       step: the step, or a run made by `compose`.
-      num_steps: whole number >= 0; None for a composed run.
+      num_steps: whole number >= 0; of a composed run as of `epsilon`.
       method: how delta is computed; see `jaxdp_episodic.delta`.
 
     Returns:
@@ -161,7 +161,7 @@ def gdp_mu(
 
     Args:
       step: the step, or a run made by `compose`.
-      num_steps: whole number >= 0; None for a composed run.
+      num_steps: whole number >= 0; of a composed run as of `epsilon`.
       method: how delta is computed; see `jaxdp_episodic.delta`.
       smallest_delta: one number in [1e-100, 1), down to which the claim holds.
 

@@ -41,6 +41,7 @@ from jaxdp_episodic.interop.event_tree import (
     field,
     joint,
     joint_noise,
+    joint_scale,
     kind,
     nonnegative,
     number,
@@ -49,8 +50,8 @@ from jaxdp_episodic.interop.event_tree import (
 )
 
 LEVEL = "example"
-# Orders at which a run that is repeated is known: a chord between two of the middle
-# ones is within 3e-4 of the curve.
+# Orders at which a repeated run is known: a chord between two of the middle ones is
+# within 3e-4 of the curve.
 _ORDERS = 1 + np.concatenate(
     [
         np.geomspace(1e-6, 1e-2, 40, endpoint=False),
@@ -68,9 +69,8 @@ class EventNotCovered(NotImplementedError):
     """
 
     def __init__(self, event: Any, why: str) -> None:
-        covered = "; ".join(sorted(name for name in _READERS))
         super().__init__(
-            f"{kind(event)} cannot be imported: {why}; covered: {covered}, "
+            f"{kind(event)} cannot be imported: {why}; covered: {', '.join(_COVERED)}, "
             "ComposedDpEvent and SelfComposedDpEvent of these"
         )
         self.event = event
@@ -120,7 +120,10 @@ def from_dp_event(
     )
     # As keys of a dictionary equal steps fall together, in order of appearance.
     counts: dict[OneStep, int] = {}
-    for _, step, count in steps_of(event, neighboring_relation, population_is_exact):
+    read = steps_of(
+        event, neighboring_relation, population_is_exact=population_is_exact
+    )
+    for _, step, count in read:
         counts[step] = counts.get(step, 0) + count
     if not counts:
         counts[nothing(neighboring_relation)] = 0
@@ -128,28 +131,38 @@ def from_dp_event(
 
 
 def steps_of(
-    event: Any, neighboring_relation: str, population_is_exact: bool = False
+    event: Any,
+    neighboring_relation: str,
+    orders: np.ndarray | None = None,
+    *,
+    population_is_exact: bool = False,
 ) -> Iterator[tuple[Any, OneStep, int]]:
     """Yields the events inside that are no composition, their steps and counts.
+
+    What is known by its Rényi curve alone is known at the given orders too.
 
     Raises:
       as `from_dp_event`.
     """
     for part, count in uncomposed(event):
-        step = _step(part, neighboring_relation)
+        step = _step(part, neighboring_relation, orders)
         if population_is_exact and isinstance(step, GaussianStep):
             step = _of_exact_population(step)
         if step is not None:
             yield part, step, count
 
 
-def nothing(neighboring_relation: str) -> OneStep:
+def nothing(relation: str) -> OneStep:
     """Returns a step that draws nobody."""
-    return _sampled_gaussian(0.0, 1.0, neighboring_relation)
+    return _sampled_gaussian(0.0, 1.0, relation)
 
 
-def _step(event: Any, relation: str) -> OneStep | None:
+def _step(
+    event: Any, relation: str, orders: np.ndarray | None = None
+) -> OneStep | None:
     """One release; None of an event that releases nothing."""
+    if kind(event) == "RepeatAndSelectDpEvent":
+        return _repeat_and_select(event, relation, orders)
     if kind(event) not in _READERS:
         raise EventNotCovered(event, "no theorem here")
     return _READERS[kind(event)](event, relation)
@@ -160,11 +173,6 @@ def _step(event: Any, relation: str) -> OneStep | None:
 
 def _gaussian(event: Any, relation: str) -> OneStep:
     return _sampled_gaussian(1.0, nonnegative(event, "noise_multiplier"), relation)
-
-
-def _non_private(event: Any, relation: str) -> OneStep:
-    del event
-    return _sampled_gaussian(1.0, 0.0, relation)
 
 
 def _laplace(event: Any, relation: str) -> OneStep:
@@ -180,8 +188,7 @@ def _zcdp(event: Any, relation: str) -> OneStep:
 
 def _epsilon_delta(event: Any, relation: str) -> OneStep:
     del relation
-    delta = number(event, "delta")
-    return ApproximateDP(nonnegative(event, "epsilon"), delta)
+    return ApproximateDP(nonnegative(event, "epsilon"), number(event, "delta"))
 
 
 def _tree(event: Any, relation: str) -> OneStep | None:
@@ -269,21 +276,22 @@ def _truncated(event: Any, relation: str) -> OneStep | None:
     )
 
 
-def _repeat_and_select(event: Any, relation: str) -> OneStep:
+def _repeat_and_select(
+    event: Any, relation: str, orders: np.ndarray | None = None
+) -> OneStep:
     """The best of a random number of runs, by `tuned_rdp`."""
     mean, shape = number(event, "mean"), number(event, "shape")
     if np.isposinf(_validation.real_array("shape", shape)):
         trials = PoissonTrials(expected_runs=mean)
     else:
-        trials = NegativeBinomialTrials(
-            expected_runs=mean, eta=nonnegative(event, "shape")
-        )
+        eta = nonnegative(event, "shape")
+        trials = NegativeBinomialTrials(expected_runs=mean, eta=eta)
     try:
         run = from_dp_event(field(event, "event"), neighboring_relation=relation)
     except RecursionError:
         raise ValueError("event must not repeat runs nested so deeply") from None
-    curve = run_rdp(run, _ORDERS)
-    return RenyiDP(_ORDERS, tuned_rdp(trials, _ORDERS, curve))
+    grid = _ORDERS if orders is None else np.union1d(_ORDERS, orders)
+    return RenyiDP(grid, tuned_rdp(trials, grid, run_rdp(run, grid)))
 
 
 def _wrong_relation(event: Any, relation: str, covered: str) -> EventNotCovered:
@@ -297,7 +305,7 @@ def _wrong_relation(event: Any, relation: str, covered: str) -> EventNotCovered:
 
 def _poisson(event: Any, relation: str) -> OneStep:
     """A Poisson draw of what one step or several draw, or release."""
-    rate, inner = 1.0, event
+    rate, inner, seen = 1.0, event, set()
     # A draw of a draw is a draw.
     while kind(inner) == "PoissonSampledDpEvent":
         rate *= float(
@@ -305,13 +313,18 @@ def _poisson(event: Any, relation: str) -> OneStep:
                 "sampling_probability", number(inner, "sampling_probability")
             )
         )
+        seen.add(id(inner))
         inner = field(inner, "event")
+        if id(inner) in seen:
+            raise ValueError("event must not be a sample of itself")
     parts = list(uncomposed(inner))
     kinds = {kind(part) for part, _ in parts}
     if kinds <= {"GaussianDpEvent"}:
         return _sampled_gaussian(rate, joint_noise(parts), relation)
     if kinds == {"LaplaceDpEvent"} and relation != "replace_one":
-        return _sampled_laplace(rate, parts, relation)
+        return LaplaceRelease(
+            joint_scale(parts), sampling_probability=rate, neighboring_relation=relation
+        )
     one = parts[0][0] if sum(count for _, count in parts) == 1 else None
     if kinds == {"EpsilonDeltaDpEvent"} and one is not None:
         return _sampled_claim(rate, one, relation)
@@ -322,19 +335,26 @@ def _poisson(event: Any, relation: str) -> OneStep:
     raise _unsampled(event, parts, relation)
 
 
-def _without_replacement(event: Any, relation: str) -> OneStep | None:
+def _fixed_size(event: Any, relation: str) -> OneStep | None:
+    """So many draws without replacement, or each an episode of one record."""
     parts = _gaussian_parts(event, relation)
-    size, population = _drawn_of(event)
+    size = whole(event, "sample_size", minimum=0)
+    population = whole(event, "source_dataset_size", minimum=1)
     if size == 0:
         return None
-    if size > population:
+    sampling: Any
+    if kind(event) == "SampledWithReplacementDpEvent":
+        one = WithoutReplacement(LEVEL, size=1, population=population)
+        sampling = IndependentEpisodes(one, num_episodes=size)
+    elif size <= population:
+        sampling = WithoutReplacement(LEVEL, size=size, population=population)
+    else:
         raise ValueError(
             "sample_size must be at most source_dataset_size, got "
             f"{size!r} of {population!r}"
         )
-    scheme = WithoutReplacement(LEVEL, size=size, population=population)
     return GaussianStep(
-        scheme, noise_multiplier=joint_noise(parts), neighboring_relation=relation
+        sampling, noise_multiplier=joint_noise(parts), neighboring_relation=relation
     )
 
 
@@ -348,27 +368,6 @@ def _of_exact_population(step: GaussianStep) -> GaussianStep:
     return dataclasses.replace(step, sampling=exact)
 
 
-def _with_replacement(event: Any, relation: str) -> OneStep | None:
-    """Every one of the draws is an episode of one record."""
-    parts = _gaussian_parts(event, relation)
-    size, population = _drawn_of(event)
-    if size == 0:
-        return None
-    one = WithoutReplacement(LEVEL, size=1, population=population)
-    return GaussianStep(
-        IndependentEpisodes(one, num_episodes=size),
-        noise_multiplier=joint_noise(parts),
-        neighboring_relation=relation,
-    )
-
-
-def _drawn_of(event: Any) -> tuple[int, int]:
-    return (
-        whole(event, "sample_size", minimum=0),
-        whole(event, "source_dataset_size", minimum=1),
-    )
-
-
 def _gaussian_parts(sampled: Any, relation: str) -> Parts:
     """What is released about one draw, all of it Gaussian."""
     parts = list(uncomposed(field(sampled, "event")))
@@ -378,12 +377,10 @@ def _gaussian_parts(sampled: Any, relation: str) -> Parts:
 
 
 def _unsampled(sampled: Any, parts: Parts, relation: str) -> EventNotCovered:
-    """The refusal of a sample of such releases: it names the first that is in the way.
-
-    What cannot even be read alone is what is in the way.
-    """
+    """The refusal of such a sample; what has no theorem at all is refused itself."""
     for part, _ in parts:
-        _step(part, relation)
+        if kind(part) not in _COVERED:
+            return EventNotCovered(part, "no theorem here")
     inner = ", ".join(dict.fromkeys(kind(part) for part, _ in parts))
     return EventNotCovered(
         sampled,
@@ -396,29 +393,12 @@ def _sampled_gaussian(rate: float, noise: float, relation: str) -> GaussianStep:
     return GaussianStep(scheme, noise_multiplier=noise, neighboring_relation=relation)
 
 
-def _sampled_laplace(rate: float, parts: Parts, relation: str) -> OneStep:
-    """Several vectors about one draw are one, with an L1 norm that adds up.
-
-    Each with a noise of its own is the same vector in units of that noise; one
-    coordinate that moves as far as all of them dominates (see `losses.laplace`).
-    """
-    scales = [(nonnegative(part, "noise_multiplier"), n) for part, n in parts if n]
-    least = min((scale for scale, _ in scales), default=np.inf)
-    if least > 0 and np.isfinite(least) and scales != [(least, 1)]:
-        moved = sum(count * (least / scale) for scale, count in scales)
-        least = least / float(moved) * (1 - ROUNDING_MARGIN)
-    return LaplaceRelease(
-        least, sampling_probability=rate, neighboring_relation=relation
-    )
-
-
 def _sampled_claim(rate: float, event: Any, relation: str) -> OneStep:
     """A sample of something (epsilon, delta)-DP.
 
-    Where one record more or less is what may differ, ``log(1 + rate (e^epsilon - 1))``
-    and ``rate delta`` (Balle, Barthe, Gaboardi 2018, arXiv:1807.01647, Theorem 8);
-    where it is replaced the draws are the same, and by joint convexity delta alone
-    shrinks.
+    With a record more or less ``log(1 + rate (e^epsilon - 1))`` and ``rate delta``
+    (Balle, Barthe, Gaboardi 2018, arXiv:1807.01647, Theorem 8); where it is replaced
+    the draws are the same, and by joint convexity delta alone shrinks.
     """
     epsilon, delta = nonnegative(event, "epsilon"), number(event, "delta")
     delta = float(_validation.probability_array("delta", delta))
@@ -429,22 +409,22 @@ def _sampled_claim(rate: float, event: Any, relation: str) -> OneStep:
     return ApproximateDP(epsilon, min(rate * delta * (1 + ROUNDING_MARGIN), delta))
 
 
-# One entry for each event that is no composition.
+# One entry for each event that is no composition, but RepeatAndSelectDpEvent.
 _READERS: dict[str, Callable[[Any, str], OneStep | None]] = {
-    # Here goes RandomAllocationDpEvent, once its theorem is there.
+    # RandomAllocationDpEvent goes here, once its theorem is there.
     "DiscreteGaussianDpEvent": _discrete_gaussian,
     "DiscreteLaplaceDpEvent": _discrete_laplace,
     "EpsilonDeltaDpEvent": _epsilon_delta,
     "GaussianDpEvent": _gaussian,
     "LaplaceDpEvent": _laplace,
     "MixtureOfGaussiansDpEvent": _gaussian_mixture,
-    "NonPrivateDpEvent": _non_private,
+    "NonPrivateDpEvent": lambda _, relation: _sampled_gaussian(1.0, 0.0, relation),
     "PoissonSampledDpEvent": _poisson,
     "RandomizedResponseDpEvent": _randomized_response,
-    "RepeatAndSelectDpEvent": _repeat_and_select,
-    "SampledWithReplacementDpEvent": _with_replacement,
-    "SampledWithoutReplacementDpEvent": _without_replacement,
+    "SampledWithReplacementDpEvent": _fixed_size,
+    "SampledWithoutReplacementDpEvent": _fixed_size,
     "SingleEpochTreeAggregationDpEvent": _tree,
     "TruncatedSubsampledGaussianDpEvent": _truncated,
     "ZCDpEvent": _zcdp,
 }
+_COVERED = sorted([*_READERS, "RepeatAndSelectDpEvent"])

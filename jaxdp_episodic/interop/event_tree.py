@@ -157,3 +157,18 @@ def joint(noises: list[tuple[float, int]]) -> float:
     # Relative to the least noise, so that no square overflows; rounded down.
     precision = sum(count * (least / noise) ** 2 for noise, count in releases)
     return least / float(np.sqrt(float(precision))) * (1 - ROUNDING_MARGIN)
+
+
+def joint_scale(parts: Parts) -> float:
+    """The noise multiplier of several LaplaceDpEvents taken together.
+
+    Several vectors are one, with an L1 norm that adds up: each is measured in scales of
+    its own noise, and one coordinate that moves as far as all of them dominates (see
+    `losses.laplace`).
+    """
+    scales = [(nonnegative(part, "noise_multiplier"), n) for part, n in parts if n]
+    least = min((scale for scale, _ in scales), default=np.inf)
+    if least == 0 or np.isinf(least) or scales == [(least, 1)]:
+        return least
+    moved = sum(count * (least / scale) for scale, count in scales)
+    return least / float(moved) * (1 - ROUNDING_MARGIN)

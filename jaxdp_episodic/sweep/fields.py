@@ -13,6 +13,7 @@ import numpy as np
 
 from jaxdp_episodic import _validation
 from jaxdp_episodic.describe.designs import GroupedClasses, IndependentEpisodes
+from jaxdp_episodic.describe.mechanisms import TruncatedPoissonRelease
 from jaxdp_episodic.describe.releases import (
     ApproximateDP,
     LaplaceRelease,
@@ -44,6 +45,12 @@ _NUMBERS = {
     LaplaceRelease.__name__: ("noise_multiplier", "sampling_probability"),
     ApproximateDP.__name__: ("epsilon", "delta"),
     ZeroConcentratedDP.__name__: ("rho", "xi"),
+    TruncatedPoissonRelease.__name__: (
+        "noise_multiplier",
+        "sampling_probability",
+        "batch_size",
+        "population",
+    ),
 }
 # What the values of a field that is left out must be (the whole numbers still have to
 # be rounded). The counts of a composed run cannot be left out.
@@ -57,6 +64,7 @@ CHECKS: dict[str, Callable[[str, Any], np.ndarray]] = {
     **dict.fromkeys(
         (
             "size",
+            "batch_size",
             "population",
             "steps_per_epoch",
             "times",

@@ -6,7 +6,8 @@ Give the checkouts that you have; nothing is downloaded, and nothing of them is 
         --jax-privacy PATH
 
 Each suite runs in a process of its own with our accountants in the place of theirs
-(`plugin`); the tests that do not pass run once more as they are. What a test says of ours (`verdicts`):
+(`plugin`); the tests that do not pass run once more as they are. What a test says of
+ours (`verdicts`):
 
 * passed;
 * ours tighter: the answer is smaller than the test expects, and lies where the peer's

@@ -16,11 +16,18 @@ from jaxdp_episodic.accounting.gradients import epsilon_and_gradient
 from jaxdp_episodic.accounting.intervals import delta_interval, epsilon_interval
 from jaxdp_episodic.accounting.profile import privacy_profile
 from jaxdp_episodic.describe.designs import GroupedClasses, IndependentEpisodes
+from jaxdp_episodic.describe.mechanisms import (
+    DiscreteLaplaceRelease,
+    GaussianMixtureRelease,
+    RandomizedResponse,
+    TruncatedPoissonRelease,
+)
 from jaxdp_episodic.describe.population import Population
 from jaxdp_episodic.describe.rates import inclusion_rates
 from jaxdp_episodic.describe.releases import (
     ApproximateDP,
     LaplaceRelease,
+    RenyiDP,
     ZeroConcentratedDP,
 )
 from jaxdp_episodic.describe.schemes import (
@@ -38,6 +45,8 @@ __version__ = "0.2.0"
 __all__ = [
     "ApproximateDP",
     "ComposedSteps",
+    "DiscreteLaplaceRelease",
+    "GaussianMixtureRelease",
     "PrivacyInfo",
     "GaussianStep",
     "GroupedClasses",
@@ -47,6 +56,9 @@ __all__ = [
     "Poisson",
     "Population",
     "PrivacyReport",
+    "RandomizedResponse",
+    "RenyiDP",
+    "TruncatedPoissonRelease",
     "WithoutReplacement",
     "ZeroConcentratedDP",
     "advantage",

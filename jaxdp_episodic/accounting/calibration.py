@@ -22,7 +22,8 @@ from jaxdp_episodic.describe.designs import (
     GroupedClasses,
     IndependentEpisodes,
 )
-from jaxdp_episodic.describe.releases import RELEASES, LaplaceRelease
+from jaxdp_episodic.describe.mechanisms import RELEASES
+from jaxdp_episodic.describe.releases import LaplaceRelease
 from jaxdp_episodic.describe.schemes import (
     MultistageSampling,
     Poisson,

@@ -1,4 +1,4 @@
-"""Releases other than Gaussian steps: what else may be a part of a run."""
+"""Parts of a run that are no Gaussian steps: Laplace noise, and mere claims."""
 
 from __future__ import annotations
 
@@ -60,18 +60,10 @@ class LaplaceRelease(Release):
     neighboring_relation: str = "add_remove"
 
     def __post_init__(self) -> None:
-        _set(self, "noise_multiplier", _validation.nonnegative_array)
-        _set(self, "sampling_probability", _validation.probability_array)
-        _validation.choice(
-            "neighboring_relation", self.neighboring_relation, NEIGHBORING_RELATIONS
-        )
-        sampled = np.any(np.less(self.sampling_probability, 1))
-        if self.neighboring_relation == "replace_one" and sampled:
-            raise NotImplementedError(
-                "LaplaceRelease with neighboring_relation='replace_one' and a "
-                "sampling_probability below 1 has no theorem here; covered: "
-                "'add_remove', 'zero_out', or 'replace_one' with sampling_probability=1"
-            )
+        set_checked(self, "noise_multiplier", _validation.nonnegative_array)
+        set_checked(self, "sampling_probability", _validation.probability_array)
+        check_relation(self, *NEIGHBORING_RELATIONS)
+        check_unsampled(self)
         _ = self.shape  # refuses fields that do not broadcast
 
     @property
@@ -107,8 +99,8 @@ class ApproximateDP(Release):
     delta: float | np.ndarray = 0.0
 
     def __post_init__(self) -> None:
-        _set(self, "epsilon", _validation.nonnegative_array)
-        _set(self, "delta", _validation.probability_array)
+        set_checked(self, "epsilon", _validation.nonnegative_array)
+        set_checked(self, "delta", _validation.probability_array)
         _ = self.shape  # refuses fields that do not broadcast
 
     @property
@@ -145,8 +137,8 @@ class ZeroConcentratedDP(Release):
     is_gaussian: bool = False
 
     def __post_init__(self) -> None:
-        _set(self, "rho", _validation.nonnegative_array)
-        _set(self, "xi", _validation.nonnegative_array)
+        set_checked(self, "rho", _validation.nonnegative_array)
+        set_checked(self, "xi", _validation.nonnegative_array)
         if not isinstance(self.is_gaussian, bool):
             raise TypeError(f"is_gaussian must be a bool, got {self.is_gaussian!r}")
         if self.is_gaussian and np.any(self.xi):
@@ -171,10 +163,80 @@ class ZeroConcentratedDP(Release):
         return _validation.broadcast_shape(rho=self.rho, xi=self.xi)
 
 
-RELEASES = (LaplaceRelease, ApproximateDP, ZeroConcentratedDP)
+@dataclass(frozen=True, eq=False)
+class RenyiDP(Release):
+    """A part of the run of which Rényi divergences at some orders are known.
+
+    Only ``method="rdp"`` answers a run with such a part. Between two orders the chord
+    of ``(alpha - 1) rdp(alpha)`` is taken, which is convex; above the last finite one
+    nothing is known but what order inf says.
+
+    Attributes:
+      orders: (A,) ascending, each > 1; the last may be inf.
+      rdp: (A,) nats, >= 0, of both directions; inf where unknown.
+
+    Raises:
+      TypeError: a field of the wrong type.
+      ValueError: a value out of range, or lengths that differ.
+    """
+
+    orders: Any
+    rdp: Any
+
+    def __post_init__(self) -> None:
+        orders = _validation.order_array("orders", self.orders, infinite=True)
+        rdp = _validation.nonnegative_array("rdp", self.rdp)
+        if orders.ndim != 1 or orders.size == 0 or np.any(np.diff(orders) <= 0):
+            raise ValueError(
+                f"orders must be ascending, got {_validation.shown(self.orders)}"
+            )
+        check_as_long("rdp", rdp, "orders", orders)
+        object.__setattr__(self, "orders", frozen_number(orders))
+        object.__setattr__(self, "rdp", frozen_number(rdp))
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """One setting."""
+        return ()
 
 
-def _set(spec: Any, name: str, check: Any) -> None:
+def check_relation(release: Any, *covered: str) -> None:
+    """Refuses relations that a release has no theorem for."""
+    relation = release.neighboring_relation
+    _validation.choice("neighboring_relation", relation, NEIGHBORING_RELATIONS)
+    if relation not in covered:
+        raise NotImplementedError(
+            f"{type(release).__name__} with neighboring_relation={relation!r} has no "
+            f"theorem here; covered: {covered}"
+        )
+
+
+def check_unsampled(release: Any) -> None:
+    """Refuses a sample under replace_one."""
+    sampled = np.any(np.less(release.sampling_probability, 1))
+    if release.neighboring_relation == "replace_one" and sampled:
+        raise NotImplementedError(
+            f"{type(release).__name__} with neighboring_relation='replace_one' and a "
+            "sampling_probability below 1 has no theorem here; covered: 'add_remove', "
+            "'zero_out', or 'replace_one' with sampling_probability=1"
+        )
+
+
+def check_as_long(name: str, value: np.ndarray, other: str, like: np.ndarray) -> None:
+    """Refuses lists of different lengths."""
+    if value.shape != like.shape:
+        raise ValueError(
+            f"{name} must be as many as {other} ({like.size}), got {value.shape}"
+        )
+
+
+def set_one(spec: Any, name: str, check: Any) -> None:
+    """Replaces a field by its checked value, which must be one number."""
+    value = _validation.single(name, check(name, getattr(spec, name)))
+    object.__setattr__(spec, name, float(value))
+
+
+def set_checked(spec: Any, name: str, check: Any) -> None:
     """Replaces a field by its checked value."""
     value = np.array(check(name, getattr(spec, name)))
     object.__setattr__(spec, name, frozen_number(value))

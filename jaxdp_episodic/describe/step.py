@@ -18,13 +18,14 @@ from jaxdp_episodic.describe.designs import (
     check_clip_unit,
     checked_sampling,
 )
+from jaxdp_episodic.describe.mechanisms import RELEASES
 from jaxdp_episodic.describe.population import Population
 from jaxdp_episodic.describe.rates import (
     NEIGHBORING_RELATIONS,
     PathRates,
     path_rates,
 )
-from jaxdp_episodic.describe.releases import RELEASES, Release
+from jaxdp_episodic.describe.releases import Release
 from jaxdp_episodic.describe.schemes import (
     RESERVED_LEVEL_NAME,
     MultistageSampling,

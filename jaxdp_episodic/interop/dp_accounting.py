@@ -30,8 +30,9 @@ from jaxdp_episodic.interop.dp_event import (
     nothing,
     steps_of,
 )
+from jaxdp_episodic.interop.to_dp_event import to_dp_event
 
-__all__ = ["RELATIONS", "EpisodicAccountant", "from_dp_event"]
+__all__ = ["RELATIONS", "EpisodicAccountant", "from_dp_event", "to_dp_event"]
 
 RELATIONS = {
     NeighboringRelation.ADD_OR_REMOVE_ONE: "add_remove",
@@ -175,7 +176,10 @@ class EpisodicAccountant(PrivacyAccountant):
     def _parts(self, event: DpEvent) -> Read:
         """What an event consists of; it is asked for twice, to check and to count."""
         if self._last_read is None or self._last_read[0] is not event:
-            self._last_read = event, list(steps_of(event, self._relation))
+            grid = self._orders
+            if grid is not None:
+                grid = grid[(grid >= _LEAST_ORDER) & np.isfinite(grid)]
+            self._last_read = event, list(steps_of(event, self._relation, grid))
         return self._last_read[1]
 
     def _refusal(self, step: OneStep) -> str | None:

@@ -12,20 +12,48 @@ from typing import Any
 import numpy as np
 
 from jaxdp_episodic import _validation
+from jaxdp_episodic.accounting.trial_counts import NegativeBinomialTrials, PoissonTrials
+from jaxdp_episodic.accounting.tuning import run_rdp, tuned_rdp
 from jaxdp_episodic.describe.designs import IndependentEpisodes
+from jaxdp_episodic.describe.mechanisms import (
+    DiscreteLaplaceRelease,
+    GaussianMixtureRelease,
+    RandomizedResponse,
+    TruncatedPoissonRelease,
+)
 from jaxdp_episodic.describe.rates import NEIGHBORING_RELATIONS
 from jaxdp_episodic.describe.releases import (
     ApproximateDP,
     LaplaceRelease,
+    RenyiDP,
     ZeroConcentratedDP,
 )
 from jaxdp_episodic.describe.schemes import Poisson, WithoutReplacement
 from jaxdp_episodic.describe.step import ComposedSteps, GaussianStep, OneStep, compose
+from jaxdp_episodic.interop.event_tree import (
+    ROUNDING_MARGIN,
+    Parts,
+    field,
+    joint,
+    joint_noise,
+    joint_scale,
+    kind,
+    nonnegative,
+    number,
+    uncomposed,
+    whole,
+)
 
 LEVEL = "example"
-_ROUNDING_MARGIN = 1e-13
-
-Parts = list[tuple[Any, int]]
+# Orders at which a repeated run is known: a chord between two of the middle ones is
+# within 3e-4 of the curve.
+_ORDERS = 1 + np.concatenate(
+    [
+        np.geomspace(1e-6, 1e-2, 40, endpoint=False),
+        np.geomspace(1e-2, 1e4, 300, endpoint=False),
+        np.geomspace(1e4, 1e12, 60),
+    ]
+)
 
 
 class EventNotCovered(NotImplementedError):
@@ -38,7 +66,7 @@ class EventNotCovered(NotImplementedError):
     def __init__(self, event: Any, why: str) -> None:
         covered = "; ".join(sorted(name for name in _READERS))
         super().__init__(
-            f"{_kind(event)} cannot be imported: {why}; covered: {covered}, "
+            f"{kind(event)} cannot be imported: {why}; covered: {covered}, "
             "ComposedDpEvent and SelfComposedDpEvent of these"
         )
         self.event = event
@@ -90,141 +118,58 @@ def from_dp_event(
 
 
 def steps_of(
-    event: Any, neighboring_relation: str
+    event: Any, neighboring_relation: str, orders: np.ndarray | None = None
 ) -> Iterator[tuple[Any, OneStep, int]]:
     """Yields the events inside that are no composition, their steps and counts.
+
+    What is known by its Rényi curve alone is known at the given orders too.
 
     Raises:
       as `from_dp_event`.
     """
-    for part, count in _uncomposed(event):
-        step = _step(part, neighboring_relation)
+    for part, count in uncomposed(event):
+        step = _step(part, neighboring_relation, orders)
         if step is not None:
             yield part, step, count
 
 
-def nothing(neighboring_relation: str) -> OneStep:
+def nothing(relation: str) -> OneStep:
     """Returns a step that draws nobody."""
-    return _sampled_gaussian(0.0, 1.0, neighboring_relation)
+    return _sampled_gaussian(0.0, 1.0, relation)
 
 
-def _uncomposed(event: Any) -> Iterator[tuple[Any, int]]:
-    """The events that a composition consists of, and how often each happens.
-
-    A composition may hold one event many times, at every depth: taken apart one by one
-    thirty doublings would be a billion events. So each event object is looked at once,
-    its parents first, with a stack of our own, as Python recurses less deeply.
-    """
-    ordered, parts = _children_first(event)
-    counts = {id(part): 0 for part in ordered}
-    counts[id(event)] = 1
-    for part in reversed(ordered):
-        for inner, repeats in parts[id(part)]:
-            counts[id(inner)] += counts[id(part)] * repeats
-    for part in _as_they_appear(event, parts):
-        if not _is_composed(part):
-            count = counts[id(part)]
-            _validation.integer_array("count", count, minimum=0)
-            yield part, count
-
-
-def _children_first(event: Any) -> tuple[list[Any], dict[int, Parts]]:
-    """All event objects, each after those that it holds, and what each holds."""
-    ordered: list[Any] = []
-    parts: dict[int, Parts] = {}
-    is_done: dict[int, bool] = {}
-    waiting = [(event, False)]
-    while waiting:
-        part, were_children = waiting.pop()
-        if were_children:
-            is_done[id(part)] = True
-            ordered.append(part)
-        elif id(part) not in is_done:
-            is_done[id(part)] = False
-            waiting.append((part, True))
-            parts[id(part)] = _parts(part)
-            for inner, _ in parts[id(part)]:
-                if is_done.get(id(inner)) is False:
-                    raise ValueError("event must not be a composition of itself")
-                waiting.append((inner, False))
-    return ordered, parts
-
-
-def _as_they_appear(event: Any, parts: dict[int, Parts]) -> Iterator[Any]:
-    """All event objects in the order in which they first happen."""
-    seen: set[int] = set()
-    waiting = [event]
-    while waiting:
-        part = waiting.pop()
-        if id(part) not in seen:
-            seen.add(id(part))
-            yield part
-            waiting.extend(inner for inner, _ in reversed(parts[id(part)]))
-
-
-def _is_composed(event: Any) -> bool:
-    return _kind(event) in ("SelfComposedDpEvent", "ComposedDpEvent", "NoOpDpEvent")
-
-
-def _parts(event: Any) -> Parts:
-    """What a composition holds directly, and how often; of other events nothing."""
-    kind = _kind(event)
-    if kind == "SelfComposedDpEvent":
-        count = _field(event, "count")
-        _check_is_one_number("count", count)
-        repeats = _validation.integer_array("count", count, minimum=0)
-        return [(_field(event, "event"), int(repeats))]
-    if kind == "ComposedDpEvent":
-        events = _field(event, "events")
-        if not isinstance(events, list | tuple):
-            shown = _validation.shown(events)
-            raise TypeError(f"events must be a list of events, got {shown}")
-        return [(inner, 1) for inner in events]
-    return []
-
-
-def _field(event: Any, name: str) -> Any:
-    """A field of an event; a class may have an event's name without being one."""
-    try:
-        return getattr(event, name)
-    except AttributeError:
-        raise TypeError(f"{_kind(event)} must have a field {name!r}") from None
-
-
-def _step(event: Any, relation: str) -> OneStep | None:
+def _step(
+    event: Any, relation: str, orders: np.ndarray | None = None
+) -> OneStep | None:
     """One release; None of an event that releases nothing."""
-    if _kind(event) not in _READERS:
+    if kind(event) == "RepeatAndSelectDpEvent":
+        return _repeat_and_select(event, relation, orders)
+    if kind(event) not in _READERS:
         raise EventNotCovered(event, "no theorem here")
-    return _READERS[_kind(event)](event, relation)
+    return _READERS[kind(event)](event, relation)
 
 
 # --- Releases about all the data ---
 
 
 def _gaussian(event: Any, relation: str) -> OneStep:
-    return _sampled_gaussian(1.0, _nonnegative(event, "noise_multiplier"), relation)
-
-
-def _non_private(event: Any, relation: str) -> OneStep:
-    del event
-    return _sampled_gaussian(1.0, 0.0, relation)
+    return _sampled_gaussian(1.0, nonnegative(event, "noise_multiplier"), relation)
 
 
 def _laplace(event: Any, relation: str) -> OneStep:
     return LaplaceRelease(
-        _nonnegative(event, "noise_multiplier"), neighboring_relation=relation
+        nonnegative(event, "noise_multiplier"), neighboring_relation=relation
     )
 
 
 def _zcdp(event: Any, relation: str) -> OneStep:
     del relation
-    return ZeroConcentratedDP(_nonnegative(event, "rho"), xi=_nonnegative(event, "xi"))
+    return ZeroConcentratedDP(nonnegative(event, "rho"), xi=nonnegative(event, "xi"))
 
 
 def _epsilon_delta(event: Any, relation: str) -> OneStep:
     del relation
-    delta = _number(event, "delta")
-    return ApproximateDP(_nonnegative(event, "epsilon"), delta)
+    return ApproximateDP(nonnegative(event, "epsilon"), number(event, "delta"))
 
 
 def _tree(event: Any, relation: str) -> OneStep | None:
@@ -234,19 +179,106 @@ def _tree(event: Any, relation: str) -> OneStep | None:
     n has bits (Kairouz et al. 2021, arXiv:2103.00039, appendix D).
     """
     if relation != "zero_out":
-        raise EventNotCovered(
-            event, f"neighboring_relation must be 'zero_out', got {relation!r}"
-        )
-    noise = _nonnegative(event, "noise_multiplier")
+        raise _wrong_relation(event, relation, "'zero_out'")
+    noise = nonnegative(event, "noise_multiplier")
     counts = _validation.integer_array(
-        "step_counts", _field(event, "step_counts"), minimum=0
+        "step_counts", field(event, "step_counts"), minimum=0
     )
     if counts.size == 0:
         raise ValueError("step_counts must have at least one number of steps, got none")
     height = int(counts.max()).bit_length()
     if height == 0:
         return None
-    return _sampled_gaussian(1.0, _joint([(noise, height)]), relation)
+    return _sampled_gaussian(1.0, joint([(noise, height)]), relation)
+
+
+def _randomized_response(event: Any, relation: str) -> OneStep:
+    if relation == "add_remove":
+        raise _wrong_relation(event, relation, "'replace_one' or 'zero_out'")
+    return RandomizedResponse(
+        number(event, "noise_parameter"),
+        whole(event, "num_buckets", minimum=1),
+        neighboring_relation=relation,
+    )
+
+
+def _discrete_laplace(event: Any, relation: str, rate: float = 1.0) -> OneStep:
+    try:
+        return DiscreteLaplaceRelease(
+            nonnegative(event, "noise_parameter"),
+            sensitivity=whole(event, "sensitivity", minimum=1),
+            sampling_probability=rate,
+            neighboring_relation=relation,
+        )
+    except NotImplementedError as error:
+        raise EventNotCovered(event, str(error)) from None
+
+
+def _discrete_gaussian(event: Any, relation: str) -> OneStep:
+    """Its divergences are at most the Gaussian's, whatever the dimension.
+
+    Canonne, Kamath, Steinke (2020), arXiv:2004.00010, Theorem 4.
+    """
+    moved = nonnegative(event, "sensitivity")
+    moved *= 2.0 if relation == "replace_one" else 1.0
+    with np.errstate(divide="ignore", over="ignore", invalid="ignore"):
+        rho = 0.5 * np.square(np.float64(moved) / nonnegative(event, "sigma"))
+    return ZeroConcentratedDP(0.0 if moved == 0 else rho * (1 + ROUNDING_MARGIN))
+
+
+def _gaussian_mixture(event: Any, relation: str, rate: float = 1.0) -> OneStep:
+    if relation == "replace_one":
+        raise _wrong_relation(event, relation, "'add_remove' or 'zero_out'")
+    return GaussianMixtureRelease(
+        np.asarray(field(event, "sensitivities")),
+        np.asarray(field(event, "sampling_probs")),
+        standard_deviation=nonnegative(event, "standard_deviation"),
+        sampling_probability=rate,
+        neighboring_relation=relation,
+    )
+
+
+def _truncated(event: Any, relation: str) -> OneStep | None:
+    population = whole(event, "dataset_size", minimum=0)
+    noise = nonnegative(event, "noise_multiplier")
+    rate = _validation.probability_array(
+        "sampling_probability", number(event, "sampling_probability")
+    )
+    size = whole(event, "truncated_batch_size", minimum=0)
+    if population == 0 and relation != "add_remove":
+        return None
+    return TruncatedPoissonRelease(
+        noise,
+        sampling_probability=rate,
+        batch_size=size,
+        # The larger neighbour of nothing is one.
+        population=max(population, 1),
+        neighboring_relation=relation,
+    )
+
+
+def _repeat_and_select(
+    event: Any, relation: str, orders: np.ndarray | None = None
+) -> OneStep:
+    """The best of a random number of runs, by `tuned_rdp`."""
+    mean, shape = number(event, "mean"), number(event, "shape")
+    if np.isposinf(_validation.real_array("shape", shape)):
+        trials = PoissonTrials(expected_runs=mean)
+    else:
+        eta = nonnegative(event, "shape")
+        trials = NegativeBinomialTrials(expected_runs=mean, eta=eta)
+    try:
+        run = from_dp_event(field(event, "event"), neighboring_relation=relation)
+    except RecursionError:
+        raise ValueError("event must not repeat runs nested so deeply") from None
+    grid = _ORDERS if orders is None else np.union1d(_ORDERS, orders)
+    return RenyiDP(grid, tuned_rdp(trials, grid, run_rdp(run, grid)))
+
+
+def _wrong_relation(event: Any, relation: str, covered: str) -> EventNotCovered:
+    return EventNotCovered(
+        event, f"neighboring_relation must be {covered}, got {relation!r}"
+    )
 
 
 # --- Releases about a sample ---
@@ -256,77 +288,67 @@ def _poisson(event: Any, relation: str) -> OneStep:
     """A Poisson draw of what one step or several draw, or release."""
     rate, inner = 1.0, event
     # A draw of a draw is a draw.
-    while _kind(inner) == "PoissonSampledDpEvent":
+    while kind(inner) == "PoissonSampledDpEvent":
         rate *= float(
             _validation.probability_array(
-                "sampling_probability", _number(inner, "sampling_probability")
+                "sampling_probability", number(inner, "sampling_probability")
             )
         )
-        inner = _field(inner, "event")
-    parts = list(_uncomposed(inner))
-    kinds = {_kind(part) for part, _ in parts}
+        inner = field(inner, "event")
+    parts = list(uncomposed(inner))
+    kinds = {kind(part) for part, _ in parts}
     if kinds <= {"GaussianDpEvent"}:
-        return _sampled_gaussian(rate, _joint_noise(parts), relation)
+        return _sampled_gaussian(rate, joint_noise(parts), relation)
     if kinds == {"LaplaceDpEvent"} and relation != "replace_one":
-        return _sampled_laplace(rate, parts, relation)
-    if kinds == {"EpsilonDeltaDpEvent"} and sum(count for _, count in parts) == 1:
-        return _sampled_claim(rate, parts[0][0], relation)
+        return LaplaceRelease(
+            joint_scale(parts), sampling_probability=rate, neighboring_relation=relation
+        )
+    one = parts[0][0] if sum(count for _, count in parts) == 1 else None
+    if kinds == {"EpsilonDeltaDpEvent"} and one is not None:
+        return _sampled_claim(rate, one, relation)
+    if kinds == {"DiscreteLaplaceDpEvent"} and one is not None:
+        return _discrete_laplace(one, relation, rate)
+    if kinds == {"MixtureOfGaussiansDpEvent"} and one is not None:
+        return _gaussian_mixture(one, relation, rate)
     raise _unsampled(event, parts, relation)
 
 
-def _without_replacement(event: Any, relation: str) -> OneStep | None:
+def _fixed_size(event: Any, relation: str) -> OneStep | None:
+    """So many draws without replacement, or each an episode of one record."""
     parts = _gaussian_parts(event, relation)
-    size, population = _drawn_of(event)
+    size = whole(event, "sample_size", minimum=0)
+    population = whole(event, "source_dataset_size", minimum=1)
     if size == 0:
         return None
-    if size > population:
+    sampling: Any
+    if kind(event) == "SampledWithReplacementDpEvent":
+        one = WithoutReplacement(LEVEL, size=1, population=population)
+        sampling = IndependentEpisodes(one, num_episodes=size)
+    elif size <= population:
+        sampling = WithoutReplacement(LEVEL, size=size, population=population)
+    else:
         raise ValueError(
             "sample_size must be at most source_dataset_size, got "
             f"{size!r} of {population!r}"
         )
-    scheme = WithoutReplacement(LEVEL, size=size, population=population)
     return GaussianStep(
-        scheme, noise_multiplier=_joint_noise(parts), neighboring_relation=relation
-    )
-
-
-def _with_replacement(event: Any, relation: str) -> OneStep | None:
-    """Every one of the draws is an episode of one record."""
-    parts = _gaussian_parts(event, relation)
-    size, population = _drawn_of(event)
-    if size == 0:
-        return None
-    one = WithoutReplacement(LEVEL, size=1, population=population)
-    return GaussianStep(
-        IndependentEpisodes(one, num_episodes=size),
-        noise_multiplier=_joint_noise(parts),
-        neighboring_relation=relation,
-    )
-
-
-def _drawn_of(event: Any) -> tuple[int, int]:
-    return (
-        _whole(event, "sample_size", minimum=0),
-        _whole(event, "source_dataset_size", minimum=1),
+        sampling, noise_multiplier=joint_noise(parts), neighboring_relation=relation
     )
 
 
 def _gaussian_parts(sampled: Any, relation: str) -> Parts:
     """What is released about one draw, all of it Gaussian."""
-    parts = list(_uncomposed(_field(sampled, "event")))
-    if any(_kind(part) != "GaussianDpEvent" for part, _ in parts):
+    parts = list(uncomposed(field(sampled, "event")))
+    if any(kind(part) != "GaussianDpEvent" for part, _ in parts):
         raise _unsampled(sampled, parts, relation)
     return parts
 
 
 def _unsampled(sampled: Any, parts: Parts, relation: str) -> EventNotCovered:
-    """The refusal of a sample of such releases: it names the first that is in the way.
-
-    What cannot even be read alone is what is in the way.
-    """
+    """The refusal of such a sample; what cannot even be read alone is refused itself."""
     for part, _ in parts:
         _step(part, relation)
-    inner = ", ".join(dict.fromkeys(_kind(part) for part, _ in parts))
+    inner = ", ".join(dict.fromkeys(kind(part) for part, _ in parts))
     return EventNotCovered(
         sampled,
         f"no theorem of it of a {inner} under neighboring_relation={relation!r}",
@@ -338,22 +360,6 @@ def _sampled_gaussian(rate: float, noise: float, relation: str) -> GaussianStep:
     return GaussianStep(scheme, noise_multiplier=noise, neighboring_relation=relation)
 
 
-def _sampled_laplace(rate: float, parts: Parts, relation: str) -> OneStep:
-    """Several vectors about one draw are one, with an L1 norm that adds up.
-
-    Each with a noise of its own is the same vector in units of that noise; one
-    coordinate that moves as far as all of them dominates (see `losses.laplace`).
-    """
-    scales = [(_nonnegative(part, "noise_multiplier"), n) for part, n in parts if n]
-    least = min((scale for scale, _ in scales), default=np.inf)
-    if least > 0 and np.isfinite(least) and scales != [(least, 1)]:
-        moved = sum(count * (least / scale) for scale, count in scales)
-        least = least / float(moved) * (1 - _ROUNDING_MARGIN)
-    return LaplaceRelease(
-        least, sampling_probability=rate, neighboring_relation=relation
-    )
-
-
 def _sampled_claim(rate: float, event: Any, relation: str) -> OneStep:
     """A sample of something (epsilon, delta)-DP.
 
@@ -362,79 +368,31 @@ def _sampled_claim(rate: float, event: Any, relation: str) -> OneStep:
     where it is replaced the draws are the same, and by joint convexity delta alone
     shrinks.
     """
-    epsilon, delta = _nonnegative(event, "epsilon"), _number(event, "delta")
+    epsilon, delta = nonnegative(event, "epsilon"), number(event, "delta")
     delta = float(_validation.probability_array("delta", delta))
     if relation == "add_remove":
         with np.errstate(over="ignore"):
             amplified = np.log1p(rate * np.expm1(epsilon))
-        epsilon = min(float(amplified) * (1 + _ROUNDING_MARGIN), epsilon)
-    return ApproximateDP(epsilon, min(rate * delta * (1 + _ROUNDING_MARGIN), delta))
-
-
-def _joint_noise(parts: Parts) -> float:
-    return _joint([(_nonnegative(part, "noise_multiplier"), n) for part, n in parts])
-
-
-def _joint(noises: list[tuple[float, int]]) -> float:
-    """The noise multiplier of several Gaussian releases taken together.
-
-    Their average, weighted by precision, is sufficient for the sum: precisions add up.
-    """
-    releases = [(noise, count) for noise, count in noises if count]
-    if len(releases) == 1 and releases[0][1] == 1:
-        return releases[0][0]
-    least = min((noise for noise, _ in releases), default=np.inf)
-    if least == 0 or np.isinf(least):
-        return least
-    # Relative to the least noise, so that no square overflows; rounded down.
-    precision = sum(count * (least / noise) ** 2 for noise, count in releases)
-    return least / float(np.sqrt(float(precision))) * (1 - _ROUNDING_MARGIN)
+        epsilon = min(float(amplified) * (1 + ROUNDING_MARGIN), epsilon)
+    return ApproximateDP(epsilon, min(rate * delta * (1 + ROUNDING_MARGIN), delta))
 
 
 # One entry for each event that is no composition.
 _READERS: dict[str, Callable[[Any, str], OneStep | None]] = {
+    # Here goes RandomAllocationDpEvent, once its theorem is there.
+    "DiscreteGaussianDpEvent": _discrete_gaussian,
+    "DiscreteLaplaceDpEvent": _discrete_laplace,
     "EpsilonDeltaDpEvent": _epsilon_delta,
     "GaussianDpEvent": _gaussian,
     "LaplaceDpEvent": _laplace,
-    "NonPrivateDpEvent": _non_private,
+    "MixtureOfGaussiansDpEvent": _gaussian_mixture,
+    "NonPrivateDpEvent": lambda _, relation: _sampled_gaussian(1.0, 0.0, relation),
     "PoissonSampledDpEvent": _poisson,
-    "SampledWithReplacementDpEvent": _with_replacement,
-    "SampledWithoutReplacementDpEvent": _without_replacement,
+    "RandomizedResponseDpEvent": _randomized_response,
+    "RepeatAndSelectDpEvent": _repeat_and_select,
+    "SampledWithReplacementDpEvent": _fixed_size,
+    "SampledWithoutReplacementDpEvent": _fixed_size,
     "SingleEpochTreeAggregationDpEvent": _tree,
+    "TruncatedSubsampledGaussianDpEvent": _truncated,
     "ZCDpEvent": _zcdp,
 }
-
-
-# --- Fields ---
-
-
-def _number(event: Any, name: str) -> Any:
-    value = _field(event, name)
-    _check_is_one_number(name, value)
-    return value
-
-
-def _nonnegative(event: Any, name: str) -> float:
-    return float(_validation.nonnegative_array(name, _number(event, name)))
-
-
-def _whole(event: Any, name: str, *, minimum: int) -> int:
-    return int(_validation.integer_array(name, _number(event, name), minimum=minimum))
-
-
-def _check_is_one_number(name: str, value: Any) -> None:
-    if np.ndim(value):
-        raise ValueError(
-            f"{name} must be one number in an event, got {_validation.shown(value)}"
-        )
-
-
-def _kind(event: Any) -> str:
-    """The name of an event's class; refuses what is no event."""
-    name = getattr(event, "class_name", type(event).__name__)
-    kind = name.decode("utf-8", "replace") if isinstance(name, bytes) else str(name)
-    if not kind.endswith("DpEvent"):
-        raise TypeError(
-            f"event must be a DpEvent of dp_accounting, got {_validation.shown(event)}"
-        )
-    return kind

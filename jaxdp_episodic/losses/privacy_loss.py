@@ -26,7 +26,7 @@ from typing import Any, ClassVar, NamedTuple, Self
 import numpy as np
 
 from jaxdp_episodic.losses.loss_nodes import LossNodes
-from jaxdp_episodic.numerics.loops import Array, namespace
+from jaxdp_episodic.numerics.loops import Array, map_arrays, namespace
 
 Tails = tuple[Array, Array]
 """Logarithms of ``H_g`` and of g times the second law's mass where ``L > log g``."""
@@ -72,23 +72,31 @@ class PrivacyLoss:
         one of ``P || Q``.
       rate_fields: class constant; names of the fields that are probabilities.
       methods: class constant; the methods that have what they need of the mechanism.
+      has_nodes: class constant; whether there are `nodes`. Without them "exact" answers
+        single steps from the profile, and several by the certified upper end.
+      padding: class constant; names of the fields that are tuples of arrays, as many as
+        the mechanism has parts, and what stands for a part that is not there.
     """
 
     outer_rate: Array
     is_symmetric: ClassVar[bool] = True
     methods: ClassVar[tuple[str, ...]] = ("rdp", "exact", "pld")
     rate_fields: ClassVar[tuple[str, ...]] = ("outer_rate",)
+    has_nodes: ClassVar[bool] = True
+    padding: ClassVar[dict[str, float]] = {}
 
     # --- Arrays ---
 
     def map(self, function: Callable[[Array], Array]) -> Self:
         """Returns the same mechanism with a function applied to every field."""
-        return type(self)(*(function(field) for field in self.fields))
+        return map_arrays(function, self)
 
     @property
     def fields(self) -> tuple[Array, ...]:
-        """The arrays, in the order of the class' attributes."""
-        return tuple(getattr(self, f.name) for f in dataclasses.fields(self))
+        """The arrays, in the order of the class' attributes; columns one by one."""
+        arrays: list[Array] = []
+        map_arrays(arrays.append, self)
+        return tuple(arrays)
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -97,9 +105,26 @@ class PrivacyLoss:
 
     @classmethod
     def stack(cls, losses: list[Self]) -> Self:
-        """Returns several of this class as one, with a new first axis."""
-        columns = zip(*(loss.fields for loss in losses), strict=True)
-        return cls(*(np.stack(column) for column in columns))
+        """Returns several of this class as one, with a new first axis.
+
+        Of fields that are tuples the shorter ones are filled up by ``padding``.
+        """
+        stacked: list[Any] = []
+        for field in dataclasses.fields(cls):
+            values = [getattr(loss, field.name) for loss in losses]
+            if field.name not in cls.padding:
+                stacked.append(np.stack(values))
+                continue
+            length = max(len(value) for value in values)
+            filled = (
+                (
+                    *value,
+                    *[0 * value[0] + cls.padding[field.name]] * (length - len(value)),
+                )
+                for value in values
+            )
+            stacked.append(tuple(np.stack(c) for c in zip(*filled, strict=True)))
+        return cls(*stacked)
 
     # --- What needs no computing ---
 
@@ -247,7 +272,11 @@ class PrivacyLoss:
           where there are too many terms left.
         """
         del count
-        return self, np.full(log_goal.shape, -np.inf), np.zeros(log_goal.shape, bool)
+        return (
+            self,
+            np.full(log_goal.shape, -np.inf),
+            np.full(log_goal.shape, not self.has_nodes),
+        )
 
     def spike(self) -> Array:
         """Loss at which most of the forward distribution is, or 0."""

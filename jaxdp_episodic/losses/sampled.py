@@ -1,9 +1,8 @@
 """Poisson sampling of any mechanism: tails of ``(1 - p) Q + p P`` against Q.
 
-P against Q are the pair of the mechanism that always runs, with the same profile in
-both directions. Where the backward losses end a difference cancels: there the value is
-the profile at a point nearby, below u by no more than `sampled_displacement`, which
-errs upwards.
+P against Q are the pair of the mechanism that always runs. Where the backward losses
+end a difference cancels: there the value is the profile at a point nearby, below u by
+no more than `sampled_displacement`, which errs upwards.
 
 Reference: Balle, Barthe, Gaboardi (2018), arXiv:1807.01647v2, Theorem 8; Zhu, Dong,
 Wang (2022), arXiv:2106.08567, Theorem 11, that the pair of the sampled mechanism is
@@ -30,12 +29,16 @@ _MOVE = 2e-15
 
 
 def sampled_tails(
-    base: Callable[[Array], Tails], u: Array, rate: Array
+    base: Callable[[Array], Tails],
+    u: Array,
+    rate: Array,
+    backward_base: Callable[[Array], Tails] | None = None,
 ) -> tuple[Tails, Tails]:
     """With ``k = 1 - g (1-p)``: ``p D(1 + (g-1)/p)`` forward, ``k D(g p / k)`` back.
 
     Args:
       base: log-tails of the mechanism that always runs, D its profile, at ``log g``.
+      backward_base: those of its other direction; None where they are the same.
       u: (...,) log g >= 0.
       rate: (...,) p in [0, 1]; what is returned where it is 0 means nothing.
 
@@ -55,7 +58,7 @@ def sampled_tails(
     small = u <= 1
     near = xp.log1p(xp.expm1(xp.where(small, u, 1.0)) / k)
     inner = xp.where(small, near, u + xp.log(p) - xp.log(k))
-    profile, tail = base(xp.where(alive, inner, 1.0))
+    profile, tail = (backward_base or base)(xp.where(alive, inner, 1.0))
     # -dh/du = g (1-p) D + G: both parts are positive
     log_rest = xp.log1p(-xp.where(p < 1, p, 0.0))
     moved = xp.where(p < 1, xp.minimum(u, 700.0) + log_rest + profile, -xp.inf)

@@ -23,7 +23,7 @@ from jaxdp_episodic.accounting.calibration import (
     calibrate_num_steps,
     calibrate_rate,
 )
-from jaxdp_episodic.describe.releases import RELEASES
+from jaxdp_episodic.describe.mechanisms import RELEASES
 from jaxdp_episodic.describe.spec import Spec, frozen_number
 from jaxdp_episodic.describe.step import AnyStep, ComposedSteps, GaussianStep
 

@@ -16,8 +16,8 @@ import numpy as np
 from jaxdp_episodic import _validation
 from jaxdp_episodic.data.table import check_text_size
 from jaxdp_episodic.describe import serialization
+from jaxdp_episodic.describe.mechanisms import RELEASES
 from jaxdp_episodic.describe.population import Population
-from jaxdp_episodic.describe.releases import RELEASES
 from jaxdp_episodic.describe.step import ComposedSteps, GaussianStep
 from jaxdp_episodic.files.archive import read_arrays
 from jaxdp_episodic.files.csv_file import read_csv_columns

@@ -206,11 +206,20 @@ def test_joint_noise_of_several_releases_is_a_lower_bound():
     "event, name",
     [
         (dp_event.UnsupportedDpEvent(), "UnsupportedDpEvent"),
+        (dp_event.RandomizedResponseDpEvent(0.1, 3), "RandomizedResponseDpEvent"),
+        (dp_event.SingleEpochTreeAggregationDpEvent(1.0, 3), "TreeAggregation"),
         (
-            dp_event.TruncatedSubsampledGaussianDpEvent(100, 0.1, 5, 1.0),
-            "TruncatedSubsampledGaussianDpEvent",
+            poisson(0.1, dp_event.RepeatAndSelectDpEvent(gaussian(), 3.0, 1.0)),
+            "of it of a RepeatAndSelectDpEvent",
         ),
-        (dp_event.RepeatAndSelectDpEvent(poisson(), 3.0, 1.0), "RepeatAndSelect"),
+        (
+            poisson(0.1, dp_event.RandomizedResponseDpEvent(0.1, 3)),
+            "RandomizedResponseDpEvent",
+        ),
+        (
+            dp_event.SampledWithReplacementDpEvent(9, 3, dp_event.LaplaceDpEvent(1.0)),
+            "of it of a LaplaceDpEvent",
+        ),
         (poisson(0.1, dp_event.ZCDpEvent(0.1)), "of it of a ZCDpEvent"),
         (poisson(0.1, dp_event.UnsupportedDpEvent()), "UnsupportedDpEvent"),
         (poisson(0.1, dp_event.NonPrivateDpEvent()), "of a NonPrivateDpEvent"),

@@ -1,0 +1,131 @@
+"""Runs as events of ``dp_accounting``, where there is an event."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from dp_accounting import dp_event
+from dp_accounting.dp_event import DpEvent
+
+from jaxdp_episodic.describe.designs import IndependentEpisodes
+from jaxdp_episodic.describe.mechanisms import (
+    DiscreteLaplaceRelease,
+    GaussianMixtureRelease,
+    RandomizedResponse,
+    TruncatedPoissonRelease,
+)
+from jaxdp_episodic.describe.releases import (
+    ApproximateDP,
+    LaplaceRelease,
+    ZeroConcentratedDP,
+)
+from jaxdp_episodic.describe.schemes import MultistageSampling, Poisson
+from jaxdp_episodic.describe.step import AnyStep, ComposedSteps, GaussianStep
+
+
+def to_dp_event(step: AnyStep) -> DpEvent:
+    """Returns the ``dp_accounting`` event of a step or a run.
+
+    Events do not say what neighbours are: an accountant that is given one needs the
+    run's relation. `from_dp_event` reads it back as the same run, but for names of
+    levels; of a `ZeroConcentratedDP` that is Gaussian the divergences alone are left.
+
+    Args:
+      step: a step, a release or a run, of one setting each. A `GaussianStep` must draw,
+        clip and protect the units of one level: examples, or whole tasks.
+
+    Raises:
+      TypeError: not a step.
+      ValueError: a step of many settings.
+      NotImplementedError: a step, a release or a sampling that no event describes, or
+        none of the installed version.
+    """
+    if not isinstance(step, AnyStep):
+        raise TypeError(f"step must be a GaussianStep or a composed run, got {step!r}")
+    if step.shape:
+        raise ValueError(f"step must be one setting, got an array of {step.shape}")
+    if not isinstance(step, ComposedSteps):
+        return _event(step)
+    events = []
+    for part, count in zip(step.steps, step.counts, strict=True):
+        if count == 1:
+            events.append(_event(part))
+        elif count:
+            events.append(dp_event.SelfComposedDpEvent(_event(part), int(count)))
+    if not events:
+        return dp_event.NoOpDpEvent()
+    return events[0] if len(events) == 1 else dp_event.ComposedDpEvent(events)
+
+
+def _event(step: Any) -> DpEvent:
+    """The event of one step."""
+    match step:
+        case GaussianStep():
+            return _gaussian(step)
+        case LaplaceRelease():
+            event = dp_event.LaplaceDpEvent(step.noise_multiplier)
+            return _sampled(step.sampling_probability, event)
+        case DiscreteLaplaceRelease():
+            event = dp_event.DiscreteLaplaceDpEvent(
+                step.noise_parameter, step.sensitivity
+            )
+            return _sampled(step.sampling_probability, event)
+        case GaussianMixtureRelease():
+            event = dp_event.MixtureOfGaussiansDpEvent(
+                step.standard_deviation,
+                step.sensitivities.tolist(),
+                step.probabilities.tolist(),
+            )
+            return _sampled(step.sampling_probability, event)
+        case RandomizedResponse():
+            return dp_event.RandomizedResponseDpEvent(
+                step.noise_parameter, step.num_buckets
+            )
+        case TruncatedPoissonRelease():
+            return dp_event.TruncatedSubsampledGaussianDpEvent(
+                dataset_size=step.population,
+                sampling_probability=step.sampling_probability,
+                truncated_batch_size=step.batch_size,
+                noise_multiplier=step.noise_multiplier,
+            )
+        case ZeroConcentratedDP():
+            return dp_event.ZCDpEvent(step.rho, step.xi)
+        case ApproximateDP() if hasattr(dp_event, "EpsilonDeltaDpEvent"):
+            return dp_event.EpsilonDeltaDpEvent(step.epsilon, step.delta)  # pyright: ignore[reportAttributeAccessIssue]: of later versions
+    raise NotImplementedError(
+        f"{type(step).__name__} has no event in the installed dp_accounting"
+    )
+
+
+def _gaussian(step: GaussianStep) -> DpEvent:
+    """A Gaussian release about a draw of the units that are clipped and protected."""
+    event, design = dp_event.GaussianDpEvent(step.noise_multiplier), step.design
+    each = design.sampling if isinstance(design, IndependentEpisodes) else design
+    if step.population is None and isinstance(each, MultistageSampling):
+        top = each.levels[0]
+        if each is not design:
+            if not isinstance(top, Poisson) and top.size == 1 and len(each.levels) == 1:
+                return dp_event.SampledWithReplacementDpEvent(
+                    top.population, design.num_episodes, event
+                )
+        elif step.clip_unit == step.privacy_unit == top.name:
+            if isinstance(top, Poisson):
+                return _sampled(top.sampling_probability, event)
+            if top.size <= top.population and not top.population_is_exact:
+                return dp_event.SampledWithoutReplacementDpEvent(
+                    top.population, top.size, event
+                )
+            if top.population_is_exact and top.size >= top.population:
+                return event
+    raise NotImplementedError(
+        f"{type(design).__name__} with clip_unit={step.clip_unit!r} and "
+        f"privacy_unit={step.privacy_unit!r} has no event in dp_accounting; covered: "
+        "one level that is drawn, clipped and protected, by sizes that the specs say"
+    )
+
+
+def _sampled(probability: Any, event: DpEvent) -> DpEvent:
+    if np.equal(probability, 1):
+        return event
+    return dp_event.PoissonSampledDpEvent(float(probability), event)

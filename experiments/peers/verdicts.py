@@ -93,7 +93,7 @@ def converges_where_theirs_gives_up() -> None:
 
 
 def covers_laplace_under_replacement() -> None:
-    """A changed record moves an L1-clipped sum by two norms: theirs at half the noise."""
+    """A changed record moves the sum by two norms: theirs at half the noise."""
     ours = stand_ins.EpisodicAccountant(Relation.REPLACE_ONE)
     ours.compose(dp_event.LaplaceDpEvent(1.0))
     half = TheirPld().compose(dp_event.LaplaceDpEvent(0.5))

@@ -19,8 +19,9 @@ from jaxdp_episodic.describe.spec import Spec, frozen_number
 # exp(-x) must stay a normal number.
 _LARGEST_LOG = 700.0
 _BISECTIONS = 200
+_MOST_EXPECTED_RUNS = 1e12
 # Walking through a law beyond so many runs would take seconds.
-_MOST_EXPECTED_RUNS = 1e6
+_MOST_DRAWN_RUNS = 1e6
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -31,7 +32,7 @@ class PoissonTrials(Spec):
     the single run's delta at a moderate epsilon is not small.
 
     Attributes:
-      expected_runs: the mean, > 0 and at most 10^6 (scalar or array).
+      expected_runs: the mean, > 0 and at most 10^12 (scalar or array).
 
     Raises:
       TypeError: not a number.
@@ -70,7 +71,7 @@ class NegativeBinomialTrials(Spec):
     less privacy and spreads the number of runs more widely.
 
     Attributes:
-      expected_runs: the mean, in [1, 10^6] (scalar or array); 1 is exactly one run.
+      expected_runs: the mean, in [1, 10^12] (scalar or array); 1 is exactly one run.
       eta: the shape, > -1 and finite (scalar or array).
 
     Raises:
@@ -124,9 +125,13 @@ class NegativeBinomialTrials(Spec):
         """Returns one number of runs; all fields must be scalars.
 
         By inversion: the law is walked through until its sum exceeds a uniform number
-        of 53 bits.
+        of 53 bits; of laws with a mean of at most 10^6.
         """
         _check_is_scalar(self)
+        if self.expected_runs > _MOST_DRAWN_RUNS:
+            raise ValueError(
+                f"expected_runs must be at most 1e6 to be drawn, got {self.expected_runs!r}"
+            )
         x, eta = float(self.log_inverse_gamma), float(np.asarray(self.eta))
         ratio = -np.expm1(-x)
         probability = _first_probability(x, eta)
@@ -169,7 +174,9 @@ def _set_expected_runs(trials: Trials, *, smallest: float) -> None:
     good = (mean > 0) & (mean >= smallest) & (mean <= _MOST_EXPECTED_RUNS)
     if not good.all():
         rule = f">= {smallest:g}" if smallest else "> 0"
-        raise ValueError(f"expected_runs must be {rule} and at most 1e6, got {value!r}")
+        raise ValueError(
+            f"expected_runs must be {rule} and at most 1e12, got {value!r}"
+        )
     object.__setattr__(trials, "expected_runs", frozen_number(mean))
 
 

@@ -10,12 +10,6 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from dp_accounting import (
-    DpEvent,
-    NeighboringRelation,
-    NonPrivateDpEvent,
-    PrivacyAccountant,
-)
 
 from jaxdp_episodic import _validation
 from jaxdp_episodic.accounting import api
@@ -24,6 +18,7 @@ from jaxdp_episodic.accounting.question import Answer, DeltaAt, EpsilonAt, Quest
 from jaxdp_episodic.accounting.rdp.method import rdp_bound, rdp_curve
 from jaxdp_episodic.accounting.run import Run
 from jaxdp_episodic.describe.step import ComposedSteps, OneStep, compose
+from jaxdp_episodic.files.optional import require
 from jaxdp_episodic.interop.dp_event import (
     EventNotCovered,
     from_dp_event,
@@ -34,20 +29,22 @@ from jaxdp_episodic.interop.to_dp_event import to_dp_event
 
 __all__ = ["RELATIONS", "EpisodicAccountant", "from_dp_event", "to_dp_event"]
 
+_dp = require("dp_accounting", purpose="its accountant", extra="dp-accounting")
+
 RELATIONS = {
-    NeighboringRelation.ADD_OR_REMOVE_ONE: "add_remove",
-    NeighboringRelation.REPLACE_ONE: "replace_one",
-    NeighboringRelation.REPLACE_SPECIAL: "zero_out",
+    _dp.NeighboringRelation.ADD_OR_REMOVE_ONE: "add_remove",
+    _dp.NeighboringRelation.REPLACE_ONE: "replace_one",
+    _dp.NeighboringRelation.REPLACE_SPECIAL: "zero_out",
 }
 """What their relations are called here."""
 
-Read = list[tuple[DpEvent, OneStep, int]]
+Read = list[tuple[Any, OneStep, int]]
 
 # Rényi divergences grow with the order: at order 1 the value of this one is a bound.
 _LEAST_ORDER = 1 + 1e-8
 
 
-class EpisodicAccountant(PrivacyAccountant):
+class EpisodicAccountant(_dp.PrivacyAccountant):
     """A ``dp_accounting.PrivacyAccountant`` that answers as this package does.
 
     Equal events are counted, not composed: composing costs next to nothing, and a
@@ -69,8 +66,7 @@ class EpisodicAccountant(PrivacyAccountant):
 
     def __init__(
         self,
-        neighboring_relation: NeighboringRelation
-        | str = NeighboringRelation.ADD_OR_REMOVE_ONE,
+        neighboring_relation: Any = _dp.NeighboringRelation.ADD_OR_REMOVE_ONE,
         method: str = "exact",
         *,
         orders: Any = None,
@@ -90,7 +86,7 @@ class EpisodicAccountant(PrivacyAccountant):
         self._counts: dict[OneStep, int] = {}
         self._is_non_private = False
         self._known: dict[Any, Any] = {}
-        self._last_read: tuple[DpEvent, Read] | None = None
+        self._last_read: tuple[Any, Read] | None = None
         self._orders = None if orders is None else _checked_orders(method, orders)
 
     @property
@@ -148,15 +144,14 @@ class EpisodicAccountant(PrivacyAccountant):
         Raises:
           ValueError: no orders were given.
         """
-        if self._orders is None:
+        orders = self._orders
+        if orders is None:
             raise ValueError("orders must be given to have the Rényi-DP at them")
-        return self._once("rdp", lambda: self._curve(self._orders)).copy()
+        return self._once("rdp", lambda: self._curve(orders)).copy()
 
     # --- What the base class asks for ---
 
-    def _maybe_compose(
-        self, event: DpEvent, count: int, do_compose: bool
-    ) -> PrivacyAccountant.CompositionErrorDetails | None:
+    def _maybe_compose(self, event: Any, count: int, do_compose: bool) -> Any:
         try:
             parts = self._parts(event)
         except EventNotCovered as error:
@@ -167,13 +162,13 @@ class EpisodicAccountant(PrivacyAccountant):
                 return self.CompositionErrorDetails(part, why)
             if do_compose:
                 self._counts[step] = self._counts.get(step, 0) + repeats * count
-                if isinstance(part, NonPrivateDpEvent) and repeats * count:
+                if isinstance(part, _dp.NonPrivateDpEvent) and repeats * count:
                     self._is_non_private = True
         if do_compose:
             self._known.clear()
         return None
 
-    def _parts(self, event: DpEvent) -> Read:
+    def _parts(self, event: Any) -> Read:
         """What an event consists of; it is asked for twice, to check and to count."""
         if self._last_read is None or self._last_read[0] is not event:
             grid = self._orders

@@ -345,7 +345,7 @@ def _gaussian_parts(sampled: Any, relation: str) -> Parts:
 
 
 def _unsampled(sampled: Any, parts: Parts, relation: str) -> EventNotCovered:
-    """The refusal of such a sample; what cannot even be read alone is refused itself."""
+    """The refusal of such a sample; what cannot be read alone is refused itself."""
     for part, _ in parts:
         _step(part, relation)
     inner = ", ".join(dict.fromkeys(kind(part) for part, _ in parts))

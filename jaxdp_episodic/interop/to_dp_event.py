@@ -5,8 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from dp_accounting import dp_event
-from dp_accounting.dp_event import DpEvent
 
 from jaxdp_episodic.describe.designs import IndependentEpisodes
 from jaxdp_episodic.describe.mechanisms import (
@@ -22,9 +20,14 @@ from jaxdp_episodic.describe.releases import (
 )
 from jaxdp_episodic.describe.schemes import MultistageSampling, Poisson
 from jaxdp_episodic.describe.step import AnyStep, ComposedSteps, GaussianStep
+from jaxdp_episodic.files.optional import require
+
+dp_event = require(
+    "dp_accounting.dp_event", purpose="to_dp_event", extra="dp-accounting"
+)
 
 
-def to_dp_event(step: AnyStep) -> DpEvent:
+def to_dp_event(step: AnyStep) -> Any:
     """Returns the ``dp_accounting`` event of a step or a run.
 
     Events do not say what neighbours are: an accountant that is given one needs the
@@ -58,7 +61,7 @@ def to_dp_event(step: AnyStep) -> DpEvent:
     return events[0] if len(events) == 1 else dp_event.ComposedDpEvent(events)
 
 
-def _event(step: Any) -> DpEvent:
+def _event(step: Any) -> Any:
     """The event of one step."""
     match step:
         case GaussianStep():
@@ -92,18 +95,19 @@ def _event(step: Any) -> DpEvent:
         case ZeroConcentratedDP():
             return dp_event.ZCDpEvent(step.rho, step.xi)
         case ApproximateDP() if hasattr(dp_event, "EpsilonDeltaDpEvent"):
-            return dp_event.EpsilonDeltaDpEvent(step.epsilon, step.delta)  # pyright: ignore[reportAttributeAccessIssue]: of later versions
+            return dp_event.EpsilonDeltaDpEvent(step.epsilon, step.delta)
     raise NotImplementedError(
         f"{type(step).__name__} has no event in the installed dp_accounting"
     )
 
 
-def _gaussian(step: GaussianStep) -> DpEvent:
+def _gaussian(step: GaussianStep) -> Any:
     """A Gaussian release about a draw of the units that are clipped and protected."""
-    event, design = dp_event.GaussianDpEvent(step.noise_multiplier), step.design
+    event = dp_event.GaussianDpEvent(step.noise_multiplier)
+    design: Any = step.design
     each = design.sampling if isinstance(design, IndependentEpisodes) else design
     if step.population is None and isinstance(each, MultistageSampling):
-        top = each.levels[0]
+        top: Any = each.levels[0]
         if each is not design:
             if not isinstance(top, Poisson) and top.size == 1 and len(each.levels) == 1:
                 return dp_event.SampledWithReplacementDpEvent(
@@ -125,7 +129,7 @@ def _gaussian(step: GaussianStep) -> DpEvent:
     )
 
 
-def _sampled(probability: Any, event: DpEvent) -> DpEvent:
+def _sampled(probability: Any, event: Any) -> Any:
     if np.equal(probability, 1):
         return event
     return dp_event.PoissonSampledDpEvent(float(probability), event)

@@ -1,5 +1,7 @@
 """`EpisodicAccountant` in dp_accounting's place, and events both ways."""
 
+from typing import Any
+
 import dp_accounting
 import numpy as np
 import pytest
@@ -109,10 +111,10 @@ def test_what_is_lost_at_once_counts_at_the_orders_too():
     delta = at_orders.get_delta(at_orders.get_epsilon(DELTA))
     assert delta == pytest.approx(DELTA, rel=1e-9)
     # Pure DP, sampled: Balle, Barthe, Gaboardi (2018), Theorem 8.
-    sampled = from_dp_event(poisson(0.1, EpsilonDeltaDpEvent())).steps[0]
+    sampled: Any = from_dp_event(poisson(0.1, EpsilonDeltaDpEvent())).steps[0]
     assert sampled.epsilon == pytest.approx(np.log1p(0.1 * np.expm1(0.5)), rel=1e-12)
     assert sampled.delta == pytest.approx(1e-8, rel=1e-12)
-    replaced = from_dp_event(
+    replaced: Any = from_dp_event(
         poisson(0.1, EpsilonDeltaDpEvent()), neighboring_relation="replace_one"
     ).steps[0]
     assert replaced.epsilon == 0.5
@@ -245,7 +247,7 @@ def test_draws_of_draws_and_several_laplace_releases():
     twice = from_dp_event(poisson(0.5, poisson(0.2))).steps[0]
     assert twice == from_dp_event(poisson(0.1)).steps[0]
     several = COMPOSED([dp_event.LaplaceDpEvent(2.0), dp_event.LaplaceDpEvent(6.0)])
-    (step,) = from_dp_event(poisson(0.3, several)).steps
+    step: Any = from_dp_event(poisson(0.3, several)).steps[0]
     assert step.noise_multiplier == pytest.approx(1.5, rel=1e-12)
     assert step.noise_multiplier < 1.5
     # At rate 1 it must not be below the composition of the two.

@@ -57,8 +57,9 @@ def test_no_small_data_set_is_told_apart_better(relation, rate, batch):
     largest = np.zeros(g.shape)
     for one, two in neighbours(relation, size):
         laws = law_of_sums(one, rate, batch), law_of_sums(two, rate, batch)
-        for pair in (laws, laws[::-1]):
-            largest = np.maximum(largest, mixtures.hockey_stick(*pair, 1 / NOISE, g))
+        for top, bottom in (laws, laws[::-1]):
+            told = mixtures.hockey_stick(top, bottom, 1 / NOISE, g)
+            largest = np.maximum(largest, told)
     assert np.all(largest <= bound * (1 + 1e-8))
     # Of two sizes the bound takes the worse, and here the data have the other.
     assert np.max(largest / bound) > 0.74

@@ -6,6 +6,8 @@ import math
 import re
 from collections.abc import Callable
 
+import mpmath
+import numpy as np
 from dp_accounting import UnsupportedEventError, dp_event
 
 from experiments.peers import stand_ins
@@ -75,21 +77,89 @@ def covers_poisson_under_replacement() -> None:
 
 
 def converges_where_theirs_gives_up() -> None:
-    """Orders at which their series fails and they say inf: ours against mpmath."""
-    import mpmath
+    """Orders at which their series fails, and they say inf or more: against mpmath."""
+    for rate, noise, order in (
+        (0.1, 1.0, 1.1),
+        (0.1, 1.0, 2.5),
+        (0.1, 1.0, 7.3),
+        (0.01, 2.5, 1.5),
+        (0.01, 2.5, 2.5),
+        (0.01, 2.5, 5.0),
+    ):
+        ours = float(stand_ins.sampled_rdp(rate, noise, [order])[0])
+        assert abs(ours / sampled_rdp(rate, noise, order) - 1) < 1e-9, order
 
-    for order in (1.1, 1.5, 2.5, 7.3):
-        with mpmath.workdps(30):
-            q, s, a = mpmath.mpf("0.1"), mpmath.mpf(1), mpmath.mpf(order)
 
-            def integrand(x, q=q, s=s, a=a):
-                ratio = 1 - q + q * mpmath.exp((2 * x - 1) / (2 * s**2))
-                return mpmath.npdf(x, 0, s) * ratio**a
+def sampled_rdp(rate: float, noise: float, order: float) -> float:
+    """The Rényi divergence of a sampled Gaussian by its definition, 30 digits."""
+    with mpmath.workdps(30):
+        q, s, a = mpmath.mpf(rate), mpmath.mpf(noise), mpmath.mpf(order)
 
-            moment = mpmath.quad(integrand, [-40, -10, 0, 2, 5, 10, 20, 60])
-            truth = float(mpmath.log(moment) / (a - 1))
-        ours = float(stand_ins.sampled_rdp(0.1, 1.0, [order])[0])
-        assert abs(ours / truth - 1) < 1e-9, (order, ours, truth)
+        def integrand(x):
+            ratio = 1 - q + q * mpmath.exp((2 * x - 1) / (2 * s**2))
+            return mpmath.npdf(x, 0, s) * ratio**a
+
+        edges = [s * edge for edge in (-40, -10, -3, 0, 3, 6, 10, 20, 60)]
+        return float(mpmath.log(mpmath.quad(integrand, edges)) / (a - 1))
+
+
+def repeats_at_finer_orders() -> None:
+    """Theorem 6 of arXiv:2110.03620 at finer orders than theirs: never above ours."""
+    for noise, mean in ((1000.0, 1000.0), (0.001, 1000.0), (0.001, 1.0)):
+        event = dp_event.RepeatAndSelectDpEvent(
+            dp_event.GaussianDpEvent(noise), mean, math.inf
+        )
+        ours = stand_ins.RdpStandIn()
+        ours.compose(event)
+        fine = np.unique([*np.geomspace(1.0001, 1e7, 20_000), *ours.orders[1:]])
+        values = np.array([repeated_gaussian_rdp(noise, mean, a) for a in fine])
+        for order, value in zip(ours.orders, ours.rdp, strict=True):
+            assert value >= values[fine >= order].min() * (1 - 1e-3), order
+
+
+def repeated_gaussian_rdp(noise: float, mean: float, order: float) -> float:
+    """The theorem, without what the event of no run adds."""
+    epsilon = math.log1p(1 / (order - 1))
+    x, y = (math.sqrt(0.5) * (epsilon * noise + s * 0.5 / noise) for s in (-1, 1))
+    delta = math.erfc(x) / 2 - math.exp(epsilon) * math.erfc(y) / 2
+    return order / (2 * noise**2) + mean * delta + math.log(mean) / (order - 1)
+
+
+def repeats_pure_dp_at_larger_orders() -> None:
+    """A Rényi divergence grows with its order: theirs at a larger one is no less."""
+    event = dp_event.RepeatAndSelectDpEvent(dp_event.LaplaceDpEvent(0.1), 10, math.inf)
+    orders = [1 + 1 / math.expm1(10.0), 1e10, 1e100]
+    ours = stand_ins.RdpStandIn(orders)
+    ours.compose(event)
+    with stand_ins.their_functions():
+        theirs = stand_ins.TheirRdp(orders).compose(event)._rdp
+    assert ours.rdp[0] <= ours.rdp[1] <= theirs[1] * (1 + 1e-9)
+    assert ours.rdp[0] >= 10.0  # one run alone, at the largest order
+
+
+def counts_the_event_of_no_run() -> None:
+    """Ours is theirs and what a Poisson number of 0 adds to the moment, no more."""
+    for epsilon, mean in ((1.0, 1.0), (0.1, 2.0)):
+        order = 1 + 1 / math.expm1(epsilon)
+        event = dp_event.RepeatAndSelectDpEvent(
+            dp_event.LaplaceDpEvent(1 / epsilon), mean, math.inf
+        )
+        orders = [order, 1e10, 1e100]
+        ours = stand_ins.RdpStandIn(orders)
+        ours.compose(event)
+        with stand_ins.their_functions():
+            theirs = float(stand_ins.TheirRdp(orders).compose(event)._rdp[0])
+        moment = math.exp((order - 1) * theirs) + math.exp(-mean)
+        assert theirs <= ours.rdp[0] <= math.log(moment) / (order - 1) * (1 + 1e-6)
+
+
+def is_right_to_the_last_digit() -> None:
+    """The mean of a truncated negative binomial law at gamma 1e-7, 30 digits."""
+    with mpmath.workdps(30):
+        for shape in (0.01, 0.5, 0.99, 1.0, 2.0, 10.0):
+            g, k = mpmath.mpf(1e-7), mpmath.mpf(shape)
+            truth = float(k * (1 / g - 1) / (1 - g**k))
+            assert abs(stand_ins.trials_mean(1e-7, shape) / truth - 1) < 1e-14
 
 
 def covers_laplace_under_replacement() -> None:
@@ -125,9 +195,29 @@ NAMED: dict[str, tuple[str, str, Callable[[], None]]] = {
         "covers more: Poisson sampling under REPLACE_ONE",
         covers_poisson_under_replacement,
     ),
-    r"test_log_a_frac_early_termination": (
+    r"test_log_a_frac_early_termination|test_compute_rdp_poisson_sampled_gaussian": (
         "tighter",
-        "finite where their series does not converge",
+        "right, by mpmath, where their series does not converge",
         converges_where_theirs_gives_up,
+    ),
+    r"test_repeat_and_select_gaussian_poisson": (
+        "tighter",
+        "the smallest of the larger orders, on a finer grid of them",
+        repeats_at_finer_orders,
+    ),
+    r"test_repeat_and_select_pure_poisson_mean10$": (
+        "tighter",
+        "the bound of a larger order is one, and smaller",
+        repeats_pure_dp_at_larger_orders,
+    ),
+    r"test_repeat_and_select_pure_poisson_mean(1|2)$": (
+        "not expressible",
+        "a Poisson number of runs without what the event of no run adds to the moment",
+        counts_the_event_of_no_run,
+    ),
+    r"test_truncated_negative_binomial_mean2_1e-7": (
+        "passed",
+        "99999990.00000007 for 99999990.0: the last digit of a float",
+        is_right_to_the_last_digit,
     ),
 }

@@ -130,8 +130,8 @@ class NegativeBinomialTrials(Spec):
         _check_is_scalar(self)
         if self.expected_runs > _MOST_DRAWN_RUNS:
             raise ValueError(
-                "expected_runs must be at most 1e6 to be drawn, "
-                f"got {self.expected_runs!r}"
+                "expected_runs must be at most 1e6 to be drawn, got "
+                f"{self.expected_runs!r}"
             )
         x, eta = float(self.log_inverse_gamma), float(np.asarray(self.eta))
         ratio = -np.expm1(-x)

@@ -4,6 +4,8 @@ See docs/proofs.md, "A Poisson sample that is cut". Whether the others alone fil
 batch is the same in both worlds and may be told: if they do not, it is a Poisson step;
 if they do, the unit takes somebody's place with probability r, as in a draw without
 replacement. Both profiles are the mean of those two pairs'.
+
+Reference: arXiv:2508.15089 (2025), with a looser pair for a full batch.
 """
 
 from __future__ import annotations

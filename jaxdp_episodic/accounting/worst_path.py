@@ -123,6 +123,8 @@ def _near_largest(epsilon: np.ndarray, run: Run, *, backward: bool) -> np.ndarra
         # The largest loss is known to a rounding.
         u = loss.largest_loss(backward=backward) * (1 - 1e-12) - gap
         inside = np.isfinite(u) & (u > 0) & (count > 0) & ~loss.loses_nothing
+        if "exact" not in loss.methods or not np.any(inside):
+            continue  # no tails, or all of them
         with np.errstate(all="ignore"):
             tails = loss.kept_in_range().log_tails(np.where(inside, u, 1.0))
             within = np.fmin(np.logaddexp(*tails[backward]) + 1e-12, 0.0)

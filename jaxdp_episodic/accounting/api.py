@@ -16,7 +16,12 @@ from jaxdp_episodic.accounting.dominating_pair import run_of
 from jaxdp_episodic.accounting.question import DeltaAt, EpsilonAt
 from jaxdp_episodic.accounting.rdp.method import rdp_curve
 from jaxdp_episodic.accounting.run import Run
-from jaxdp_episodic.describe.step import AnyStep, ComposedSteps, GaussianStep
+from jaxdp_episodic.describe.step import (
+    AnyStep,
+    ComposedSteps,
+    GaussianStep,
+    compose,
+)
 
 METHODS = tuple(worst_path.METHODS)
 DIRECTIONS = ("forward", "backward", "both")
@@ -144,7 +149,8 @@ def epsilon(
       step: a step, a release, or a run made by `compose`.
       delta: in [0, 1]. At 0 epsilon is the largest loss, ``inf`` of Gaussian noise; at
         1 it is 0.
-      num_steps: whole number >= 0; None for a composed run, which has its own counts.
+      num_steps: whole number >= 0; of a composed run how often it is taken as a whole,
+        None for once.
       method: "rdp", "exact" or "pld".
       orders: with "rdp", use only these orders (1-d, not empty) instead of the search.
         If the best of them is the first or last, a warning says that the grid is too
@@ -161,8 +167,8 @@ def epsilon(
 
     Raises:
       TypeError: an argument of the wrong type.
-      ValueError: a value out of range, ``num_steps`` given twice or not at all, or
-        ``orders`` with another method than "rdp".
+      ValueError: a value out of range, ``num_steps`` not given of a step, or ``orders``
+        with another method than "rdp".
       NotImplementedError: a method that lacks what it needs of a release.
     """
     check_step(step)
@@ -202,7 +208,7 @@ def delta(
     Args:
       step: a step, a release, or a run made by `compose`.
       epsilon: >= 0, nats. At inf delta is the probability of losing everything at once.
-      num_steps: whole number >= 0; None for a composed run.
+      num_steps: whole number >= 0; of a composed run as of `epsilon`.
       method: "rdp", "exact" or "pld".
       return_info: also return an `PrivacyInfo`.
       engine: "numpy", "jax" or "auto", which compiles where that pays; None is what
@@ -216,7 +222,7 @@ def delta(
 
     Raises:
       TypeError: an argument of the wrong type.
-      ValueError: a value out of range, or ``num_steps`` given twice or not at all.
+      ValueError: a value out of range, or ``num_steps`` not given of a step.
     """
     check_step(step)
     check_method(method)
@@ -264,10 +270,9 @@ def checked_run(
     named: dict[str, Any] = {"step": np.empty(step.shape, np.uint8), **targets}
     if isinstance(step, ComposedSteps):
         if num_steps is not None:
-            raise ValueError(
-                "num_steps must be None for a composed run, whose steps have their own "
-                f"counts, got {num_steps!r}"
-            )
+            times = _validation.integer_array("num_steps", num_steps, minimum=0)
+            named["num_steps"] = times
+            step = compose((step, times))
         steps = None
     else:
         if num_steps is None:

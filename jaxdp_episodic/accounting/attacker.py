@@ -54,7 +54,7 @@ def trade_off(
     Args:
       step: the step, or a run made by `compose`.
       false_positive_rate: in [0, 1], any shape.
-      num_steps: whole number >= 0; None for a composed run.
+      num_steps: whole number >= 0; of a composed run as of `epsilon`.
       method: how delta is computed; see `jaxdp_episodic.delta`.
 
     Returns:
@@ -101,7 +101,7 @@ def advantage(
 
     Args:
       step: the step, or a run made by `compose`.
-      num_steps: whole number >= 0; None for a composed run.
+      num_steps: whole number >= 0; of a composed run as of `epsilon`.
       method: how delta is computed; see `jaxdp_episodic.delta`.
 
     Returns:
@@ -159,7 +159,7 @@ def gdp_mu(
 
     Args:
       step: the step, or a run made by `compose`.
-      num_steps: whole number >= 0; None for a composed run.
+      num_steps: whole number >= 0; of a composed run as of `epsilon`.
       method: how delta is computed; see `jaxdp_episodic.delta`.
       smallest_delta: one number in [1e-100, 1), down to which the claim holds.
 

@@ -21,7 +21,12 @@ from jaxdp_episodic.accounting.paths import undominated_paths
 from jaxdp_episodic.accounting.question import DeltaAt, EpsilonAt
 from jaxdp_episodic.accounting.rdp.method import rdp_bound
 from jaxdp_episodic.accounting.run import Run
-from jaxdp_episodic.describe.step import ComposedSteps, GaussianStep, gaussian_parts
+from jaxdp_episodic.describe.step import (
+    ComposedSteps,
+    GaussianStep,
+    compose,
+    gaussian_parts,
+)
 
 # Relative error of epsilon up to which a direction, or a path, is taken to attain it;
 # and the least epsilon that it is relative to.
@@ -75,7 +80,7 @@ def epsilon_and_gradient(
     Args:
       step: the step, or a run made by `compose`.
       delta: in (0, 1).
-      num_steps: whole number >= 0; None for a composed run, which has its own counts.
+      num_steps: whole number >= 0; of a composed run as of `epsilon`.
       wrt: names of fields.
 
     Returns:
@@ -89,6 +94,8 @@ def epsilon_and_gradient(
     """
     gaussian_parts(step, "epsilon_and_gradient")
     _validation.open_unit_array("delta", delta)
+    if isinstance(step, ComposedSteps) and num_steps is not None:
+        step, num_steps = compose((step, num_steps)), None
     names = checked_names(wrt, step)
     value, info = api.epsilon(step, delta=delta, num_steps=num_steps, return_info=True)
     log_delta = np.log(np.asarray(delta, np.float64))

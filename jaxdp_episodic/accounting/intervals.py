@@ -43,7 +43,7 @@ def epsilon_interval(
       step: a step, a release, or a run made by `compose`.
       delta: in [0, 1]. At 0 the ends are 0 and the largest loss, unless nothing is lost
         or everything may be.
-      num_steps: whole number >= 0; None for a composed run.
+      num_steps: whole number >= 0; of a composed run as of `epsilon`.
       max_width: largest width of the interval in nats, > 0; None for 1 % of epsilon or
         1e-4, whichever is larger.
       engine: see `jaxdp_episodic.epsilon`.
@@ -82,7 +82,7 @@ def delta_interval(
     Args:
       step: a step, a release, or a run made by `compose`.
       epsilon: >= 0, nats.
-      num_steps: whole number >= 0; None for a composed run.
+      num_steps: whole number >= 0; of a composed run as of `epsilon`.
       engine: see `jaxdp_episodic.epsilon`.
 
     Returns:

@@ -128,7 +128,7 @@ class NegativeBinomialTrials(Spec):
         of 53 bits; of laws with a mean of at most 10^6.
         """
         _check_is_scalar(self)
-        if self.expected_runs > _MOST_DRAWN_RUNS:
+        if np.any(np.greater(self.expected_runs, _MOST_DRAWN_RUNS)):
             raise ValueError(
                 "expected_runs must be at most 1e6 to be drawn, got "
                 f"{self.expected_runs!r}"

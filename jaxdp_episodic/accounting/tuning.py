@@ -43,7 +43,7 @@ def tuning_cost(
       step: the step of a single run, or a run made by `compose`.
       trials: the law of the number of runs.
       delta: in (0, 1).
-      num_steps: whole number >= 0 of each run; None for a composed run.
+      num_steps: whole number >= 0 of each run; of a composed run as of `epsilon`.
       orders: (A,) orders, each > 1; None: 400 from 1.01 to 100,001. Any grid gives an
         upper bound.
 
@@ -53,7 +53,7 @@ def tuning_cost(
 
     Raises:
       TypeError: an argument of the wrong type.
-      ValueError: a value out of range, or ``num_steps`` given twice or not at all.
+      ValueError: a value out of range, or ``num_steps`` not given of a step.
 
     Reference: see `tuned_rdp` and `curve_to_epsilon`.
     """
@@ -69,13 +69,10 @@ def run_rdp(
 
     Raises:
       TypeError: an argument of the wrong type.
-      ValueError: ``num_steps`` given twice or not at all, or out of range.
+      ValueError: ``num_steps`` not given of a step, or out of range.
     """
-    if isinstance(step, ComposedSteps) != (num_steps is None):
-        raise ValueError(
-            "num_steps must be a whole number >= 0, or None for a composed run, whose "
-            f"steps have their own counts, got {num_steps!r}"
-        )
+    if num_steps is None and not isinstance(step, ComposedSteps):
+        raise ValueError("num_steps must be a whole number >= 0, got None")
     curve = np.asarray(rdp(step, orders))
     if num_steps is None:
         return curve

@@ -64,9 +64,8 @@ class EventNotCovered(NotImplementedError):
     """
 
     def __init__(self, event: Any, why: str) -> None:
-        covered = "; ".join(sorted(name for name in _READERS))
         super().__init__(
-            f"{kind(event)} cannot be imported: {why}; covered: {covered}, "
+            f"{kind(event)} cannot be imported: {why}; covered: {', '.join(_COVERED)}, "
             "ComposedDpEvent and SelfComposedDpEvent of these"
         )
         self.event = event
@@ -286,7 +285,7 @@ def _wrong_relation(event: Any, relation: str, covered: str) -> EventNotCovered:
 
 def _poisson(event: Any, relation: str) -> OneStep:
     """A Poisson draw of what one step or several draw, or release."""
-    rate, inner = 1.0, event
+    rate, inner, seen = 1.0, event, set()
     # A draw of a draw is a draw.
     while kind(inner) == "PoissonSampledDpEvent":
         rate *= float(
@@ -294,7 +293,10 @@ def _poisson(event: Any, relation: str) -> OneStep:
                 "sampling_probability", number(inner, "sampling_probability")
             )
         )
+        seen.add(id(inner))
         inner = field(inner, "event")
+        if id(inner) in seen:
+            raise ValueError("event must not be a sample of itself")
     parts = list(uncomposed(inner))
     kinds = {kind(part) for part, _ in parts}
     if kinds <= {"GaussianDpEvent"}:
@@ -345,9 +347,10 @@ def _gaussian_parts(sampled: Any, relation: str) -> Parts:
 
 
 def _unsampled(sampled: Any, parts: Parts, relation: str) -> EventNotCovered:
-    """The refusal of such a sample; what cannot be read alone is refused itself."""
+    """The refusal of such a sample; what has no theorem at all is refused itself."""
     for part, _ in parts:
-        _step(part, relation)
+        if kind(part) not in _COVERED:
+            return EventNotCovered(part, "no theorem here")
     inner = ", ".join(dict.fromkeys(kind(part) for part, _ in parts))
     return EventNotCovered(
         sampled,
@@ -363,10 +366,9 @@ def _sampled_gaussian(rate: float, noise: float, relation: str) -> GaussianStep:
 def _sampled_claim(rate: float, event: Any, relation: str) -> OneStep:
     """A sample of something (epsilon, delta)-DP.
 
-    Where one record more or less is what may differ, ``log(1 + rate (e^epsilon - 1))``
-    and ``rate delta`` (Balle, Barthe, Gaboardi 2018, arXiv:1807.01647, Theorem 8);
-    where it is replaced the draws are the same, and by joint convexity delta alone
-    shrinks.
+    With a record more or less ``log(1 + rate (e^epsilon - 1))`` and ``rate delta``
+    (Balle, Barthe, Gaboardi 2018, arXiv:1807.01647, Theorem 8); where it is replaced
+    the draws are the same, and by joint convexity delta alone shrinks.
     """
     epsilon, delta = nonnegative(event, "epsilon"), number(event, "delta")
     delta = float(_validation.probability_array("delta", delta))
@@ -377,9 +379,9 @@ def _sampled_claim(rate: float, event: Any, relation: str) -> OneStep:
     return ApproximateDP(epsilon, min(rate * delta * (1 + ROUNDING_MARGIN), delta))
 
 
-# One entry for each event that is no composition.
+# One entry for each event that is no composition, but RepeatAndSelectDpEvent.
 _READERS: dict[str, Callable[[Any, str], OneStep | None]] = {
-    # Here goes RandomAllocationDpEvent, once its theorem is there.
+    # RandomAllocationDpEvent goes here, once its theorem is there.
     "DiscreteGaussianDpEvent": _discrete_gaussian,
     "DiscreteLaplaceDpEvent": _discrete_laplace,
     "EpsilonDeltaDpEvent": _epsilon_delta,
@@ -389,10 +391,10 @@ _READERS: dict[str, Callable[[Any, str], OneStep | None]] = {
     "NonPrivateDpEvent": lambda _, relation: _sampled_gaussian(1.0, 0.0, relation),
     "PoissonSampledDpEvent": _poisson,
     "RandomizedResponseDpEvent": _randomized_response,
-    "RepeatAndSelectDpEvent": _repeat_and_select,
     "SampledWithReplacementDpEvent": _fixed_size,
     "SampledWithoutReplacementDpEvent": _fixed_size,
     "SingleEpochTreeAggregationDpEvent": _tree,
     "TruncatedSubsampledGaussianDpEvent": _truncated,
     "ZCDpEvent": _zcdp,
 }
+_COVERED = sorted([*_READERS, "RepeatAndSelectDpEvent"])

@@ -13,6 +13,7 @@ import numpy as np
 
 from jaxdp_episodic import _validation
 from jaxdp_episodic.describe.designs import GroupedClasses, IndependentEpisodes
+from jaxdp_episodic.describe.mechanisms import TruncatedPoissonRelease
 from jaxdp_episodic.describe.releases import (
     ApproximateDP,
     LaplaceRelease,
@@ -39,6 +40,12 @@ _NUMBERS = {
     LaplaceRelease.__name__: ("noise_multiplier", "sampling_probability"),
     ApproximateDP.__name__: ("epsilon", "delta"),
     ZeroConcentratedDP.__name__: ("rho", "xi"),
+    TruncatedPoissonRelease.__name__: (
+        "noise_multiplier",
+        "sampling_probability",
+        "batch_size",
+        "population",
+    ),
 }
 # What the values of a field that is left out must be (the whole numbers still have to
 # be rounded). The counts of a composed run cannot be left out.
@@ -50,7 +57,7 @@ CHECKS: dict[str, Callable[[str, Any], np.ndarray]] = {
     "rho": _validation.nonnegative_array,
     "xi": _validation.nonnegative_array,
     **dict.fromkeys(
-        ("size", "population", "num_classes", "ways", "num_episodes"),
+        ("size", "batch_size", "population", "num_classes", "ways", "num_episodes"),
         _validation.positive_array,
     ),
 }

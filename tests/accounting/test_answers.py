@@ -558,9 +558,13 @@ class TestComposition:
         assert values == pytest.approx([values[0]] * len(values), rel=1e-9)
 
     def test_a_composed_run_has_its_own_counts(self):
-        run = jde.compose((STEP, 3))
-        with pytest.raises(ValueError, match="num_steps must be None for a composed"):
-            rdp_epsilon(run, delta=1e-6, num_steps=3)
+        run, times = jde.compose((STEP, 3)), np.array([0, 1, 4])
+        several = rdp_epsilon(run, delta=1e-6, num_steps=times)
+        alone = rdp_epsilon(STEP, delta=1e-6, num_steps=3 * times)
+        np.testing.assert_allclose(several, alone, rtol=1e-12)
+        assert rdp_epsilon(run, delta=1e-6) == several[1]
+        with pytest.raises(ValueError, match="num_steps must be a whole number"):
+            rdp_epsilon(run, delta=1e-6, num_steps=-1)
         with pytest.raises(ValueError, match="at least one"):
             jde.compose()
         with pytest.raises(TypeError, match="pairs"):

@@ -38,10 +38,10 @@ def doubled(event: Any, times: int) -> Any:
 def test_a_billion_laughs_are_counted_one_by_one_only_once():
     assert from_dp_event(doubled(Gaussian(), 40)).counts == (2**40,)
     both = Composed([Gaussian(2.0), doubled(Gaussian(3.0), 30), Gaussian(2.0)])
-    run = from_dp_event(both)
+    run: Any = from_dp_event(both)
     assert run.counts == (2, 2**30)
     assert [step.noise_multiplier for step in run.steps] == [2.0, 3.0]
-    inside = from_dp_event(Sampled(doubled(Gaussian(3.0), 20)))
+    inside: Any = from_dp_event(Sampled(doubled(Gaussian(3.0), 20)))
     assert inside.steps[0].noise_multiplier == pytest.approx(3 / 2**10, rel=1e-9)
 
 
@@ -77,3 +77,36 @@ def test_what_only_looks_like_an_event_is_refused():
             from_dp_event(Odd(name))
     with pytest.raises(TypeError, match="events must be a list"):
         from_dp_event(Composed(7))
+
+
+class Selected(NamedTuple):
+    event: Any
+    mean: Any = 3.0
+    shape: Any = 1.0
+    class_name: str = "RepeatAndSelectDpEvent"
+
+
+def test_samples_nest_as_deeply_as_anybody_likes():
+    deep: Any = Gaussian()
+    for _ in range(5000):
+        deep = Sampled(deep, 0.999)
+    assert len(from_dp_event(deep).steps) == 1
+    for _ in range(5000):
+        deep = Sampled(Composed([deep]))
+    with pytest.raises(NotImplementedError, match="of it of a PoissonSampledDpEvent"):
+        from_dp_event(deep)
+    selected: Any = Gaussian()
+    for _ in range(5000):
+        selected = Selected(selected)
+    with pytest.raises(ValueError, match="nested so deeply"):
+        from_dp_event(selected)
+
+
+def test_a_sample_of_itself_is_refused():
+    class PoissonSampledDpEvent:
+        sampling_probability = 0.5
+
+    loop: Any = PoissonSampledDpEvent()
+    loop.event = loop
+    with pytest.raises(ValueError, match="sample of itself"):
+        from_dp_event(loop)

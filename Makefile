@@ -98,6 +98,7 @@ dist:
 # In the environment of `make test` there is no torch, and these tests are skipped.
 test-peers: $(BENCH_VENV)/.stamp
 	$(BENCH_PY) -m pytest tests/interop $(PYTEST_FLAGS)
+	$(BENCH_PY) -m pytest tests/test_docs.py -k opacus $(PYTEST_FLAGS)
 
 lint: $(VENV)/.stamp
 	$(PY) -m ruff format --check .

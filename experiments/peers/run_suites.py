@@ -88,8 +88,8 @@ SUITES = (
 def main() -> None:
     """Runs what there is, prints the table; exits with 1 where a test failed."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    for peer in ("dp-accounting", "opacus", "jax-privacy"):
-        parser.add_argument(f"--{peer}", type=Path, metavar="PATH")
+    for peer in ("--dp-accounting", "--opacus", "--jax-privacy"):
+        parser.add_argument(peer, type=Path, metavar="PATH", help="a checkout")
     parser.add_argument("--out", type=Path, help="folder for every test's verdict")
     parser.add_argument("--only", default="", help="pytest's -k")
     arguments = parser.parse_args()

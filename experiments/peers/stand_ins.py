@@ -244,17 +244,25 @@ def effective_noise(event: Any, accept_zcdp: bool = False) -> Any:
     """For ``_effective_gaussian_noise_multiplier``: what a draw of the event has."""
     if isinstance(event, dp_event.GaussianDpEvent):
         return event.noise_multiplier
-    return _joint_noise(event, accept_zcdp)
-
-
-def _joint_noise(event: Any, accept_zcdp: bool) -> Any:
     for part in _leaves(event):
-        is_gaussian = isinstance(part, dp_event.GaussianDpEvent)
         is_zcdp = isinstance(part, dp_event.ZCDpEvent) and part.xi == 0
-        if not (is_gaussian or (accept_zcdp and is_zcdp)):
+        if not (
+            isinstance(part, dp_event.GaussianDpEvent) or (accept_zcdp and is_zcdp)
+        ):
             return part
-    read = from_dp_event(dp_event.PoissonSampledDpEvent(0.5, event))
-    return read.steps[0].noise_multiplier
+    drawn = dp_event.PoissonSampledDpEvent(0.5, _as_gaussians(event))
+    return from_dp_event(drawn).steps[0].noise_multiplier
+
+
+def _as_gaussians(event: Any) -> Any:
+    """With the Gaussian of the same rho for each zCDP event."""
+    if isinstance(event, dp_event.ZCDpEvent):
+        return dp_event.GaussianDpEvent(math.sqrt(0.5 / event.rho))
+    if isinstance(event, dp_event.ComposedDpEvent):
+        return dp_event.ComposedDpEvent([_as_gaussians(e) for e in event.events])
+    if isinstance(event, dp_event.SelfComposedDpEvent):
+        return dp_event.SelfComposedDpEvent(_as_gaussians(event.event), event.count)
+    return event
 
 
 def _leaves(event: Any) -> Iterator[Any]:

@@ -93,11 +93,44 @@ def _each_path(question: Question, run: Run, method: str) -> Answer:
 
 
 def _ask(question: Question, run: Run, method: str) -> Answer:
-    """The method's answer; no epsilon is above the largest loss."""
+    """The method's answer, but no more than what the largest loss allows."""
     found = METHODS[method](question, run)
-    if not question.is_epsilon:
+    most = run.most_lost()
+    if question.is_epsilon:
+        return found._replace(value=np.minimum(found.value, most))
+    if not np.any(np.isfinite(most)):
         return found
-    return found._replace(value=np.minimum(found.value, run.most_lost()))
+    bound = np.maximum(
+        *(_near_largest(question.target, run, backward=b) for b in (False, True))
+    )
+    return found._replace(
+        value=np.minimum(found.value, bound),
+        is_certified=found.is_certified | (bound < found.value),
+    )
+
+
+def _near_largest(epsilon: np.ndarray, run: Run, *, backward: bool) -> np.ndarray:
+    """*Upper bound* of log(delta) of a direction whose losses end little above epsilon.
+
+    With all losses at most M, ``delta = E[(1 - e^(epsilon - L))_+]`` is at most
+    ``(1 - e^(epsilon - M)) P(L > epsilon)``; and L exceeds epsilon only if every step's
+    loss is within ``M - epsilon`` of its own largest.
+    """
+    gap = np.maximum(run.largest_loss(backward=backward) - epsilon, 0.0)
+    gap = np.where(run.is_unprotected, np.inf, gap)
+    chance = np.zeros(gap.shape)
+    for loss, count in zip(run.losses, run.counts, strict=True):
+        # The largest loss is known to a rounding.
+        u = loss.largest_loss(backward=backward) * (1 - 1e-12) - gap
+        inside = np.isfinite(u) & (u > 0) & (count > 0) & ~loss.loses_nothing
+        if "exact" not in loss.methods or not np.any(inside):
+            continue  # no tails, or all of them
+        with np.errstate(all="ignore"):
+            tails = loss.kept_in_range().log_tails(np.where(inside, u, 1.0))
+            within = np.fmin(np.logaddexp(*tails[backward]) + 1e-12, 0.0)
+        chance += np.where(inside, count * within, 0.0)
+    with np.errstate(divide="ignore"):
+        return np.log(-np.expm1(-gap)) + chance
 
 
 def _largest(every: Answer) -> Answer:

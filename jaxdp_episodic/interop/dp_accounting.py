@@ -259,6 +259,7 @@ class EpisodicAccountant(_dp.PrivacyAccountant):
             answer = question.with_failure(exact, log_kept[..., 0]).value
         if question.is_epsilon and question.target >= 0:
             answer = np.where(run.is_unprotected, np.inf, 0.0)
+        answer = np.where(run.loses_nothing, question.nothing, answer)
         worst = int(answer.argmax())
         value = answer.reshape(-1)[worst]
         if not question.is_epsilon:

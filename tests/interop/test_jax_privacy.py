@@ -103,6 +103,45 @@ def test_strategies_alone():
     assert jde.epsilon(run, delta=DELTA) == jde.epsilon(step, num_steps=10, delta=DELTA)
 
 
+def test_truncated_batches():
+    bands = 2
+    made = config(
+        Relation.REPLACE_SPECIAL,
+        strategy=np.ones(bands),
+        truncated_batch_size=5,
+        num_examples=41,
+    )
+    run = from_execution_plan(made)
+    event = made.plan.dp_event
+    assert event.event.dataset_size == 41 // bands
+    release = jde.TruncatedPoissonRelease(
+        1.3,
+        sampling_probability=0.2,
+        batch_size=5,
+        population=20,
+        neighboring_relation="zero_out",
+    )
+    assert run == jde.compose((release, 15))
+    alone = from_execution_plan(
+        made.plan.batch_selection_strategy,
+        neighboring_relation="zero_out",
+        noise_multiplier=1.3,
+        num_bands=bands,
+        num_examples=41,
+    )
+    assert alone == run
+
+
+def test_batches_with_replacement_cost_more():
+    given = {"neighboring_relation": "replace_one", "noise_multiplier": 1.3}
+    costs = []
+    for replace in (False, True):
+        fixed = batch_selection.FixedBatchSampling(5, iterations=10, replace=replace)
+        run = from_execution_plan(fixed, num_examples=50, **given)
+        costs.append(jde.epsilon(run, delta=DELTA, method="rdp"))
+    assert 0 < costs[0] < costs[1] < 40
+
+
 BAND_STRATEGY = {"neighboring_relation": "zero_out", "noise_multiplier": 1.0}
 
 

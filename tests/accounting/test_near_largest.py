@@ -1,0 +1,48 @@
+"""Delta where losses end little above epsilon, against enumeration."""
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+
+import jaxdp_episodic as jde
+
+
+def enumerated_delta(epsilons, at):
+    """Delta of composed pure DP: every combination of the losses +e and -e."""
+    total = 0.0
+    for signs in itertools.product((1, -1), repeat=len(epsilons)):
+        pairs = list(zip(signs, epsilons, strict=True))
+        loss = math.fsum(s * e for s, e in pairs)
+        chance = math.prod(1 / (1 + math.exp(-s * e)) for s, e in pairs)
+        total += chance * max(0.0, -math.expm1(at - loss))
+    return total
+
+
+@pytest.mark.parametrize("epsilons", [(1.0, 2.0), (0.3, 0.3, 0.3), (2.0, 0.5, 0.5)])
+@pytest.mark.parametrize("gap", [0.0, 1e-9, 1e-3, 0.1, 0.29])
+def test_pure_dp_up_to_its_largest_loss(epsilons, gap):
+    run = jde.compose(*((jde.ApproximateDP(e), 1) for e in epsilons))
+    at = sum(epsilons) - gap
+    truth = enumerated_delta(epsilons, at)
+    # By any method: but one sign changed the loss would fall short by more.
+    value = jde.delta(run, epsilon=at, method="rdp")
+    assert truth * (1 - 1e-12) <= value <= truth * (1 + 1e-9) + 1e-11
+
+
+def test_laplace_and_failures_near_the_end():
+    """As dp-accounting's own tests have them."""
+    run = jde.compose((jde.LaplaceRelease(1.0), 3), (jde.LaplaceRelease(2.0), 2))
+    assert 0 <= jde.delta(run, epsilon=4.0, method="rdp") < 1e-11
+    drawn = jde.LaplaceRelease(0.5, sampling_probability=0.2)
+    most = 3 * math.log1p(0.2 * math.expm1(2.0))
+    gap = np.array([1e-9, 1e-6])
+    # All three draws beyond the record, and the loss falls short by the gap.
+    beyond = (0.8 * math.exp(-2) + 0.2) / 2
+    value = jde.delta(drawn, epsilon=most - gap, num_steps=3, method="rdp")
+    assert np.all(value <= gap * beyond**3 * 1.01 + 1e-14)
+    failing = jde.compose(
+        (jde.ApproximateDP(1.0, 0.1), 1), (jde.ApproximateDP(2.0, 0.2), 1)
+    )
+    assert 0.28 <= jde.delta(failing, epsilon=3.0, method="rdp") < 0.28 + 1e-11

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.util
-import tempfile
+import shutil
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -177,11 +177,13 @@ def _scores_without_noise(
         noise="gaussian",
     )
     trainer, evaluations, _ = assembled(bare, tables)
-    with tempfile.TemporaryDirectory(dir=folder, prefix="without-noise-") as place:
+    place = folder / "without-noise"
+    shutil.rmtree(place, ignore_errors=True)  # of a run that was killed
+    try:
         often = trainer.budget.num_steps
-        records = trainer.train(
-            Path(place), evaluations=evaluations, checkpoint_every=often
-        )
+        records = trainer.train(place, evaluations=evaluations, checkpoint_every=often)
+    finally:
+        shutil.rmtree(place, ignore_errors=True)
     return records[-1][HELD_OUT]
 
 

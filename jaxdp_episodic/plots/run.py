@@ -113,3 +113,12 @@ def _draw_scores(
         axes.set_ylabel(rows[0][1]["name"] + "\n(held out)")
     if names:
         axes.legend(frameon=False, loc="best")
+    if names and without_noise and len(scores) > 2:
+        # Close to the other run: the score of nothing learned is beyond the axis.
+        parts = [part for _, part in scores[1:]]
+        ends = [
+            s[end] for part in parts for s in part.values() for end in ("low", "high")
+        ]
+        ends += [score["mean"] for score in without_noise.values()]
+        low, high = min(ends), max(ends)
+        axes.set_ylim(low - 1.2 * (high - low), high + 0.3 * (high - low))

@@ -148,7 +148,7 @@ def draw(scores: dict[str, list[float]], path: Path) -> None:
 
 def main() -> None:
     """Trains what is not there yet; writes scores, table and figure."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--out", type=Path, default=Path("results/few_shot"))
     parser.add_argument("--epsilons", type=float, nargs="+", default=EPSILONS)
     parser.add_argument("--relations", nargs="+", default=RELATIONS, choices=RELATIONS)

@@ -106,7 +106,9 @@ class SpentAhead:
     """Epsilon after each step of a run, computed for many steps at a time.
 
     One vectorized call answers for a few thousand steps; all at once, a run of 2^31
-    steps would take all memory before its first.
+    steps would take all memory before its first. After steps ``before`` an epsilon
+    takes longer: it is then that after the next step whose number is a multiple of
+    ten, or the last one.
     """
 
     def __init__(self, budget: PrivacyBudget) -> None:
@@ -119,7 +121,12 @@ class SpentAhead:
         if not 0 <= place < len(self._values):
             last = max(step, min(step + _STEPS_AHEAD - 1, self._budget.num_steps))
             self._first, place = step, 0
-            self._values = np.asarray(self._budget.spent(np.arange(step, last + 1)))
+            steps = np.arange(step, last + 1)
+            kept, first = steps, len(self._budget.before)
+            if first:
+                kept = steps[(steps <= first) | (steps % 10 == 0) | (steps == last)]
+            spent = np.asarray(self._budget.spent(kept))
+            self._values = spent[np.searchsorted(kept, steps)]
         return float(self._values[place])
 
 

@@ -129,8 +129,8 @@ def updater(
             return optax.apply_updates(params, updates), kept
 
     def update(state: TrainingState, gradient: Any) -> TrainingState:
-        now = moved(state.params, state.optimizer_state, gradient)
-        return TrainingState(*now, state.start)  # the very same: tables hang on it
+        params, kept = moved(state.params, state.optimizer_state, gradient)
+        return TrainingState(params, kept, state.start)  # the very same: see `table`
 
     return update
 

@@ -11,7 +11,7 @@ WORKERS ?= 2
 # index to take the CPU build of torch from.
 BENCH_PIP_FLAGS ?=
 # Every demo is a run of its own: no run is ever written over.
-DEMO ?= train configs/glyphs_5w1s.toml --out results/demo-$(shell date +%Y%m%d-%H%M%S)
+DEMO ?= train configs/demo.toml --out results/demo-$(shell date +%Y%m%d-%H%M%S)
 
 # More flags for the audits of `make trust`.
 TRUST_AUDIT ?=

@@ -126,7 +126,9 @@ class SpentAhead:
     """Epsilon after each step of a run, computed for many steps at a time.
 
     One vectorized call answers for a few thousand steps; all at once, a run of 2^31
-    steps would take all memory before its first.
+    steps would take all memory before its first. After steps ``before`` an epsilon
+    takes longer: it is then that after the next step whose number is a multiple of
+    ten, or the last one.
     """
 
     def __init__(self, budget: PrivacyBudget) -> None:
@@ -140,9 +142,11 @@ class SpentAhead:
             last = max(step, min(step + _STEPS_AHEAD - 1, self._budget.num_steps))
             self._first, place = step, 0
             owed = self._budget.owed(np.arange(step, last + 1))
-            # Many steps owe the same epoch.
-            different, place_of = np.unique(owed, return_inverse=True)
-            self._values = np.asarray(self._budget.spent(different))[place_of]
+            kept, first = np.unique(owed), len(self._budget.before)
+            if first:
+                kept = kept[(kept <= first) | (kept % 10 == 0) | (kept == last)]
+            spent = np.asarray(self._budget.spent(kept))
+            self._values = spent[np.searchsorted(kept, owed)]
         return float(self._values[place])
 
 

@@ -20,6 +20,8 @@ def draw_run(
     losses: Sequence[tuple[int, float]],
     scores: Sequence[tuple[int, Mapping[str, Mapping[str, Any]]]],
     target_epsilon: float,
+    without_noise: Mapping[str, Mapping[str, Any]] | None = None,
+    meaning: str = "",
 ) -> None:
     """Draws loss, scores and epsilon against the step, one above the other.
 
@@ -30,17 +32,20 @@ def draw_run(
       scores: steps, and for each part of the held-out data its score as in the log;
         may be empty.
       target_epsilon: inf for a run without noise.
+      without_noise: last scores of the same run without noise, which is not private.
+      meaning: a sentence or two below, of what the protection means.
 
     Raises:
       ImportError: matplotlib, of the extra ``[plot]``, is not installed.
       OSError: a file that cannot be written.
     """
     figure = new_figure(7.2, 7.4)
-    top, middle, bottom = figure.subplots(3, sharex=True)
-    if losses:
+    panels = list(figure.subplots(3 if losses else 2, sharex=True))
+    *tops, middle, bottom = panels
+    for top in tops:
         _draw_losses(top, np.array(losses, float))
-    top.set_ylabel("training loss\n(private)")
-    _draw_scores(middle, scores)
+        top.set_ylabel("training loss\n(private)")
+    _draw_scores(middle, scores, without_noise or {})
     if np.isfinite(target_epsilon):
         bottom.plot(*zip(*epsilons, strict=True), color=_INK, label="spent")
         bottom.axhline(target_epsilon, color=_ORANGE, ls="--", label="target")
@@ -57,8 +62,8 @@ def draw_run(
         )
         bottom.set_yticks([])
     bottom.set_ylabel("epsilon (nats)")
-    bottom.set_xlabel("step")
-    plain(top, middle, bottom)
+    bottom.set_xlabel("step" + ("\n\n" + meaning if meaning else ""))
+    plain(*panels)
     save(figure, path)
 
 
@@ -76,9 +81,14 @@ def _draw_losses(axes: Any, losses: np.ndarray) -> None:
 
 
 def _draw_scores(
-    axes: Any, scores: Sequence[tuple[int, Mapping[str, Mapping[str, Any]]]]
+    axes: Any,
+    scores: Sequence[tuple[int, Mapping[str, Mapping[str, Any]]]],
+    without_noise: Mapping[str, Mapping[str, Any]],
 ) -> None:
-    """Score with its interval, one line for each part of the held-out data."""
+    """Score with its interval, one line for each part of the held-out data.
+
+    Beside it, dashed, what it would be without noise.
+    """
     styles = zip((_BLUE, _ORANGE, _INK), "osD", strict=True)
     names = list(dict.fromkeys(name for _, parts in scores for name in parts))
     for name, (color, marker) in zip(names, styles, strict=False):
@@ -94,8 +104,21 @@ def _draw_scores(
             marker=marker,
             ms=4,
             capsize=2,
-            label=f"{name}, 95 % interval",
+            label=f"{name}, private: {mean[-1]:.3f}",
         )
+        if name in without_noise:
+            bare = without_noise[name]["mean"]
+            label = f"{name}, without noise (not private): {bare:.3f}"
+            axes.axhline(bare, color=color, ls="--", lw=1, label=label)
         axes.set_ylabel(rows[0][1]["name"] + "\n(held out)")
     if names:
         axes.legend(frameon=False, loc="best")
+    if names and without_noise and len(scores) > 2:
+        # Close to the other run: the score of nothing learned is beyond the axis.
+        parts = [part for _, part in scores[1:]]
+        ends = [
+            s[end] for part in parts for s in part.values() for end in ("low", "high")
+        ]
+        ends += [score["mean"] for score in without_noise.values()]
+        low, high = min(ends), max(ends)
+        axes.set_ylim(low - 1.2 * (high - low), high + 0.3 * (high - low))

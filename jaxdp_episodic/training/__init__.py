@@ -27,6 +27,7 @@ from jaxdp_episodic.training.models import (
 from jaxdp_episodic.training.private_gradient import PrivateGradient
 from jaxdp_episodic.training.report import load_parameters
 from jaxdp_episodic.training.run import run_training
+from jaxdp_episodic.training.statistics import PrivateStatistics, StartConfig
 from jaxdp_episodic.training.trainer import Trainer
 
 __all__ = [
@@ -43,8 +44,10 @@ __all__ = [
     "PatchConv",
     "PrivacyBudget",
     "PrivateGradient",
+    "PrivateStatistics",
     "ProtoNet",
     "Score",
+    "StartConfig",
     "Supervised",
     "Trainer",
     "TrainingConfig",

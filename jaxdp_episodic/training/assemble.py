@@ -42,6 +42,7 @@ class Tables:
         features: FixedFeatures | None = None,
     ) -> None:
         self._source, self._base = config.data, base
+        self._loaded: dict[str, ExampleTable] = {}
         self.features = config.features.features() if features is None else features
         cache = config.features.cache
         self._cache = None if folder is None else folder / FEATURES
@@ -49,12 +50,14 @@ class Tables:
             self._cache = (base or Path()) / cache
 
     def load(self, split: str) -> ExampleTable:
-        """Returns a split."""
-        data = self._source.load(split, self._base)
-        if self.features is None:
-            return data
-        cache = None if self._cache is None else self._cache / f"{split}.npz"
-        return self.features.table(data, cache=cache)
+        """Returns a split; it is made once."""
+        if split not in self._loaded:
+            data = self._source.load(split, self._base)
+            if self.features is not None:
+                cache = None if self._cache is None else self._cache / f"{split}.npz"
+                data = self.features.table(data, cache=cache)
+            self._loaded[split] = data
+        return self._loaded[split]
 
 
 def assembled(

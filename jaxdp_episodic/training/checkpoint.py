@@ -121,16 +121,18 @@ def updater(
 ) -> Callable[[TrainingState, Any], TrainingState]:
     """Returns the compiled ``(state, gradient) -> state``; types stay."""
 
-    def update(state: TrainingState, gradient: Any) -> TrainingState:
+    @jax.jit
+    def moved(params: Any, kept: Any, gradient: Any) -> tuple[Any, Any]:
         # Optax mixes types; a caller's strict promotion is about the caller's code.
         with jax.numpy_dtype_promotion("standard"):
-            updates, kept = optimizer.update(
-                gradient, state.optimizer_state, state.params
-            )
-            moved = optax.apply_updates(state.params, updates)
-            return TrainingState(moved, kept, state.start)
+            updates, kept = optimizer.update(gradient, kept, params)
+            return optax.apply_updates(params, updates), kept
 
-    return jax.jit(update)
+    def update(state: TrainingState, gradient: Any) -> TrainingState:
+        params, kept = moved(state.params, state.optimizer_state, gradient)
+        return TrainingState(params, kept, state.start)  # the very same: see `table`
+
+    return update
 
 
 class Checkpoints:

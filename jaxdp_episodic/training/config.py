@@ -17,7 +17,12 @@ from jaxdp_episodic.describe.designs import GroupedClasses, IndependentEpisodes
 from jaxdp_episodic.describe.population import Population
 from jaxdp_episodic.describe.rates import NEIGHBORING_RELATIONS
 from jaxdp_episodic.describe.schemes import Scheme, WithoutReplacement
-from jaxdp_episodic.describe.spec import Spec, set_positive, set_whole_numbers
+from jaxdp_episodic.describe.spec import (
+    Spec,
+    check_flags,
+    set_positive,
+    set_whole_numbers,
+)
 from jaxdp_episodic.describe.step import GaussianStep, Sampling
 from jaxdp_episodic.files.toml_file import read_toml
 from jaxdp_episodic.training.averaging import averaged, checked_decay
@@ -187,14 +192,18 @@ class EvaluationConfig(Spec):
       queries: query examples, of each class or of the task.
       num_episodes: episodes, at least 2; 600 is the custom of the field.
       every: steps between evaluations; None: at the two ends only.
+      without_noise: also train without noise, for the private report's picture. Only
+        the scores are kept.
     """
 
     splits: tuple[str, ...] = ("validation",)
     queries: int = 5
     num_episodes: int = 600
     every: int | None = None
+    without_noise: bool = False
 
     def __post_init__(self) -> None:
+        check_flags(self, "without_noise")
         if not isinstance(self.splits, list | tuple) or not all(
             isinstance(name, str) for name in self.splits
         ):
@@ -383,11 +392,7 @@ def built_model(
 ) -> tuple[Any, Any]:
     """Returns ``(learner, params)`` of a config; ``ways`` is None for regression."""
     if config.model is None:  # statistics alone: as they project
-        return config.learner.learner(_as_it_is, ways), {}
+        return config.learner.learner(lambda _, inputs: inputs, ways), {}
     module = config.model.build(input_shape, 1 if ways is None else ways)
     apply, params = split_model(module)
     return config.learner.learner(apply, ways), params
-
-
-def _as_it_is(params: Any, inputs: Any) -> Any:
-    return inputs

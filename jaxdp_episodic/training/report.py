@@ -195,7 +195,8 @@ def _in_words(
         + "; and because ".join(_reasons(budget, num_steps, kind))
         + f". {law}",
         "",
-        "Released are the parameters after every step. Not released, and not covered: "
+        f"Released are {'the noised sums and ' * bool(budget.before)}the parameters "
+        "after every step. Not released, and not covered: "
         "checkpoints (they hold the noise key), the full log (it holds losses and "
         "norms of private data) and scores on held-out data, which disclose the people "
         "in them.",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.util
+import shutil
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -11,8 +12,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
+import numpy as np
 from rich.console import Console
 
+from jaxdp_episodic.accounting.attacker import true_positive_rate
 from jaxdp_episodic.accounting.budget import PrivacyBudget, public_view
 from jaxdp_episodic.describe.designs import GroupedClasses, IndependentEpisodes
 from jaxdp_episodic.describe.schemes import (
@@ -44,6 +47,7 @@ from jaxdp_episodic.training.trainer import Trainer
 REPORT, PICTURE, RELEASE = "report.md", "report.png", "release"
 FEATURES = "features"
 _SEEDED = "draws and noise come from a fixed seed"
+_FALSE_ALARMS = 0.01
 _EVERYTHING = 2**40  # more examples than any unit has
 
 
@@ -144,7 +148,11 @@ def run_training(
                 checkpoint_every=config.checkpoint_every,
                 on_step=display.show,
             )
-        return _finish(trainer, folder, title, console)
+        without = {}
+        if config.evaluation is not None and config.evaluation.without_noise:
+            console.print("the same without noise, for comparison: not private")
+            without = _scores_without_noise(config, trainer.budget, tables, folder)
+        return _finish(trainer, folder, title, console, without)
 
 
 @contextmanager
@@ -159,7 +167,39 @@ def _shown_warnings(console: Console) -> Iterator[None]:
         console.print(f"warning: {text}", highlight=False, markup=False)
 
 
-def _finish(trainer: Trainer, folder: Path, title: str, console: Console) -> Result:
+def _scores_without_noise(
+    config: TrainingConfig, budget: PrivacyBudget, tables: Tables, folder: Path
+) -> dict[str, dict[str, Any]]:
+    """The last scores of a run without noise, of which nothing else is kept."""
+    assert config.evaluation is not None
+    steps = config.num_steps
+    if steps is None and config.model is not None:
+        steps = budget.num_steps
+    bare = dataclasses.replace(
+        config,
+        epsilon=float("inf"),
+        num_steps=steps,
+        step=dataclasses.replace(config.step, noise_multiplier=None),
+        noise="gaussian",
+    )
+    trainer, evaluations, _ = assembled(bare, tables)
+    place = folder / "without-noise"
+    shutil.rmtree(place, ignore_errors=True)  # of a run that was killed
+    try:
+        often = trainer.budget.num_steps
+        records = trainer.train(place, evaluations=evaluations, checkpoint_every=often)
+    finally:
+        shutil.rmtree(place, ignore_errors=True)
+    return records[-1][HELD_OUT]
+
+
+def _finish(
+    trainer: Trainer,
+    folder: Path,
+    title: str,
+    console: Console,
+    without_noise: Mapping[str, Mapping[str, Any]],
+) -> Result:
     """Report, picture and release of a run that took all its steps."""
     budget, taken = trainer.budget, trainer.num_steps_charged
     spent = float(budget.spent(taken))
@@ -193,6 +233,10 @@ def _finish(trainer: Trainer, folder: Path, title: str, console: Console) -> Res
     if trainer.is_seeded or not budget.is_private:
         facts["not private"] = _SEEDED if budget.is_private else "there is no noise"
     facts = plain_values(facts)
+    private_facts = facts
+    for split, score in without_noise.items():
+        value = f"{score['name']} {score['mean']:.4f}, not private"
+        private_facts = {**private_facts, f"{split} without noise": value}
     picture = None
     if importlib.util.find_spec("matplotlib") is None:
         console.print("no picture: matplotlib, of the extra [plot], is not installed")
@@ -208,9 +252,11 @@ def _finish(trainer: Trainer, folder: Path, title: str, console: Console) -> Res
             ],
             scores=[(r["step"], r[HELD_OUT]) for r in records if HELD_OUT in r],
             target_epsilon=budget.epsilon,
+            without_noise=without_noise,
+            meaning=_meaning(trainer),
         )
     page = markdown_report(
-        records, title=title, facts=facts, statement=statement, picture=picture
+        records, title=title, facts=private_facts, statement=statement, picture=picture
     )
     (folder / REPORT).write_text(page, encoding="utf-8")
     export_run(
@@ -228,6 +274,23 @@ def _finish(trainer: Trainer, folder: Path, title: str, console: Console) -> Res
         uncounted,
         {name: Score(**s) for name, s in scores.items()},
         folder,
+    )
+
+
+def _meaning(trainer: Trainer) -> str:
+    """What the protection means for one unit, in a sentence."""
+    budget, taken = trainer.budget, trainer.num_steps_charged
+    unit = budget.step.privacy_unit
+    if not budget.is_private or trainer.is_seeded:
+        return "not private"
+    found = true_positive_rate(budget.run(taken), false_positive_rate=_FALSE_ALARMS)
+    rate = np.ceil(1000 * float(found)) / 10
+    return (
+        f"Protected is every single {unit} ({budget.step.neighboring_relation}). "
+        "Whoever sees all releases,\nand knows all the rest, detects that it was there "
+        f"with probability at most {rate:.1f} %,\nif false alarms are to come in "
+        f"{100 * _FALSE_ALARMS:g} % of the cases (by guessing: "
+        f"{100 * _FALSE_ALARMS:g} %)."
     )
 
 

@@ -42,18 +42,24 @@ def test_loss_scores_and_epsilon(drawn):
     top, middle, bottom = drawn(
         losses=[(step, 1 / step) for step in range(1, 91)],
         scores=[(1, {"validation": SCORE}), (2, {"validation": SCORE, "test": SCORE})],
+        without_noise={"test": {**SCORE, "mean": 0.9}},
+        meaning="what it means",
     )
     assert top.get_ylabel() == "training loss\n(private)"
     assert [line.get_label() for line in top.lines][1] == "mean of 3 steps"
     assert middle.get_ylabel() == "accuracy\n(held out)"
-    names = [text.get_text() for text in middle.get_legend().get_texts()]
-    assert names == ["validation, 95 % interval", "test, 95 % interval"]
+    assert {text.get_text() for text in middle.get_legend().get_texts()} == {
+        "validation, private: 0.500",
+        "test, private: 0.500",
+        "test, without noise (not private): 0.900",
+    }
+    assert bottom.get_xlabel() == "step\n\nwhat it means"
     assert [line.get_label() for line in bottom.lines] == ["spent", "target"]
     assert bottom.lines[0].get_ydata().tolist() == [0.5, 0.9]
 
 
 def test_without_noise_and_without_logs(drawn):
-    top, middle, bottom = drawn("report.svg", target_epsilon=math.inf)
-    assert not top.lines and not middle.lines
+    scores, bottom = drawn("report.svg", target_epsilon=math.inf)
+    assert not scores.lines
     (text,) = bottom.texts
     assert text.get_text() == "no noise: epsilon is infinite"

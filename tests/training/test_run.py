@@ -140,7 +140,7 @@ def test_an_interruption_before_the_first_checkpoint(train, monkeypatch, capsys)
     def interrupted(*arguments):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("jaxdp_episodic.training.run.plan", interrupted)
+    monkeypatch.setattr("jaxdp_episodic.training.assemble.plan", interrupted)
     assert train() == 130
     assert "nothing was trained yet, start again" in capsys.readouterr().err
     monkeypatch.undo()

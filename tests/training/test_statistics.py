@@ -9,7 +9,7 @@ import optax
 import pytest
 
 import jaxdp_episodic as jde
-from jaxdp_episodic.accounting.budget import PrivacyBudget, plan_budget
+from jaxdp_episodic.accounting.budget import PrivacyBudget, SpentAhead, plan_budget
 from jaxdp_episodic.data.table import ExampleTable
 from jaxdp_episodic.report.ledger_file import read_ledger
 from jaxdp_episodic.training.learners import ProtoNet
@@ -290,6 +290,20 @@ def test_shares_are_of_one_budget():
     squares = np.array([float(s.noise_multiplier) ** -2.0 for s in plan.before])
     np.testing.assert_allclose(squares / squares.sum(), (0.2, 0.3, 0.5), rtol=1e-6)
     np.testing.assert_allclose(plan.spent(np.arange(2)), [0.0, plan.spent(1)])
+
+
+def test_epsilon_along_a_run_is_never_too_small():
+    first = tuple(
+        dataclasses.replace(step, noise_multiplier=3.0) for step in statistics().steps
+    )
+    step = dataclasses.replace(ZEROED, noise_multiplier=2.0)
+    budget = PrivacyBudget(step, 1e9, 1e-5, 17, 17, first)
+    ahead = SpentAhead(budget)
+    found = [ahead.at(step) for step in range(1, 18)]
+    exact = np.asarray(budget.spent(np.arange(1, 18)))
+    np.testing.assert_allclose(found[:3], exact[:3], rtol=1e-9)
+    np.testing.assert_allclose(found[3:10], exact[9], rtol=1e-9)
+    np.testing.assert_allclose(found[10:], exact[16], rtol=1e-9)
 
 
 @pytest.mark.slow

@@ -1,0 +1,76 @@
+"""Private statistics audited by a canary: every release, in and out, many times."""
+
+import dataclasses
+
+import jax
+import numpy as np
+import pytest
+
+import jaxdp_episodic as jde
+from jaxdp_episodic.audit.release import audit_release, claimed_epsilons
+from jaxdp_episodic.data.table import ExampleTable
+from jaxdp_episodic.training.statistics import PrivateStatistics, StartConfig
+
+CONFIG = StartConfig(mean=0.2, within=(0.3,), total=0.5, dimensions=2)
+NOISE = 1.0
+
+
+def made(num_in_last, relation):
+    """Eight classes of two examples; the canary is the last one, or is not there."""
+    features = np.random.default_rng(0).normal(size=(16, 3)).astype(np.float32)
+    sizes = np.array([2] * 7 + [num_in_last])
+    tree = jde.Population((np.array([8]), sizes), ("class", "example"))
+    data = ExampleTable(features[: sizes.sum()], None, tree)
+    return PrivateStatistics(
+        data,
+        CONFIG,
+        privacy_unit="example",
+        neighboring_relation=relation,
+        slots=2,
+    )
+
+
+def audited(place, relation="zero_out", noise=NOISE):
+    """Audit of one release with this noise, against the claim for `NOISE`."""
+    own, without = made(2, relation), made(1, relation)
+    state = own.initial()
+    generator = np.random.default_rng(1)
+    kind = own._kind(place)
+
+    def released(statistics, key, noise):
+        if kind == "mean":
+            return statistics._mean(key, noise)
+        if kind == "within":
+            first, second, weights = statistics._pairs(generator)
+            pairs = (first, second)
+        else:
+            weights, pairs = statistics._weights(), None
+        return statistics._moment(
+            statistics._features, state, weights, key, noise, pairs
+        )
+
+    key = jax.random.key(0)
+    direction = released(own, key, 0.0) - released(without, key, 0.0)
+
+    step = dataclasses.replace(own.steps[place], noise_multiplier=NOISE)
+    return audit_release(
+        lambda key, with_unit: released(own if with_unit else without, key, noise),
+        claimed=claimed_epsilons(step, 1),
+        num_draws=1_500,
+        score=lambda sums: float(np.sum(sums * direction)),
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("place", [0, 1, 2])
+def test_no_release_tells_more_than_is_claimed(place):
+    audit = audited(place)
+    assert not audit.is_violated
+    # And it tells much of it: the audit is one that would see a fault.
+    assert audit.bounds[-1].epsilon > 0.5 * audit.claimed[-1]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("place", [0, 1, 2])
+def test_half_of_the_noise_is_found_out(place):
+    assert audited(place, noise=NOISE / 2).is_violated

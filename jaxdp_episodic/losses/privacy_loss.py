@@ -72,12 +72,16 @@ class PrivacyLoss:
         one of ``P || Q``.
       rate_fields: class constant; names of the fields that are probabilities.
       methods: class constant; the methods that have what they need of the mechanism.
+      profile_error: class constant; bound of the relative error of `log_tails`' two
+        functions, for each unit of 1 + |log| of either (of closed forms 1.3e-15 is the
+        largest that was measured against 60 digits).
     """
 
     outer_rate: Array
     is_symmetric: ClassVar[bool] = True
     methods: ClassVar[tuple[str, ...]] = ("rdp", "exact", "pld")
     rate_fields: ClassVar[tuple[str, ...]] = ("outer_rate",)
+    profile_error: ClassVar[float] = 4e-15
 
     # --- Arrays ---
 

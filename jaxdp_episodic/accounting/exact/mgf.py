@@ -209,7 +209,21 @@ def _log_moment(z: Pair, steps: Steps, nodes: LossNodes) -> Pair:
 def is_discrete(steps: Steps) -> Array:
     """Which steps' losses have atoms other than at 0, all of them bounded; (K n,)."""
     atoms = (steps.nodes.right <= 0) | (steps.nodes.left <= 0)
+    # Nodes of a smooth density on the real line stand for no atoms.
+    atoms = atoms & (steps.nodes.spacing <= 0)
     return atoms & (steps.gaussian_shift.reshape(-1) <= 0)
+
+
+def last_height(groups: tuple[Steps, ...]) -> Array:
+    """Up to which height nodes on the real line stand for their density; (n,)."""
+    xp = namespace(groups[0].count)
+    height = xp.full_like(groups[0].count[0], xp.inf)
+    for steps in groups:
+        spacing = steps.nodes.spacing
+        counts = (spacing > 0) & (steps.count.reshape(-1) > 0)
+        own = xp.where(counts, math.pi / xp.where(counts, spacing, 1.0), xp.inf)
+        height = xp.minimum(height, xp.min(own.reshape(steps.count.shape), axis=0))
+    return height
 
 
 def first_return(groups: tuple[Steps, ...]) -> Array:

@@ -35,7 +35,8 @@ from jaxdp_episodic.numerics.power_excess import (
 
 _MOMENT_NODES, _SCOUTS, _PER_PANEL = 768, 400, 16
 _LARGEST_EXPONENT = 600.0
-_COMPLETE = 14.0
+# By how much steeper h must fall at the end of the table than e^{zu} rises.
+_STEEPER = 1.1
 # By how much the laws' masses may be off.
 _MASS_ERROR = 1e-5
 
@@ -59,7 +60,7 @@ class AllocatedAntipodalLoss(AllocatedLoss):
     rate_fields: ClassVar[tuple[str, ...]] = ("outer_rate", "inner_rate")
 
     def log_tails(self, u: Array) -> tuple[Tails, Tails]:
-        """By tables, relative error 1e-9 or less."""
+        """By tables; their relative error is `profile_error`, an estimate."""
         xp = namespace(u, *self.fields)
         u, r, s, t, j = xp.broadcast_arrays(u, *self.fields[1:])
 
@@ -70,6 +71,15 @@ class AllocatedAntipodalLoss(AllocatedLoss):
         found = on_host(rows, u.shape, inner, s, t, j, number=2)
         tails = drawn_tails((found[0], found[1]), u, r)
         return tails, tails
+
+    def profile_error(self) -> Array:
+        """See `PrivacyLoss`; as the tables estimate it."""
+
+        def error(_: np.ndarray, s: float, t: float, j: float) -> np.ndarray:
+            return np.full((1, len(_)), antipodal_table(round(t), round(j), s).error)
+
+        nothing = np.zeros(self.shape)
+        return by_setting(error, nothing, self.shift, self.bins, self.taken)[0]
 
     def nodes(
         self,
@@ -157,29 +167,36 @@ def _node_rows(
 def _excess(order: np.ndarray, r: float, s: float, t: float, j: float) -> np.ndarray:
     """(3, m): log-excess at ``alpha - 1``, and two derivatives.
 
-    What is beyond the table by Cauchy and Schwarz, with the moments of the Gaussian of
-    shift 2s, which are never below those of the pair (joint convexity): also used
-    where the nodes do not hold all that counts.
+    Beyond the end U of the table, where log h falls with the slope -l and ever more
+    steeply, ``z (1 + z) int e^{zu} h du <= z (1 + z) e^{zU} h(U) / (l - z)``. In all no
+    more than ``r (M - 1)`` with M of the Gaussian of shift 2s (joint convexity), which
+    is the answer where the table does not reach.
     """
     v, mass, _, _ = _law(_MOMENT_NODES, -np.inf, s, t, j)
-    table = antipodal_table(round(t), round(j), s)
-    rare = np.logaddexp(*_tails(np.array([table.end]), s, t, j))[0]
+    end = antipodal_table(round(t), round(j), s).end
+    profile, tail = _tails(np.array([end]), s, t, j)[:, 0]
+    far = math.log1p(r * math.expm1(end))
+    fall = math.exp(tail - profile + far - end) / r
     loss = np.log1p(r * np.expm1(v))
     rows = np.empty((3, len(order)))
     with np.errstate(all="ignore"):
         log_mass = np.log(mass)
         for i, z in enumerate(order.tolist()):
-            size = log_mass + (1 + z) * loss
-            peak = float(np.max(size))
+            peak = float(np.max(log_mass + (1 + z) * loss))
             scale = max(peak - _LARGEST_EXPONENT, 0.0)
             given = (loss, log_mass - scale, np.asarray(z), "symmetric")
             total = np.sum(scaled_power_excess(*given))
             _, *slopes = scaled_power_excess_derivatives(*given)
-            most = np.asarray(2 * s * s * z * (1 + z))
-            added = 0.5 * (2 * s * s * 2 * z * (1 + 2 * z) + rare)
-            value = np.logaddexp(np.log(total) + scale, added)
-            if not (size[-1] < peak - _COMPLETE and np.isfinite(value)):
-                value = np.inf
-            rows[0, i] = min(value, float(log_expm1(most) + math.log(r)))
             rows[1:, i] = [np.sum(slope) / total for slope in slopes]
+            value = np.inf
+            if fall > _STEEPER * z:
+                added = math.log(r * z * (1 + z) / (fall - z)) + z * far + profile
+                value = np.logaddexp(np.log(total) + scale, added)
+            grown = 2 * s * s * z * (1 + z)
+            most = float(log_expm1(np.asarray(grown))) + math.log(r)
+            rows[0, i] = min(value, most) if not np.isnan(value) else most
+            if rows[0, i] == most:
+                share = -math.expm1(-grown) if grown > 0 else 1.0
+                slope = 2 * s * s * (1 + 2 * z)
+                rows[1:, i] = slope / share, (4 * s * s + slope**2) / share
     return rows

@@ -64,7 +64,7 @@ class AllocatedGaussianLoss(AllocatedLoss):
             return np.broadcast_to(-np.log(least), self.shape)
 
     def log_tails(self, u: Array) -> tuple[Tails, Tails]:
-        """By tables of the sum, relative error 1e-9 or less."""
+        """By tables of the sum; its relative error is `profile_error`, an estimate."""
         xp = namespace(u, *self.fields)
         u, s, t, j = xp.broadcast_arrays(u, self.shift, self.bins, self.taken)
 
@@ -72,6 +72,16 @@ class AllocatedGaussianLoss(AllocatedLoss):
             return by_setting(_tails, *arrays)
 
         return tails_from(on_host(rows, u.shape, u, s, t, j, number=4))
+
+    def profile_error(self) -> Array:
+        """See `PrivacyLoss`; as the tables estimate it."""
+
+        def error(_: np.ndarray, s: float, j: float) -> np.ndarray:
+            tables = (sum_table(round(j), s, rising=up) for up in (True, False))
+            return np.full((1, len(_)), max(table.error for table in tables))
+
+        nothing = np.zeros(self.shape)
+        return by_setting(error, nothing, self.shift, self.taken)[0]
 
     def nodes(
         self,
@@ -220,14 +230,19 @@ def _excess(
 
 
 def _bounded(
-    rows: np.ndarray, complete: np.ndarray, added: np.ndarray, log_most: np.ndarray
+    rows: np.ndarray, complete: np.ndarray, added: np.ndarray, most: list[np.ndarray]
 ) -> np.ndarray:
-    """The excess with what is added, where it is complete, and no more than it is."""
-    log_most = np.where(
-        log_most > 30, log_most, np.log(np.expm1(np.minimum(log_most, 30.0)))
-    )
+    """The excess with what is added, where it is complete, and no more than it is.
+
+    ``most`` is the logarithm of a moment that is larger, with two derivatives.
+    """
+    grown = -np.expm1(-most[0])
+    log_most = np.log(grown) + most[0]
+    slope = most[1] / grown
+    other = np.stack([log_most, slope, (most[2] + most[1] ** 2) / grown])
     whole = np.where(complete, np.logaddexp(rows[0], added), np.inf)
-    return np.concatenate([np.minimum(whole, log_most)[None], rows[1:]])
+    own = np.concatenate([whole[None], rows[1:]])
+    return np.where(whole <= log_most, own, other)
 
 
 def _excess_forward(order: np.ndarray, s: float, t: float, j: float) -> np.ndarray:
@@ -246,7 +261,8 @@ def _excess_forward(order: np.ndarray, s: float, t: float, j: float) -> np.ndarr
         rest = np.logaddexp(0.0, rows[0]) + log_normal_tail(jump)
         far = grown - alpha * math.log(t) + log_normal_tail(jump - alpha * s)
         added = math.log(j) + order * math.log(2.0) + np.logaddexp(rest, far)
-        return _bounded(rows, complete, added, grown)
+        most = [grown, 0.5 * s * s * (1 + 2 * order), s * s + 0 * order]
+        return _bounded(rows, complete, added, most)
 
 
 def _excess_backward(order: np.ndarray, s: float, t: float, j: float) -> np.ndarray:
@@ -263,4 +279,6 @@ def _excess_backward(order: np.ndarray, s: float, t: float, j: float) -> np.ndar
 
     with np.errstate(all="ignore"):
         added = 0.5 * (bound(2 * order) + rare)
-        return _bounded(rows, complete, added, bound(order))
+        share = j * s * s / (2 * t)
+        most = [bound(order), share * (1 + 2 * order / t), 2 * share / t + 0 * order]
+        return _bounded(rows, complete, added, most)

@@ -20,16 +20,18 @@ from jaxdp_episodic.numerics.skewed_sums import Terms, log_tails
 # Chebyshev panels, each so long in asinh(place / core), with so many nodes.
 _PANEL, _NODES = 1.3, 16
 # Jumps up to so many deviations beyond the mean of one that is there are in the table;
-# what is rarer has a probability of e^-128.
-_REACH = 16.0
+# what is rarer has a probability of e^-84.
+_REACH = 13.0
 # Logarithm below which nothing is tabulated.
-_LEAST = -140.0
+_LEAST = -90.0
 # A panel whose last Chebyshev coefficients are larger is halved, so often at most.
 _ROUGHNESS, _MOST_HALVINGS = 1e-8, 4
 _CACHED = 256
+# Places at which a table is checked, how far down, and the spare factor.
+_CHECKS, _CHECKED, _SPARE, _ROUNDING = 16, -36.0, 10.0, 1e-13
 
 
-Evaluate = Callable[[np.ndarray], np.ndarray]
+Evaluate = Callable[..., np.ndarray]
 
 
 class Table(NamedTuple):
@@ -39,11 +41,14 @@ class Table(NamedTuple):
       core: scale of the middle; interpolation is in ``asinh(place / core)``.
       edges: (panels + 1,) of that, from 0.
       values: (3, panels, nodes) at Chebyshev points.
+      error: estimate of the largest error of the logarithms, with some to spare: how
+        much sums with twice the nodes differ, between the points, down to e^-36.
     """
 
     core: float
     edges: np.ndarray
     values: np.ndarray
+    error: float
 
     @property
     def end(self) -> float:
@@ -96,10 +101,10 @@ def _tabulated(core: float, end: float, evaluate: Evaluate) -> Table:
         ends = np.array(open_)
         z = ends[:, :1] + np.diff(ends) * 0.5 * (_POINTS + 1)
         values = evaluate(core * np.sinh(z).reshape(-1)).reshape(3, *z.shape)
-        rough = np.abs(values @ _LAST.T).max(axis=(0, 2)) > _ROUGHNESS
+        smooth = np.abs(values @ _LAST.T).max(axis=(0, 2)) <= _ROUGHNESS
         open_ = []
         for (left, right), bad, one in zip(
-            ends.tolist(), rough, np.moveaxis(values, 1, 0), strict=True
+            ends.tolist(), ~smooth, np.moveaxis(values, 1, 0), strict=True
         ):
             middle = 0.5 * (left + right)
             if bad and depth < _MOST_HALVINGS:
@@ -107,8 +112,20 @@ def _tabulated(core: float, end: float, evaluate: Evaluate) -> Table:
             else:
                 done.append((left, right, one))
     done.sort(key=lambda panel: panel[0])
+    bad = [i for i, (*_, one) in enumerate(done) if not np.all(np.isfinite(one))]
+    # Without what cannot be computed and all beyond it.
+    done = done[: bad[0]] if bad else done
+    if not done:
+        nothing = np.full((3, 1, _NODES), np.nan)
+        return Table(core, np.array([0.0, whole]), nothing, np.inf)
     edges = np.array([done[0][0], *(right for _, right, _ in done)])
-    return Table(core, edges, np.stack([one for *_, one in done], axis=1))
+    table = Table(core, edges, np.stack([one for *_, one in done], axis=1), 0.0)
+    z = edges[-1] * (np.arange(_CHECKS) + 0.37) / _CHECKS
+    place = core * np.sinh(z)
+    found, again = table.at(place), evaluate(place, finer=True)
+    counts = again[0] > found[0].max() + _CHECKED
+    off = np.max(np.where(counts, np.abs(found - again), 0.0))
+    return table._replace(error=float(_SPARE * off + _ROUNDING))
 
 
 @functools.lru_cache(_CACHED)
@@ -126,13 +143,13 @@ def sum_table(count: int, shift: float, *, rising: bool) -> Table:
         spread = shift * min(1.0, math.sqrt(math.expm1(shift**2) / count) / shift)
         end = _REACH * spread + 0.5 * shift * shift
 
-    def evaluate(place: np.ndarray) -> np.ndarray:
+    def evaluate(place: np.ndarray, *, finer: bool = False) -> np.ndarray:
         x = count * np.exp(place if rising else -place)
         every = np.ones_like(place)
         terms = Terms(
             count * every, -x if rising else x, shift * every, None, rising, 0 * every
         )
-        return np.stack(log_tails(terms))
+        return np.stack(log_tails(terms, finer=finer))
 
     return _tabulated(core, end, evaluate)
 
@@ -146,11 +163,11 @@ def antipodal_table(bins: int, count: int, shift: float) -> Table:
     end = max(_REACH * core, float(np.logaddexp(0.0, top - math.log(bins))))
     end = min(end, 2 * shift * (_REACH + shift))
 
-    def evaluate(place: np.ndarray) -> np.ndarray:
+    def evaluate(place: np.ndarray, *, finer: bool = False) -> np.ndarray:
         every = np.ones_like(place)
         constant = -np.expm1(place) * idle
         terms = Terms(count * every, constant, shift * every, place, True, idle * every)
-        return np.stack(log_tails(terms))
+        return np.stack(log_tails(terms, finer=finer))
 
     return _tabulated(core, end, evaluate)
 

@@ -40,10 +40,14 @@ _NODES, _LIGHT_NODES = (64, 224), (128, 448)
 _ROUNDS = (48, 12, 9)
 # Furthest end of the ray in scales of the integrand, and where it has fallen enough.
 _FURTHEST, _FALL = 90.0, -37.0
+# More than the ray can be in units of its scale and of the integrand at c.
+_LARGEST_RAY = 3.0
 # Part of the axis is all that counts where the rest is so many nats down.
 _NOTHING = -200.0
 # Up to here K^n turns along the axis; further on it is the ray that follows it.
 _LARGEST_PHASE = 6.0
+# Log of the largest p g B at the larger saddle.
+_LOG_OPPOSITE = -0.5
 # Beyond it the normal density is nothing, in deviations.
 _EDGE = 13.0
 _BLOCK = 8
@@ -69,17 +73,20 @@ class Terms(NamedTuple):
     idle: np.ndarray
 
 
-def log_tails(terms: Terms) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def log_tails(
+    terms: Terms, *, finer: bool = False
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Logarithms of ``E[T_+]``, ``E[D; T > 0]`` and ``E[D² delta(T)]``.
 
     D is 1, or with ``log_g`` the sum of the B plus ``idle``: minus the derivative of
-    T in g. n >= 2 and E T <= 0.
+    T in g. n >= 2 and E T <= 0. NaN where more cancels than double precision has;
+    ``finer`` takes twice the nodes, to compare with.
     """
     size = terms.count.shape[-1]
     if size > _BLOCK:
         # Few at a time stay in the cache.
         parts = [
-            log_tails(Terms(*(_cut(field, i) for field in terms)))
+            log_tails(Terms(*(_cut(field, i) for field in terms)), finer=finer)
             for i in range(0, size, _BLOCK)
         ]
         first, second, third = (
@@ -88,7 +95,7 @@ def log_tails(terms: Terms) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         return first, second, third
     with np.errstate(all="ignore"):
         c, log_size = _crossing(terms)
-        ray = _ray(terms, c, log_size)
+        ray = _ray(terms, c, log_size, finer)
         along = _jump(terms, c) if terms.rising else None
     results = []
     for m, on_ray in zip((2, 1, 0), ray, strict=True):
@@ -143,8 +150,9 @@ _ROUGH, _FINE = (_gauss(24, 4), _gauss(12, 1)), (_gauss(24, 5), _gauss(40, 1))
 
 
 class _Law(NamedTuple):
-    """``K - 1``, ``E[B e^{pU}]`` and ``E[B² e^{pU}]``; complex."""
+    """K, ``K - 1``, ``E[B e^{pU}]`` and ``E[B² e^{pU}]``; complex."""
 
+    whole: np.ndarray
     excess: np.ndarray
     first: np.ndarray
     second: np.ndarray
@@ -190,34 +198,36 @@ def _law_on_axis(p: np.ndarray, terms: Terms, rules: tuple) -> _Law:
     excess = np.sum(np.expm1(exponent) * normal, axis=0)
     excess = excess - np.exp(log_normal_tail(end))
     grown = np.exp(exponent) * normal
+    whole = np.sum(grown, axis=0)
     first, second = (np.sum(grown * opposite**k, axis=0) for k in (1, 2))
     if not jumps:
-        return _Law(excess, first, second)
+        return _Law(whole, excess, first, second)
     v, dv, exponent = _steepest(end, s, rules[1])
     grown = np.where(far, 0.0, np.exp(np.clip(exponent, -745, 700)) * dv / _SQRT_2PI)
     if terms.log_g is not None:
         opposite = np.exp(-s * v - 0.5 * s * s)
         grown = grown * np.exp(-p * np.exp(terms.log_g) * opposite)
     return _Law(
+        whole + np.sum(grown, axis=0),
         excess + np.sum(grown, axis=0),
         first + np.sum(grown * opposite, axis=0),
         second + np.sum(grown * opposite**2, axis=0),
     )
 
 
-def _log_law(excess: np.ndarray, whole: np.ndarray | None = None) -> np.ndarray:
-    """``log K`` without cancellation near 1."""
-    near = np.abs(excess) < 0.3
-    whole = 1 + excess if whole is None else whole
-    return np.where(near, np.log1p(np.where(near, excess, 0.0)), np.log(whole + 0j))
+def _log_law(law: _Law) -> np.ndarray:
+    """``log K`` without cancellation near 1, or near 0."""
+    near = np.abs(law.excess) < 0.3
+    small = np.where(near, law.excess, 0.0)
+    return np.where(near, np.log1p(small), np.log(law.whole + 0j))
 
 
-def _factors(terms: Terms, whole: np.ndarray, law: _Law) -> tuple:
+def _factors(terms: Terms, law: _Law) -> tuple:
     """What K^n is multiplied with in the three integrands."""
     if terms.log_g is None:
         return 1.0, 1.0, 1.0
     n, idle = terms.count, terms.idle
-    first, second = law.first / whole, law.second / whole
+    first, second = law.first / law.whole, law.second / law.whole
     square = n * (n - 1) * first**2 + n * second + 2 * idle * n * first + idle**2
     return 1.0, n * first + idle, square
 
@@ -245,13 +255,17 @@ def _crossing(terms: Terms) -> tuple[np.ndarray, np.ndarray]:
         log_p = left + (right - left) * np.linspace(0, 1, number)[:, None]
         p = np.exp(log_p)
         law = _law_on_axis(p, terms, _ROUGH)
-        power = n * _log_law(law.excess)
+        power = n * _log_law(law)
         size = np.real(power) + p * terms.constant - 2 * log_p
         size = np.where(np.isnan(size), np.inf, size)
         stop = np.diff(size, axis=0) > 0
         if terms.rising:
             stop |= size[:-1] + 2 * log_p[:-1] < _NOTHING
             stop |= np.abs(np.imag(power[1:])) > _LARGEST_PHASE
+            if terms.log_g is not None:
+                # On the path of steepest descent e^{-p g B} grows.
+                x = larger_saddle(log_p[1:], s)
+                stop |= log_p[1:] + terms.log_g - s * x - 0.5 * s * s > _LOG_OPPOSITE
         index = np.where(stop.any(axis=0), np.argmax(stop, axis=0), number - 1)
 
         def at(rows: np.ndarray, move: int = 0, index: np.ndarray = index):
@@ -296,10 +310,8 @@ def _path(p: np.ndarray, terms: Terms, nodes: int) -> tuple[np.ndarray, np.ndarr
     return w + 1j * height * bent, spacing * (1 + 1j * rise)
 
 
-def _law_off_axis(
-    p: np.ndarray, terms: Terms, nodes: int
-) -> tuple[np.ndarray, np.ndarray, _Law]:
-    """``n log K``, K, and what goes with it at complex p (M, E)."""
+def _law_off_axis(p: np.ndarray, terms: Terms, nodes: int) -> tuple[np.ndarray, _Law]:
+    """``n log K``, and what it is made of, at complex p (M, E)."""
     s = terms.shift
     v, dv = _path(p, terms, nodes)
     dv = dv / _SQRT_2PI
@@ -316,12 +328,12 @@ def _law_off_axis(
     apart = np.sum(grown - np.exp(normal) * dv, axis=0)
     excess = np.where(complete, apart, whole - 1)
     first, second = (np.sum(grown * opposite**k, axis=0) for k in (1, 2))
-    power = terms.count * _log_law(excess, whole)
-    return power, whole, _Law(excess, first, second)
+    law = _Law(whole, excess, first, second)
+    return terms.count * _log_law(law), law
 
 
 def _ray(
-    terms: Terms, c: np.ndarray, log_size: np.ndarray
+    terms: Terms, c: np.ndarray, log_size: np.ndarray, finer: bool
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """The ray's share of the three integrals, scaled by their size at c."""
     # Of light tails the ray is vertical: K falls off like a Gaussian's.
@@ -341,17 +353,22 @@ def _ray(
     index = np.where(fallen.any(axis=0), np.argmax(fallen, axis=0), len(scouts) - 1)
     end = scouts[index, 0]
     ray_nodes, law_nodes = _LIGHT_NODES if np.any(lean == 0) else _NODES
+    if finer:
+        ray_nodes, law_nodes = 2 * ray_nodes, 2 * law_nodes
     place, weight = (a[:, None] for a in _gauss(ray_nodes, 1))
     u = place * end
     p = points(u)
-    power, whole, law = _law_off_axis(p, terms, law_nodes)
+    power, law = _law_off_axis(p, terms, law_nodes)
     value = np.exp(power + p * terms.constant - base) * direction
     value = value * np.cosh(u) * scale * weight * end / math.pi
     used = (base > _NOTHING + 10) | (not terms.rising)
     first, second, third = (
         np.where(used, np.sum(np.imag(value * f / (p / c) ** m), axis=0), 0.0)
-        for m, f in zip((2, 1, 0), _factors(terms, whole, law), strict=True)
+        for m, f in zip((2, 1, 0), _factors(terms, law), strict=True)
     )
+    # The integrand is largest at c: a law that is not resolved shows.
+    lost = ~(np.abs(first) <= _LARGEST_RAY * scale)
+    first, second, third = (np.where(lost, np.nan, x) for x in (first, second, third))
     return first, second, third
 
 
@@ -359,8 +376,8 @@ def _variance(terms: Terms, c: np.ndarray, law: _Law) -> np.ndarray:
     """Of the tilted sum, by differences of ``log K`` about c."""
     step = 0.05
     moved = c * np.exp(np.array([[-step], [step]]))
-    before, after = np.real(_log_law(_law_on_axis(moved, terms, _ROUGH).excess))
-    middle = np.real(_log_law(law.excess))[0]
+    before, after = np.real(_log_law(_law_on_axis(moved, terms, _ROUGH)))
+    middle = np.real(_log_law(law))[0]
     # Second derivative in p from unequal steps.
     low, high = c - moved[0], moved[1] - c
     second = 2 * ((after - middle) / high - (middle - before) / low) / (low + high)
@@ -380,14 +397,13 @@ def _jump(terms: Terms, c: np.ndarray) -> list[tuple[np.ndarray, np.ndarray]]:
     log_p = np.log(x / s) - s * x + 0.5 * s * s
     p = np.exp(log_p)
     law = _law_on_axis(p, terms, _FINE)
-    real = np.real(law.excess)
-    angle = np.imag(law.excess) / (1 + real)
-    turned = n * np.log1p(1j * angle)
-    size = n * _log_law(real).real + np.real(turned) + p * terms.constant
+    turned = n * np.log1p(1j * np.imag(law.whole) / np.real(law.whole))
+    real = _Law(*(np.real(part) for part in law))
+    size = n * np.real(_log_law(real)) + np.real(turned) + p * terms.constant
     size = size + np.log(p * (s - 1 / x) * (end - start) * weight / math.pi)
     phase = np.exp(1j * np.imag(turned))
     shares = []
-    for m, f in zip((2, 1, 0), _factors(terms, 1 + law.excess, law), strict=True):
+    for m, f in zip((2, 1, 0), _factors(terms, law), strict=True):
         log_part = size - m * log_p
         top = np.max(log_part, axis=0)
         shares.append(

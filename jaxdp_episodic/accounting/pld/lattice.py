@@ -98,7 +98,7 @@ def evaluate_tails(
     forward, tail, backward, back_tail = in_chunks(
         lambda part: _log_tails(*part), (u, every), _CHUNKS
     )
-    share = losses[0].profile_error
+    share = every.profile_error()
     both = [
         _tails(forward, tail, move, share),
         _tails(backward, back_tail, move, share),
@@ -122,7 +122,7 @@ def displacement(loss: PrivacyLoss) -> float:
 
 
 def _tails(
-    log_h: np.ndarray, log_tail: np.ndarray, move: np.ndarray, share: float
+    log_h: np.ndarray, log_tail: np.ndarray, move: np.ndarray, share: np.ndarray
 ) -> Tails:
     # A NaN stays one, and no law comes out.
     dead, flat = log_h <= -700, log_tail <= -740

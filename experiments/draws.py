@@ -20,7 +20,7 @@ from jaxdp_episodic.numerics.binomial import log_binomial_mass
 
 NOISE, DELTA = 1.0, 1e-6
 STEPS = np.array([5, 10, 20, 50, 100, 200, 500, 1_000])
-EXAMPLE_EPOCHS, EPISODE_EPOCHS = 10, 1
+EXAMPLE_EPOCHS, EPISODE_EPOCHS = 10, 10
 BATCH = 200  # mean size, for what is said of sizes
 EXAMPLES, DRAWN = 20, 4  # of a class; so the inner rate is 1/5
 STYLES = {
@@ -115,7 +115,7 @@ def draw_figure(costs: list[dict[str, list[float]]], seen, path: Path) -> None:
         logarithmic(axes, "y", [0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50])
         axes.set(title=title, xlabel="steps in an epoch")
     panels[0].set_ylabel(f"epsilon (nats), delta = {DELTA:g}, noise {NOISE:g}")
-    panels[1].legend(frameon=False, fontsize=8.5, loc="upper right")
+    panels[0].legend(frameon=False, fontsize=8.5, loc="lower left")
     number = np.arange(len(seen))
     panels[2].bar(number, seen, color=STYLES[COINS][0], label="coins, fixed size")
     panels[2].bar(

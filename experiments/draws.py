@@ -80,7 +80,7 @@ def epsilons(make, epochs: int) -> dict[str, list[float]]:
 def binomial(trials: int, rate: float, most: int) -> np.ndarray:
     """Chances of 0 to ``most`` successes."""
     number = np.arange(most + 1.0)
-    return np.exp(log_binomial_mass(number, np.float64(trials), np.float64(rate)))
+    return np.exp(log_binomial_mass(number, np.asarray(trials), np.asarray(rate)))
 
 
 def sizes(steps: int, units: int) -> dict[str, float]:

@@ -27,6 +27,7 @@ from jaxdp_episodic.describe.schemes import (
     RandomAllocation,
     Scheme,
     ShuffledEpochs,
+    WithoutReplacement,
 )
 from jaxdp_episodic.describe.step import STEP, GaussianStep
 from jaxdp_episodic.losses.antipodal_gaussian import AntipodalGaussianLoss
@@ -324,12 +325,13 @@ def _contributions(levels: tuple[Scheme, ...]) -> tuple[np.ndarray, np.ndarray]:
     """Distribution of the number of clipped contributions of one drawn unit."""
     number, weight = _one()
     for scheme in levels:
-        if not isinstance(scheme, Poisson):
+        if isinstance(scheme, WithoutReplacement):
             size = int(np.asarray(scheme.size))
             if scheme.population is not None and scheme.population_is_exact:
                 size = min(size, int(np.asarray(scheme.population)))
             number = number * size
             continue
+        assert isinstance(scheme, Poisson)  # nothing is drawn by epochs down here
         children = int(np.asarray(scheme.population))
         rate = float(np.asarray(scheme.sampling_probability))
         mass = np.zeros(int(number.max()) * children + 1)

@@ -124,8 +124,9 @@ def _shuffled_epochs(run: ComposedSteps, delta: float) -> list[str]:
     """What independent bins, or coins, would cost in place of shuffling."""
     found = []
     for part, count in zip(run.steps, run.counts, strict=True):
-        design = getattr(part, "design", None)
-        scheme = None if design is None else epoch_scheme(design)
+        if not isinstance(part, GaussianStep):
+            continue
+        scheme = epoch_scheme(part.design)
         if not isinstance(scheme, ShuffledEpochs):
             continue
         steps = int(np.asarray(scheme.steps_per_epoch))
@@ -137,7 +138,7 @@ def _shuffled_epochs(run: ComposedSteps, delta: float) -> list[str]:
         }
         costs = []
         for name, other in others.items():
-            same = dataclasses.replace(part, sampling=_with_first(design, other))
+            same = dataclasses.replace(part, sampling=_with_first(part.design, other))
             number = np.asarray(count)
             value = float(epsilon(same, num_steps=number, delta=delta))
             costs.append(f"{value:.4g} by {name}")

@@ -27,7 +27,8 @@ def antipodal_of_two(shift: float, epsilon: float) -> float:
     # E(k + A - g B)_+: positive beyond x0, e^{s x0} a root of a quadratic.
     h = np.exp(-s * s / 2)
     root = np.sqrt(k * k + 4 * h * h * g)
-    y = np.where(k > 0, 2 * g * h / (k + root), (root - k) / (2 * h))
+    with np.errstate(divide="ignore"):
+        y = np.where(k > 0, 2 * g * h / (k + root), (root - k) / (2 * h))
     start = np.log(y) / s
     inner = k * ndtr(-start) + ndtr(s - start) - g * ndtr(-start - s)
     density = np.exp(-x * x / 2) / np.sqrt(2 * np.pi)

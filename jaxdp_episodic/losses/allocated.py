@@ -56,7 +56,9 @@ _SMALLEST_SHIFT, _LARGEST_SHIFT = 1e-4, 10.0
 
 
 def tails_from(rows: Array) -> tuple[Tails, Tails]:
-    """The four rows of a table as tails of both directions."""
+    """The four rows of a table as tails of both directions; no NaN but 1."""
+    xp = namespace(rows)
+    rows = xp.where(xp.isnan(rows), 0.0, rows)
     return (rows[0], rows[1]), (rows[2], rows[3])
 
 

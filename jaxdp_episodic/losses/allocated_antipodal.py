@@ -21,7 +21,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from jaxdp_episodic.losses.allocated import AllocatedLoss, nodes_from
+from jaxdp_episodic.losses.allocated import AllocatedLoss, nodes_from, tails_from
 from jaxdp_episodic.losses.allocation_tables import antipodal_table, by_setting
 from jaxdp_episodic.losses.gaussian import drawn_tails, inner_exponent
 from jaxdp_episodic.losses.loss_nodes import LossNodes
@@ -69,8 +69,8 @@ class AllocatedAntipodalLoss(AllocatedLoss):
 
         inner = xp.minimum(inner_exponent(u, r), 1e300)
         found = on_host(rows, u.shape, inner, s, t, j, number=2)
-        tails = drawn_tails((found[0], found[1]), u, r)
-        return tails, tails
+        profile, tail = drawn_tails((found[0], found[1]), u, r)
+        return tails_from(xp.stack([profile, tail, profile, tail]))
 
     def profile_error(self) -> Array:
         """See `PrivacyLoss`; as the tables estimate it."""
@@ -131,7 +131,8 @@ def _law(
 
     scouts = np.linspace(0.0, table.end, _SCOUTS)
     kept = np.flatnonzero(density(scouts) + scouts > log_cut - 10)
-    end = scouts[min(kept[-1] + 1, _SCOUTS - 1)]
+    last = kept[-1] if len(kept) else 0
+    end = scouts[min(last + 1, _SCOUTS - 1)]
     x, w = np.polynomial.legendre.leggauss(_PER_PANEL)
     panels = size // _PER_PANEL
     v = end / panels * (np.arange(panels)[:, None] + 0.5 * (x + 1)).reshape(-1)

@@ -22,7 +22,7 @@ from typing import ClassVar
 import numpy as np
 
 from jaxdp_episodic.losses.allocated import AllocatedLoss, nodes_from, tails_from
-from jaxdp_episodic.losses.allocation_tables import by_setting, sum_table
+from jaxdp_episodic.losses.allocation_tables import by_setting, sum_tables
 from jaxdp_episodic.losses.loss_nodes import LossNodes
 from jaxdp_episodic.losses.privacy_loss import Quadrature, Tails
 from jaxdp_episodic.numerics.loops import Array, namespace, on_host
@@ -77,7 +77,7 @@ class AllocatedGaussianLoss(AllocatedLoss):
         """See `PrivacyLoss`; as the tables estimate it."""
 
         def error(_: np.ndarray, s: float, j: float) -> np.ndarray:
-            tables = (sum_table(round(j), s, rising=up) for up in (True, False))
+            tables = sum_tables(round(j), s)
             return np.full((1, len(_)), max(table.error for table in tables))
 
         nothing = np.zeros(self.shape)
@@ -133,8 +133,8 @@ def _tails(u: np.ndarray, s: float, t: float, j: float) -> np.ndarray:
         ratio = np.expm1(-u) * (t / j)
         reached = ratio > -1
         below = -np.log1p(np.where(reached, ratio, 0.0))
-        high = sum_table(count, s, rising=True).at(above)
-        low = sum_table(count, s, rising=False).at(below)
+        rising, falling = sum_tables(count, s)
+        high, low = rising.at(above), falling.at(below)
         loss = low[0] + u - math.log(t)
         # Q(W < 1/g) less the profile.
         tail = low[1] + np.log(-np.expm1(np.minimum(loss - low[1], 0.0)))
@@ -153,8 +153,8 @@ def _log_density(
 ) -> tuple[np.ndarray, np.ndarray]:
     """``log W`` at ``log(X / j) = place``, and Q's log-density of the place."""
     count = round(j)
-    high = sum_table(count, s, rising=True).at(place)[2]
-    low = sum_table(count, s, rising=False).at(-place)[2]
+    rising, falling = sum_tables(count, s)
+    high, low = rising.at(place)[2], falling.at(-place)[2]
     density = np.where(place >= 0, high, low) + place + math.log(j)
     return np.log1p(np.expm1(place) * (j / t)), density
 
@@ -163,14 +163,13 @@ def _law(
     size: int, log_cut: float, s: float, t: float, j: float
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Losses ``log W``, Q-masses, and the spacing of their places (as an array)."""
-    count = round(j)
-    ends = [
-        -sum_table(count, s, rising=False).end,
-        sum_table(count, s, rising=True).end,
-    ]
-    scouts = np.linspace(*ends, _SCOUTS)
+    rising, falling = sum_tables(round(j), s)
+    scouts = np.linspace(-falling.end, rising.end, _SCOUTS)
     loss, density = _log_density(scouts, s, t, j)
     kept = np.flatnonzero(np.maximum(density, density + loss) > log_cut - 10)
+    if not len(kept):
+        nothing = np.full(size, np.nan)
+        return nothing, nothing, np.asarray(np.nan)
     low = scouts[max(kept[0] - 1, 0)]
     high = scouts[min(kept[-1] + 1, _SCOUTS - 1)]
     place = np.linspace(low, high, size)
@@ -252,7 +251,7 @@ def _excess_forward(order: np.ndarray, s: float, t: float, j: float) -> np.ndarr
     than without sampling, ``e^{s² alpha (alpha-1) / 2}`` (Jensen).
     """
     rows, complete = _excess(order, "forward", s, t, j)
-    top = sum_table(round(j), s, rising=True).end
+    top = sum_tables(round(j), s)[0].end
     alpha = 1 + order
     grown = 0.5 * s * s * alpha * order
     with np.errstate(all="ignore"):
@@ -271,7 +270,7 @@ def _excess_backward(order: np.ndarray, s: float, t: float, j: float) -> np.ndar
     ``W >= (A_1 ... A_j)^{1/t}``, so ``E W^-k <= e^{(k + k²/t) j s² / (2t)}``.
     """
     rows, complete = _excess(order, "backward", s, t, j)
-    table = sum_table(round(j), s, rising=False)
+    table = sum_tables(round(j), s)[1]
     rare = table.at(np.array([table.end]))[1, 0]
 
     def bound(k: np.ndarray) -> np.ndarray:

@@ -27,6 +27,8 @@ _LEAST = -90.0
 # A panel whose last Chebyshev coefficients are larger is halved, so often at most.
 _ROUGHNESS, _MOST_HALVINGS = 1e-8, 4
 _CACHED = 256
+# Largest relative error of integrals of a table that may be used, and their nodes.
+_MOST_OFF, _CHECK_NODES = 1e-7, 600
 # Places at which a table is checked, how far down, and the spare factor.
 _CHECKS, _CHECKED, _SPARE, _ROUNDING = 16, -36.0, 10.0, 1e-13
 
@@ -117,7 +119,7 @@ def _tabulated(core: float, end: float, evaluate: Evaluate) -> Table:
     done = done[: bad[0]] if bad else done
     if not done:
         nothing = np.full((3, 1, _NODES), np.nan)
-        return Table(core, np.array([0.0, whole]), nothing, np.inf)
+        return Table(core, np.array([0.0, whole]), nothing, 1.0)
     edges = np.array([done[0][0], *(right for _, right, _ in done)])
     table = Table(core, edges, np.stack([one for *_, one in done], axis=1), 0.0)
     z = edges[-1] * (np.arange(_CHECKS) + 0.37) / _CHECKS
@@ -126,6 +128,41 @@ def _tabulated(core: float, end: float, evaluate: Evaluate) -> Table:
     counts = again[0] > found[0].max() + _CHECKED
     off = np.max(np.where(counts, np.abs(found - again), 0.0))
     return table._replace(error=float(_SPARE * off + _ROUNDING))
+
+
+def _checked(table: Table, off: float) -> Table:
+    """The table, without its values where integrals of its parts do not agree."""
+    if off <= _MOST_OFF:
+        return table._replace(error=max(table.error, off))
+    return table._replace(values=table.values * np.nan, error=1.0)
+
+
+def _panels(end: float) -> tuple[np.ndarray, np.ndarray]:
+    """Gauss–Legendre nodes and weights from 0 to an end, dense near 0."""
+    x, w = np.polynomial.legendre.leggauss(_CHECK_NODES)
+    z, top = 0.5 * (x + 1), 4.0
+    place = end * np.expm1(top * z) / math.expm1(top)
+    return place, 0.5 * w * top * end * np.exp(top * z) / math.expm1(top)
+
+
+@functools.lru_cache(_CACHED)
+def sum_tables(count: int, shift: float) -> tuple[Table, Table]:
+    """Both `sum_table`, rising and falling, checked with one another.
+
+    Their densities must have mass 1 and mean 1, and give the first tails at the mean.
+    """
+    tables = [sum_table(count, shift, rising=up) for up in (True, False)]
+    mass, mean, gains = 0.0, 0.0, []
+    for table, sign in zip(tables, (1, -1), strict=True):
+        place, weight = _panels(table.end)
+        ratio = np.exp(sign * place)
+        share = np.exp(table.at(place)[2]) * weight * ratio * count
+        mass, mean = mass + share.sum(), mean + share @ ratio
+        gain = math.exp(table.at(np.zeros(1))[0, 0]) / count
+        gains.append(abs(float(share @ np.abs(ratio - 1)) / gain - 1))
+    off = float(max(abs(mass - 1), abs(mean - 1), *gains))
+    rising, falling = (_checked(table, off) for table in tables)
+    return rising, falling
 
 
 @functools.lru_cache(_CACHED)
@@ -169,7 +206,13 @@ def antipodal_table(bins: int, count: int, shift: float) -> Table:
         terms = Terms(count * every, constant, shift * every, place, True, idle * every)
         return np.stack(log_tails(terms, finer=finer))
 
-    return _tabulated(core, end, evaluate)
+    table = _tabulated(core, end, evaluate)
+    place, weight = _panels(table.end)
+    rows = table.at(place)
+    share = np.exp(rows[2] + place - math.log(bins)) * weight
+    gain = math.exp(table.at(np.zeros(1))[0, 0]) / bins
+    mass = abs(float(share.sum() + share @ np.exp(place)) - 1)
+    return _checked(table, max(mass, abs(float(share @ np.expm1(place)) / gain - 1)))
 
 
 def by_setting(

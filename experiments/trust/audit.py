@@ -46,6 +46,7 @@ from jaxdp_episodic.audit.confidence import EpsilonBound
 from jaxdp_episodic.audit.mechanism import total_draws
 from jaxdp_episodic.audit.one_run import Guesses
 from jaxdp_episodic.audit.report import AuditProgress
+from jaxdp_episodic.audit.run_tables import tables_of_run
 from jaxdp_episodic.audit.training import (
     KINDS,
     Training,
@@ -134,6 +135,29 @@ def designs(p: float, inner_rate: float, noise: float) -> dict[str, Any]:
     }
 
 
+def epoch_designs(p: float, inner_rate: float, noise: float) -> dict[str, Any]:
+    """Steps of the designs by epochs, 1/p steps to an epoch."""
+    steps = round(1 / p)
+    bins = jde.RandomAllocation("example", steps_per_epoch=steps)
+    batches = jde.ShuffledEpochs("example", steps_per_epoch=steps)
+    episodes = jde.RandomAllocation("episode", steps_per_epoch=steps)
+    twice = jde.RandomAllocation("example", steps_per_epoch=steps, times=2)
+    return {
+        "examples in bins": jde.GaussianStep(bins, noise_multiplier=noise),
+        "examples in bins, one replaced": jde.GaussianStep(
+            bins, noise_multiplier=noise, neighboring_relation="replace_one"
+        ),
+        "examples in two bins of an epoch": jde.GaussianStep(
+            twice, noise_multiplier=noise
+        ),
+        "grouped, episodes in bins": grouped({"episodes": episodes}, inner_rate, noise),
+        # Without amplification, so with more noise.
+        "examples in shuffled epochs": jde.GaussianStep(
+            batches, noise_multiplier=3 * noise, neighboring_relation="replace_one"
+        ),
+    }
+
+
 # A hundred steps at noise 1 have an epsilon of 11 and more at the first rates.
 LONG_SETTINGS = ((0.2, 0.5, 3.0), (0.05, 0.1, 0.7))
 LONG = (
@@ -158,8 +182,12 @@ def mechanism_audits(draws: int, long_draws: int) -> dict[str, Callable[[], list
 
         def audit() -> list[AuditRow]:
             # Designs with the same tables are the same simulation.
-            tables = worst_case(step), dominating_branches(step)
-            key = steps, *(np.asarray(f).tobytes() for t in tables for f in t)
+            tables = [
+                (*table, count)
+                for make in (worst_case, dominating_branches)
+                for table, count in tables_of_run(make, step, steps)
+            ]
+            key = tuple(np.asarray(f).tobytes() for table in tables for f in table)
             if key not in known:
                 total = total_draws(step, number)
                 with AuditProgress(Console(stderr=True), "draws", total) as progress:
@@ -177,6 +205,11 @@ def mechanism_audits(draws: int, long_draws: int) -> dict[str, Callable[[], list
     for setting in SETTINGS:
         for name, step in designs(*setting).items():
             add(name, setting, step, 1, draws)
+        for name, step in epoch_designs(*setting).items():
+            epoch = round(1 / setting[0])
+            # An epoch, and one with half of the next.
+            for steps in (epoch, epoch + epoch // 2):
+                add(name, setting, step, steps, long_draws)
     for setting, names in zip(LONG_SETTINGS, (LONG, LONG_AT_LOW_NOISE), strict=True):
         for name in names:
             add(name, setting, designs(*setting)[name], 100, long_draws)

@@ -44,6 +44,8 @@ from jaxdp_episodic.describe.step import (
     GaussianStep,
     OneStep,
 )
+from jaxdp_episodic.losses.allocated_antipodal import AllocatedAntipodalLoss
+from jaxdp_episodic.losses.allocated_gaussian import AllocatedGaussianLoss
 from jaxdp_episodic.losses.antipodal_gaussian import AntipodalGaussianLoss
 from jaxdp_episodic.losses.finite import (
     Atoms,
@@ -79,7 +81,8 @@ _ALWAYS = np.ones(1)
 def dominating_pair(step: OneStep) -> PrivacyLoss:
     """Returns the dominating pair of one step, for every setting and every path.
 
-    Of `ShuffledEpochs` the pair of an epoch, begun or finished.
+    Of `RandomAllocation` the pair of one step alone, of `ShuffledEpochs` that of an
+    epoch, begun or finished: what a run of them uses is said by `run_of`.
 
     Its fields are float64 and broadcast together to ``(*step.shape, P)``, the last
     axis over the distinct paths (P = 1 without a `Population`).
@@ -95,7 +98,7 @@ def dominating_pair(step: OneStep) -> PrivacyLoss:
         return _independent_episodes(step, step.design)
     scheme = epoch_scheme(step.design)
     if isinstance(scheme, RandomAllocation):
-        raise NotImplementedError("RandomAllocation is not accounted yet")
+        return _drawn_pair(step, step.path_rates.rates[0])
     if isinstance(scheme, ShuffledEpochs):
         return _shuffled_epoch(step)
     if isinstance(step.design, GroupedClasses):
@@ -120,10 +123,80 @@ def _uses(step: OneStep, num_steps: ArrayLike) -> list[tuple[PrivacyLoss, np.nda
     """The pairs that steps of one kind use, and how often: epochs, not their steps."""
     count = np.asarray(num_steps, np.float64)[..., None]
     scheme = epoch_scheme(step.design) if isinstance(step, GaussianStep) else None
+    if isinstance(scheme, RandomAllocation):
+        return _allocated(step, scheme, count)
     if isinstance(scheme, ShuffledEpochs):
         # An epoch that was begun costs as much as a finished one.
         count = np.ceil(count / np.asarray(scheme.steps_per_epoch)[..., None])
     return [(dominating_pair(step), count)]
+
+
+def _allocated(
+    step: GaussianStep, scheme: RandomAllocation, count: np.ndarray
+) -> list[tuple[PrivacyLoss, np.ndarray]]:
+    """Whole blocks, and a part of one more; an epoch is ``times`` blocks.
+
+    Of a block of b steps the first alone is a Poisson draw at rate 1/b.
+    """
+    steps, times = (
+        np.asarray(n, np.float64)[..., None]
+        for n in (scheme.steps_per_epoch, scheme.times)
+    )
+    epochs, left = np.divmod(count, steps)
+    short, num_long = np.divmod(steps, times)
+    # The first `num_long` blocks of an epoch have one step more.
+    in_long = num_long * (short + 1)
+    is_long = left < in_long
+    whole_long = np.where(is_long, np.floor(left / (short + 1)), num_long)
+    rest = np.where(is_long, left - whole_long * (short + 1), left - in_long)
+    whole_short = np.where(is_long, 0.0, np.floor(rest / short))
+    part = np.where(is_long, rest, rest - whole_short * short)
+    part_of = np.where(is_long, short + 1, short)
+    uses: list[tuple[PrivacyLoss, np.ndarray]] = []
+    for bins, taken, number in (
+        (short, short, epochs * (times - num_long) + whole_short),
+        (short + 1, short + 1, epochs * num_long + whole_long),
+        (part_of, part, (part > 0) * 1.0),
+    ):
+        many, one = number * (taken > 1), number * (taken == 1)
+        if np.any(many):
+            uses.append((_allocated_pair(step, bins, taken), many))
+        if np.any(one):
+            uses.append((_drawn_pair(step, 1 / bins), one))
+    return uses or [(_drawn_pair(step, 1 / steps), count)]
+
+
+def _drawn_pair(step: GaussianStep, rate: np.ndarray) -> PrivacyLoss:
+    """The pair of a Poisson draw of the clipped units."""
+    inner, shift = _inner_rate(step), _shift(step, 1.0)
+    if _is_whole(step):
+        return SampledGaussianLoss(_ALWAYS, rate, shift)
+    return AntipodalGaussianLoss(_ALWAYS, rate, inner, shift)
+
+
+def _allocated_pair(
+    step: GaussianStep, bins: np.ndarray, taken: np.ndarray
+) -> PrivacyLoss:
+    """The pair of a block of an epoch, or of a part of it."""
+    inner, shift = _inner_rate(step), _shift(step, 1.0)
+    if _is_whole(step):
+        return AllocatedGaussianLoss(_ALWAYS, shift, bins, taken)
+    return AllocatedAntipodalLoss(_ALWAYS, inner, shift, bins, taken)
+
+
+def _is_whole(step: GaussianStep) -> bool:
+    """Whether a unit takes its whole contribution along: none is left in its place."""
+    grouped = isinstance(step.design, GroupedClasses)
+    whole = step.path_rates.num_levels == (2 if grouped else 1)
+    if grouped:
+        return whole and _zeroes(step)
+    return whole and step.neighboring_relation != "replace_one"
+
+
+def _inner_rate(step: GaussianStep) -> np.ndarray:
+    """The product of the rates below the level that is drawn by epochs."""
+    _, *below = step.path_rates.rates
+    return _product(below[1:] if isinstance(step.design, GroupedClasses) else below)
 
 
 def _of_release(release: OneStep) -> PrivacyLoss:
@@ -299,18 +372,11 @@ def _grouped_classes(step: GaussianStep, sampling: GroupedClasses) -> PrivacyLos
 
 def _shuffled_epoch(step: GaussianStep) -> PrivacyLoss:
     """An epoch in random order, without amplification (docs/theory.md, "Epochs")."""
-    _, *below = step.path_rates.rates
-    if isinstance(step.design, GroupedClasses):
-        _, *below = below
-    inner = _product(below)
+    inner = _inner_rate(step)
     if _zeroes(step):
         # Order and batches are those of the slots: one step loses what the unit gave.
         return _zeroed(_ALWAYS, _ALWAYS, inner, _shift(step, 1.0))
-    if (
-        step.neighboring_relation == "add_remove"
-        and not below
-        and not isinstance(step.design, GroupedClasses)
-    ):
+    if _is_whole(step):
         # The last unit takes the place of the one that left (2 clip norms), and leaves
         # its own batch (one more): two steps, sqrt(4 + 1) together.
         return SampledGaussianLoss(_ALWAYS, _ALWAYS, _shift(step, np.sqrt(5.0)))

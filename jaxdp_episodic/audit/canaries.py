@@ -16,7 +16,11 @@ from jaxdp_episodic import _validation
 from jaxdp_episodic.data.table import ExampleTable
 from jaxdp_episodic.describe.designs import GroupedClasses
 from jaxdp_episodic.describe.population import Population
-from jaxdp_episodic.describe.schemes import MultistageSampling, Poisson
+from jaxdp_episodic.describe.schemes import (
+    MultistageSampling,
+    Poisson,
+    RandomAllocation,
+)
 from jaxdp_episodic.describe.step import GaussianStep
 from jaxdp_episodic.training.episode import Episode
 
@@ -170,7 +174,7 @@ def _chosen(
         groups = [np.flatnonzero(places[unit] == places[unit][f]) for f in firsts]
     rows = np.concatenate(groups)
     owner = np.repeat(np.arange(number), [len(group) for group in groups])
-    everyone = number == 1 and not _is_poisson(step)
+    everyone = number == 1 and not _is_independent(step)
     others = tuple(
         np.setdiff1d(
             np.arange(data.num_examples)
@@ -183,17 +187,17 @@ def _chosen(
     return _Chosen(data, rows, owner, others)
 
 
-def _is_poisson(step: GaussianStep) -> bool:
-    """True if the clip units are drawn by coins of their own."""
+def _is_independent(step: GaussianStep) -> bool:
+    """True if each clip unit is drawn by itself: by coins, or into its own step."""
     if isinstance(step.design, GroupedClasses):
-        return isinstance(step.design.episodes, Poisson)
+        return isinstance(step.design.episodes, Poisson | RandomAllocation)
     if not isinstance(step.design, MultistageSampling):
         return False
     names = step.design.level_names
     if step.clip_unit not in names:
         return False
     scheme = step.design.levels[names.index(str(step.clip_unit))]
-    return isinstance(scheme, Poisson)
+    return isinstance(scheme, Poisson | RandomAllocation)
 
 
 def _units_of_rows(population: Population) -> list[np.ndarray]:

@@ -15,10 +15,15 @@ import optax
 
 from jaxdp_episodic.accounting.budget import PrivacyBudget
 from jaxdp_episodic.audit.canaries import Canaries, CanaryLearner, recording
+from jaxdp_episodic.audit.run_tables import blocks_of_run
 from jaxdp_episodic.audit.worst_case import log_likelihood_ratio, worst_case
 from jaxdp_episodic.data.table import ExampleTable
-from jaxdp_episodic.describe.designs import GroupedClasses
-from jaxdp_episodic.describe.schemes import MultistageSampling, WithoutReplacement
+from jaxdp_episodic.describe.designs import GroupedClasses, epoch_scheme
+from jaxdp_episodic.describe.schemes import (
+    MultistageSampling,
+    ShuffledEpochs,
+    WithoutReplacement,
+)
 from jaxdp_episodic.describe.step import GaussianStep
 from jaxdp_episodic.draw.sampler import EpisodeSampler
 from jaxdp_episodic.training.assemble import Tables, plan
@@ -196,7 +201,8 @@ def released_ratios(
 
     Returns:
       (num_steps, canaries) log-likelihood ratios, large where the canary seems to be
-      in. An audit stands with any score; this one is strong.
+      in; of epochs one row a block of them. An audit stands with any score; this one is
+      strong.
     """
     learner = CanaryLearner(
         training.learner,
@@ -214,12 +220,23 @@ def released_ratios(
     )
     step = trainer.budget.step
     deviation = training.l2_clip_norm * float(step.noise_multiplier)
-    branches = worst_case(step)
-    rows = []
+    released = []
     for _ in _steps_of(trainer, on_step):
         state: Any = trainer.state.optimizer_state
-        released = np.asarray(state.canaries, np.float64) * trainer.normalizer
-        rows.append(log_likelihood_ratio(branches, released / deviation))
+        sums = np.asarray(state.canaries, np.float64) * trainer.normalizer
+        released.append(sums / deviation)
+    is_shuffled = isinstance(epoch_scheme(step.design), ShuffledEpochs)
+    if is_shuffled and canaries.number == 1:
+        # All of a batch but the canary contribute the opposite.
+        batch = trainer.sampler.expected_units / float(step.noise_multiplier)
+        released = [release + batch for release in released]
+    branches, rows, start = worst_case(step), [], 0
+    for length, taken in blocks_of_run(step, num_steps):
+        part = np.stack(released[start : start + taken], axis=-1)
+        part = part if length > 1 else part[..., 0]
+        block = branches._replace(block=length, taken=taken)
+        rows.append(log_likelihood_ratio(block, part))
+        start += taken
     return np.stack(rows)
 
 

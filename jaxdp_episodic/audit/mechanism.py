@@ -23,6 +23,7 @@ from jaxdp_episodic.audit.confidence import (
     check_confidence,
     event_bound,
 )
+from jaxdp_episodic.audit.run_tables import tables_of_run
 from jaxdp_episodic.audit.simulation import (
     NUM_BINS,
     exceedances,
@@ -122,11 +123,8 @@ def audit_mechanism(
     check_confidence(confidence)
     path = _worst_path(step, num_steps, delta)
     begun = time.perf_counter()
-    tables = [
-        [(make(one, path), count) for one, count in parts]
-        for make in (dominating_branches, worst_case)
-    ]
-    is_one = all(_alike(a, b) for (a, _), (b, _) in zip(*tables, strict=True))
+    tables = [_tables(make, parts, path) for make in (dominating_branches, worst_case)]
+    is_one = _is_one(*tables)
     bounds = [
         audit_branches(
             table,
@@ -148,8 +146,10 @@ def audit_mechanism(
 
 def total_draws(step: AnyStep, num_draws: int) -> int:
     """Returns about how many runs an audit simulates, with the unit and without."""
-    parts = gaussian_parts(step, "an audit")
-    is_one = all(_alike(dominating_branches(p), worst_case(p)) for p in parts)
+    parts = [(part, 1) for part in gaussian_parts(step, "an audit")]
+    is_one = _is_one(
+        *(_tables(make, parts, 0) for make in (dominating_branches, worst_case))
+    )
     return 2 * num_draws * (1 if is_one else 2)
 
 
@@ -166,7 +166,7 @@ def audit_branches(
     """Returns a lower bound of the epsilon of a run given as tables.
 
     Args:
-      run: what can happen in a step, and how many such steps there are.
+      run: what can happen in a step (or block), and how many such there are.
       delta: in (0, 1).
       num_draws: with the unit and without, those that choose the event included.
       reach: largest loss that can be a threshold, > 0.
@@ -274,6 +274,29 @@ def _worst_path(step: AnyStep, num_steps: int | None, delta: float) -> int:
     target = np.log(np.asarray([delta]))
     bound, _ = rdp_bound(EpsilonAt(target), run_of(step, steps))
     return int(np.argmax(np.ravel(bound)))
+
+
+def _tables(
+    make: Callable[[GaussianStep, int], Branches],
+    parts: Sequence[tuple[GaussianStep, int]],
+    path: int,
+) -> list[tuple[Branches, int]]:
+    """The tables of a run, and how often each of them comes."""
+    return [
+        table
+        for step, count in parts
+        for table in tables_of_run(make, step, count, path)
+    ]
+
+
+def _is_one(
+    first: Sequence[tuple[Branches, int]], second: Sequence[tuple[Branches, int]]
+) -> bool:
+    """True if two runs are the same mechanism."""
+    return len(first) == len(second) and all(
+        number == other and _alike(a, b)
+        for (a, number), (b, other) in zip(first, second, strict=True)
+    )
 
 
 def _alike(first: Branches, second: Branches) -> bool:

@@ -104,21 +104,25 @@ class Tables(NamedTuple):
 
 
 class Part(NamedTuple):
-    """Equal steps of a run.
+    """Equal steps of a run, or equal blocks of epochs.
 
     Attributes:
       tables: of one step.
-      num_steps: how many of them.
+      number: how many of them.
       is_mirrored: see `Branches`.
+      block: see `Branches`, as ``taken``.
+      taken: 1 for steps.
     """
 
     tables: Tables
-    num_steps: int
+    number: int
     is_mirrored: bool
+    block: int = 1
+    taken: int = 1
 
 
-def make_part(branches: Branches, num_steps: int) -> Part:
-    """Returns so many steps with these branches."""
+def make_part(branches: Branches, number: int) -> Part:
+    """Returns so many steps, or blocks, with these branches."""
     outer = branches.outer_rate
     chances = np.concatenate([[1 - outer], outer * branches.weight])
     shifts = np.stack([branches.with_unit, branches.without_unit])
@@ -136,7 +140,7 @@ def make_part(branches: Branches, num_steps: int) -> Part:
         _cuts(branches.multiplier_weight),
         branches.multiplier.astype(np.float32),
     )
-    return Part(tables, num_steps, branches.is_mirrored)
+    return Part(tables, number, branches.is_mirrored, branches.block, branches.taken)
 
 
 def histogram(losses: Array, edges: Array) -> Array:
@@ -181,9 +185,11 @@ def tallied(
     """
     lanes = min(_MOST_LANES, 1 << max(0, math.ceil(math.log2(max(num_draws / 2, 1)))))
     passes = -(-num_draws // (2 * lanes))
-    counts = np.asarray([part.num_steps for part in parts], np.int32)
-    per_call = max(1, _STEPS_PER_CALL // max(2 * lanes * int(counts.sum()), 1))
-    mirrored = tuple(part.is_mirrored for part in parts)
+    counts = np.asarray([part.number for part in parts], np.int32)
+    blocks = np.asarray([(part.block, part.taken) for part in parts], np.int32)
+    per_pass = 2 * lanes * sum(part.number * part.taken for part in parts)
+    per_call = max(1, _STEPS_PER_CALL // max(per_pass, 1))
+    kinds = tuple((part.is_mirrored, part.block > 1) for part in parts)
     tables = tuple(part.tables for part in parts)
     edges, side = np.asarray(edges, np.float32), np.int32(not with_unit)
     state = seeded(key, lanes)
@@ -191,7 +197,7 @@ def tallied(
     for done in range(0, passes, per_call):
         now = min(per_call, passes - done)
         state, found = _simulated(
-            state, tables, counts, edges, np.int32(now), side, tally, mirrored
+            state, tables, counts, blocks, edges, np.int32(now), side, tally, kinds
         )
         total = total + np.asarray(found, np.int64)
         if on_draws is not None:
@@ -199,18 +205,22 @@ def tallied(
     return total, 2 * lanes * passes
 
 
-@functools.partial(jax.jit, static_argnames=("tally", "mirrored"))
+@functools.partial(jax.jit, static_argnames=("tally", "kinds"))
 def _simulated(
     state: State,
     tables: tuple[Tables, ...],
     counts: Array,
+    blocks: Array,
     edges: Array,
     passes: Array,
     side: Array,
     tally: Callable[[Array, Array], Array],
-    mirrored: tuple[bool, ...],
+    kinds: tuple[tuple[bool, bool], ...],
 ) -> tuple[State, Array]:
-    """So many passes, each of two runs a lane; side 0 is with the unit, 1 without."""
+    """So many passes, each of two runs a lane; side 0 is with the unit, 1 without.
+
+    ``kinds`` says of every part whether it is mirrored, and made of blocks.
+    """
     lanes = len(state[0])
 
     def one_pass(_: Array, carry: tuple[State, Array]) -> tuple[State, Array]:
@@ -220,9 +230,13 @@ def _simulated(
 
             def one_step(_: Array, carry: Any, table=table, place=place) -> Any:
                 state, (first, second) = carry
+                is_mirrored, is_block = kinds[place]
+                if is_block:
+                    (a, b), state = _block_losses(table, state, blocks[place], side)
+                    return state, (first + a, second + b)
                 noise, state = normal_pairs(state)
-                a, state = _loss(table, noise[0], state, mirrored[place], side)
-                b, state = _loss(table, noise[1], state, mirrored[place], side)
+                a, state = _loss(table, noise[0], state, is_mirrored, side)
+                b, state = _loss(table, noise[1], state, is_mirrored, side)
                 return state, (first + a, second + b)
 
             state, losses = jax.lax.fori_loop(
@@ -262,6 +276,59 @@ def _loss(
     return jnp.where(word >= table.cuts[0], loss, 0.0), state
 
 
+def _block_losses(
+    table: Tables, state: State, block: Array, side: Array
+) -> tuple[tuple[Array, Array], State]:
+    """The log-likelihood ratios of two runs of a block.
+
+    Its steps are alike, so the unit's is the first, if it is among those taken.
+    """
+    length, taken = block[0].astype(jnp.float32), block[1].astype(jnp.float32)
+    # In float32 2^32 cannot be told from 2^32 - 1, and all of them must be below.
+    is_whole = block[0] == block[1]
+    cut = jnp.where(is_whole, 0.0, taken / length * 2.0**32).astype(jnp.uint32)
+    own = []
+    for _ in range(2):
+        word, state = next_bits(state)
+        mean = _picked(word, table.cuts[1:-1], table.shifts[side])
+        word, state = next_bits(state)
+        own.append(jnp.where(is_whole | (word < cut), mean, 0.0))
+
+    def one_step(place: Array, carry: Any) -> Any:
+        state, sums = carry
+        noise, state = normal_pairs(state)
+        releases = [
+            n + jnp.where(place == 0, m, 0.0) for n, m in zip(noise, own, strict=True)
+        ]
+        return state, tuple(
+            tuple(
+                total + _exponential(mean, release)
+                for total, mean in zip(totals, table.means, strict=True)
+            )
+            for totals, release in zip(sums, releases, strict=True)
+        )
+
+    none = tuple(jnp.zeros_like(own[0]) for _ in range(table.means.shape[0]))
+    state, sums = jax.lax.fori_loop(0, block[1], one_step, (state, (none, none)))
+
+    def loss(totals: tuple[Array, ...]) -> Array:
+        parts = []
+        for weights in table.weights:
+            part = length - taken + weights[0] * taken
+            for place, total in enumerate(totals):
+                part = part + weights[place + 1] * total
+            parts.append(part)
+        return jnp.log(parts[0] / parts[1])
+
+    return (loss(sums[0]), loss(sums[1])), state
+
+
+def _exponential(mean: Array, release: Array) -> Array:
+    """The density ratio of a mean to 0, up to ``e^±40``."""
+    exponent = mean * (release - 0.5 * mean)
+    return jnp.exp(jnp.clip(exponent, -_LARGEST_EXPONENT, _LARGEST_EXPONENT))
+
+
 def _picked(word: Array, cuts: Array, values: Array) -> Array:
     """The value of the branch that a random word falls into."""
     picked = jnp.broadcast_to(values[0], word.shape)
@@ -274,9 +341,7 @@ def _log_ratio(table: Tables, release: Array, factor: Array | float) -> Array:
     """Log of the density ratio, up to ``e^±40``."""
     sums = [jnp.full(release.shape, weights[0]) for weights in table.weights]
     for place in range(table.means.shape[0]):
-        mean = factor * table.means[place]
-        exponent = mean * (release - 0.5 * mean)
-        term = jnp.exp(jnp.clip(exponent, -_LARGEST_EXPONENT, _LARGEST_EXPONENT))
+        term = _exponential(factor * table.means[place], release)
         chances = table.weights[:, place + 1]
         sums = [s + chance * term for s, chance in zip(sums, chances, strict=True)]
     return jnp.log(sums[0] / sums[1])

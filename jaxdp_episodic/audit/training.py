@@ -24,6 +24,8 @@ from jaxdp_episodic.audit.in_out import (
 from jaxdp_episodic.audit.one_run import Guesses, best_guesses
 from jaxdp_episodic.audit.release import DELTAS, ReleaseAudit, score_bound
 from jaxdp_episodic.data.table import ExampleTable
+from jaxdp_episodic.describe.designs import epoch_scheme
+from jaxdp_episodic.describe.epochs import block_lengths
 
 __all__ = [
     "GRADIENT",
@@ -134,17 +136,22 @@ def audit_steps(
     Every step draws afresh, and a gradient canary's contribution does not depend on the
     parameters: the steps of a run on data with the canary, and of one on data without,
     are so many independent draws of the step's mechanism, in and out. What is
-    tested is the whole of `Trainer.step`: sampler, blocks, clipping, noise, keys.
+    tested is the whole of `Trainer.step`: sampler, blocks, clipping, noise, keys. Of a
+    design by epochs a whole epoch takes the place of a step, in the claim as well.
 
     Args:
       training: the run.
-      num_draws: steps of each of the two runs, at least 100.
+      num_draws: steps (or epochs) of each of the two runs, at least 100.
       deltas: at which the claim is tested; all bounds hold together.
       confidence: of the bounds.
       seed: chooses the canary. The training itself is never seeded.
       on_step: is called after every step.
     """
-    steps = _validation.whole_number("num_draws", num_draws, minimum=100)
+    draws = _validation.whole_number("num_draws", num_draws, minimum=100)
+    scheme = epoch_scheme(training.budget.step.design)
+    lengths = np.ones(1, int) if scheme is None else block_lengths(scheme)
+    length = int(lengths.sum())
+    steps = draws * length
     generator = np.random.default_rng(seed)
     canaries = gradient_canaries(training.data, training.budget.step, 1, generator)
     ratios = []
@@ -156,8 +163,8 @@ def audit_steps(
                 on_step(place * steps + taken, 2 * steps)
 
         found = released_ratios(training, canaries, data, steps, tell)
-        ratios.append(found[:, 0])
-    choosing = int(_CHOOSING * steps)
+        ratios.append(found[:, 0].reshape(draws, len(lengths)).sum(axis=1))
+    choosing = int(_CHOOSING * draws)
     pilot = ratios[0][:choosing], ratios[1][:choosing]
     rest = ratios[0][choosing:], ratios[1][choosing:]
     bounds = tuple(
@@ -168,7 +175,8 @@ def audit_steps(
     )
     steps_in_and_out = [on_data(training.budget.step, t) for t in _tables(canaries)]
     claimed = np.max(
-        [epsilon(step, num_steps=1, delta=deltas) for step in steps_in_and_out], axis=0
+        [epsilon(one, num_steps=length, delta=deltas) for one in steps_in_and_out],
+        axis=0,
     )
     return ReleaseAudit(claimed, bounds)
 

@@ -16,8 +16,19 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from jaxdp_episodic.accounting.dominating_pair import dominating_pair
-from jaxdp_episodic.describe.designs import GroupedClasses, IndependentEpisodes
-from jaxdp_episodic.describe.schemes import MultistageSampling, Poisson, Scheme
+from jaxdp_episodic.describe.designs import (
+    GroupedClasses,
+    IndependentEpisodes,
+    epoch_scheme,
+)
+from jaxdp_episodic.describe.schemes import (
+    MultistageSampling,
+    Poisson,
+    RandomAllocation,
+    Scheme,
+    ShuffledEpochs,
+    WithoutReplacement,
+)
 from jaxdp_episodic.describe.step import STEP, GaussianStep
 from jaxdp_episodic.losses.antipodal_gaussian import AntipodalGaussianLoss
 from jaxdp_episodic.losses.independent_episodes import IndependentEpisodesLoss
@@ -32,6 +43,9 @@ _NEGLIGIBLE = 1e-15
 class Branches(NamedTuple):
     """What can happen to the protected unit in one step, as a finite table.
 
+    Or in one block of an epoch, in one step of which the unit takes part: the others
+    are as if the mean were 0, and the table is of the step that the unit is given.
+
     Attributes:
       outer_rate: chance that the unit above the clip level is drawn. Its other
         contributions show whether it was, so a step without it reveals nothing.
@@ -44,6 +58,8 @@ class Branches(NamedTuple):
       is_mirrored: a dominating pair whose two directions are alike: each of the two
         distributions has the losses above 0 of the table's forward direction, and
         below 0 mirrored those of the other.
+      block: steps of which one is the unit's, all alike.
+      taken: how many of them are taken, the first ones.
     """
 
     outer_rate: float
@@ -54,6 +70,8 @@ class Branches(NamedTuple):
     multiplier: np.ndarray
     multiplier_weight: np.ndarray
     is_mirrored: bool
+    block: int = 1
+    taken: int = 1
 
 
 def worst_case(step: GaussianStep, path: int = 0) -> Branches:
@@ -73,6 +91,8 @@ def worst_case(step: GaussianStep, path: int = 0) -> Branches:
     """
     rates = [float(_at(rate, path)) for rate in step.path_rates.rates]
     shift = 1 / float(step.noise_multiplier)
+    if epoch_scheme(step.design) is not None:
+        return _in_epochs(step, rates, shift)
     if step.neighboring_relation == "zero_out":
         return _zeroed(step, rates, shift)
     if isinstance(step.design, IndependentEpisodes):
@@ -88,11 +108,13 @@ def dominating_branches(step: GaussianStep, path: int = 0) -> Branches:
     """Returns the dominating pair that is accounted, as something to draw from.
 
     Args:
-      step: one setting; all fields scalars. Under zero_out the pair is no table; there
-        it is the worst case of the forward direction.
+      step: one setting; all fields scalars. Under zero_out, and by random allocation,
+        the pair is no table; there it is the worst case of the forward direction. Of
+        shuffled epochs it is the pair of a whole epoch.
       path: which of the distinct paths of the step's population.
     """
-    if step.neighboring_relation == "zero_out":
+    is_allocated = isinstance(epoch_scheme(step.design), RandomAllocation)
+    if step.neighboring_relation == "zero_out" or is_allocated:
         return worst_case(step, path)
     loss = dominating_pair(step).map(lambda field: np.float64(_at(field, path)))
     outer, shift = float(loss.outer_rate), float(loss.hints().shift)
@@ -120,16 +142,19 @@ def log_likelihood_ratio(branches: Branches, release: np.ndarray) -> np.ndarray:
 
     Args:
       branches: not mirrored, without multipliers.
-      release: (...,) in noise deviations.
+      release: (...,) in noise deviations; of a block (..., taken), those of its steps.
     """
     release = np.asarray(release, np.float64)[..., None]
+    axes = (-2, -1) if branches.block > 1 else -1
+    idle = branches.block - branches.taken
     logs = []
     for means in (branches.with_unit, branches.without_unit):
         exponent = means * (release - 0.5 * means)
-        largest = exponent.max(axis=-1, keepdims=True)
-        total = (branches.weight * np.exp(exponent - largest)).sum(axis=-1)
+        largest = np.maximum(exponent.max(axis=axes, keepdims=True), 0.0)
+        total = (branches.weight * np.exp(exponent - largest)).sum(axis=axes)
+        largest = largest.reshape(total.shape)
         with np.errstate(divide="ignore"):
-            logs.append(np.log(total) + largest[..., 0])
+            logs.append(np.log(total + idle * np.exp(-largest)) + largest)
     return np.clip(logs[0] - logs[1], -1e3, 1e3)
 
 
@@ -194,6 +219,28 @@ def _zeroed(step: GaussianStep, rates: list[float], shift: float) -> Branches:
     if isinstance(design.levels[clip - 1], Poisson):
         return _null(outer, rate, inner, shift)
     return _null(outer, 1.0, rate * inner, shift)
+
+
+def _in_epochs(step: GaussianStep, rates: list[float], shift: float) -> Branches:
+    """The step of an epoch that the unit's clip unit is given; see docs/proofs.md.
+
+    In shuffled epochs all others contribute -1, and batches are of public sizes, so
+    that the swap shows.
+    """
+    design = step.design
+    is_grouped = isinstance(design, GroupedClasses)
+    inner = math.prod(rates[2 if is_grouped else 1 :])
+    is_top = len(rates) == 1 and not is_grouped
+    relation = step.neighboring_relation
+    if is_top and relation == "add_remove":
+        return _table(1.0, [1.0], [shift], [0.0])
+    if isinstance(epoch_scheme(design), ShuffledEpochs):
+        null = shift if relation == "zero_out" else 0.0
+        return _table(1.0, [1 - inner, inner], [0.0, 2 * shift], [0.0, null])
+    null = 0.0 if relation == "zero_out" else -shift
+    if is_top:
+        return _table(1.0, [1.0], [shift], [null])
+    return _table(1.0, [1 - inner, inner], [-shift, shift], [-shift, null])
 
 
 def _grouped(design: GroupedClasses, rates: list[float], shift: float) -> Branches:
@@ -278,12 +325,13 @@ def _contributions(levels: tuple[Scheme, ...]) -> tuple[np.ndarray, np.ndarray]:
     """Distribution of the number of clipped contributions of one drawn unit."""
     number, weight = _one()
     for scheme in levels:
-        if not isinstance(scheme, Poisson):
+        if isinstance(scheme, WithoutReplacement):
             size = int(np.asarray(scheme.size))
             if scheme.population is not None and scheme.population_is_exact:
                 size = min(size, int(np.asarray(scheme.population)))
             number = number * size
             continue
+        assert isinstance(scheme, Poisson)  # nothing is drawn by epochs down here
         children = int(np.asarray(scheme.population))
         rate = float(np.asarray(scheme.sampling_probability))
         mass = np.zeros(int(number.max()) * children + 1)

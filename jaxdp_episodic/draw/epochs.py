@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -27,6 +28,9 @@ class Epoch:
 
     def __len__(self) -> int:
         return len(self.ends)
+
+    def __iter__(self) -> Iterator[np.ndarray]:
+        return (self[place] for place in range(len(self)))
 
     def __getitem__(self, place: int) -> np.ndarray:
         if not 0 <= place < len(self):

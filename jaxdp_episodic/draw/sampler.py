@@ -25,6 +25,7 @@ from jaxdp_episodic.describe.population import Population
 from jaxdp_episodic.describe.schemes import (
     RESERVED_LEVEL_NAME,
     MultistageSampling,
+    Poisson,
     Scheme,
     ShuffledEpochs,
     WithoutReplacement,
@@ -171,6 +172,7 @@ def _mean_groups(scheme: Scheme, pool: int, ways: int) -> float:
     """Mean of ``floor(K / ways)``, K the number of drawn classes."""
     if isinstance(scheme, WithoutReplacement):
         return float(min(int(np.asarray(scheme.size)), pool) // ways)
+    assert isinstance(scheme, Poisson)  # epochs have rows of their own
     rate = float(np.asarray(scheme.sampling_probability))
     if rate in (0.0, 1.0):
         return float(int(pool * rate) // ways)

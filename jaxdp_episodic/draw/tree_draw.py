@@ -15,7 +15,7 @@ import numpy as np
 
 from jaxdp_episodic.describe import tree
 from jaxdp_episodic.describe.population import Population
-from jaxdp_episodic.describe.schemes import Poisson, Scheme
+from jaxdp_episodic.describe.schemes import Poisson, Scheme, WithoutReplacement
 
 # Coins are tossed at most so many successes at a time: 2**20 gaps of at most 2**42
 # children sum without overflow.
@@ -192,14 +192,14 @@ class Level:
         """
         if isinstance(self.scheme, Poisson):
             return max(1, int(self.counts.max(initial=0)))
-        return int(np.asarray(self.scheme.size))
+        return _size(self.scheme)
 
     @property
     def expected(self) -> np.ndarray:
         """Mean number of children drawn of each unit, float64."""
         if isinstance(self.scheme, Poisson):
             return self.counts * float(np.asarray(self.scheme.sampling_probability))
-        return np.minimum(self.counts, self.scheme.size).astype(np.float64)
+        return np.minimum(self.counts, _size(self.scheme)).astype(np.float64)
 
     def draw(
         self, units: np.ndarray, generator: np.random.Generator
@@ -221,12 +221,16 @@ class Level:
             rate = float(np.asarray(self.scheme.sampling_probability))
             drawn = poisson(counts, rate, generator)
         else:
-            size = int(np.asarray(self.scheme.size))
-            drawn = without_replacement(counts, size, generator)
+            drawn = without_replacement(counts, _size(self.scheme), generator)
         parents = units[drawn.owner]
         children = self.starts[parents] + drawn.child
         is_null = drawn.child >= self.filled[parents]
         return np.where(is_null, NULL, children), drawn.owner
+
+
+def _size(scheme: Scheme) -> int:
+    assert isinstance(scheme, WithoutReplacement)  # epochs are drawn at their start
+    return int(np.asarray(scheme.size))
 
 
 def make_level(
@@ -366,7 +370,7 @@ def check_public_sizes(level: Level) -> None:
     largest = max(1, int(level.counts.max()))
     if isinstance(scheme, Poisson):
         fits, rule = claimed >= largest, "at least"
-    elif scheme.population_is_exact:
+    elif isinstance(scheme, WithoutReplacement) and scheme.population_is_exact:
         fits, rule = claimed == smallest == largest, "exactly"
     else:
         fits, rule = claimed <= smallest, "at most"

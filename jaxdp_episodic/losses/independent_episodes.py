@@ -305,6 +305,7 @@ def _mixed(law: LossNodes, weight: Array, used: Array) -> LossNodes:
         smallest(law.left),
         nodes(apart(law.end_log_weight) + xp.log(weight)),
         nodes(apart(law.end_loss)),
+        mixed(law.spacing),
     )
 
 

@@ -51,6 +51,8 @@ class LossNodes(NamedTuple):
       left: (n,) smallest ``Im L / -Re L`` of the others, for lines to the left.
       end_log_weight, end_loss: (2, n) logarithm of the density, and the loss, at the
         cuts.
+      spacing: (n,) of losses that are equally spaced nodes of a smooth density, which
+        agree in phase again at multiples of ``2 pi / spacing`` only; 0 of all others.
     """
 
     loss: Pair
@@ -61,6 +63,7 @@ class LossNodes(NamedTuple):
     left: Array
     end_log_weight: Array
     end_loss: Array
+    spacing: Array
 
 
 def collected(
@@ -77,7 +80,8 @@ def collected(
     mass = xp.sum(weight[0], axis=0)
     right, left = steepest(1.0), steepest(-1.0)
     size = xp.sum(xp.hypot(*weight) * xp.hypot(*loss), axis=0)
-    return LossNodes(loss, weight, mass, size, right, left, end_log_weight, end_loss)
+    ends = (end_log_weight, end_loss)
+    return LossNodes(loss, weight, mass, size, right, left, *ends, xp.zeros_like(mass))
 
 
 def mirrored(

@@ -192,6 +192,13 @@ class PrivacyLoss:
         """How far off a loss the backward tails may be read, because u is rounded."""
         return namespace(u).zeros_like(u)
 
+    def profile_error(self) -> Array:
+        """Relative error of both tails, for each unit of 1 + |log| of either.
+
+        1.3e-15 is the largest that was measured of closed forms, against 60 digits.
+        """
+        return np.full(self.shape, 4e-15)
+
     def smallest_loss(self) -> Array:
         """Losses below it, in size, are taken for 0 by the certified method."""
         hints = self.hints()

@@ -168,6 +168,27 @@ def stop_gradient(xp: Any, tree: Any) -> Any:
     return lax.stop_gradient(tree)
 
 
+def on_host(
+    function: Callable[..., Any], like: tuple[int, ...], *arrays: Any, number: int
+) -> Any:
+    """Calls a function of NumPy arrays, from within a compiled JAX kernel too.
+
+    Args:
+      function: returns one float64 array.
+      like: shape of each of the ``number`` rows that it returns.
+      *arrays: what it takes.
+      number: of rows.
+    """
+    if namespace(*arrays) is np:
+        return function(*arrays)
+    import jax
+
+    shape = jax.ShapeDtypeStruct((number, *like), np.float64)
+    return jax.pure_callback(
+        lambda *given: function(*(np.asarray(a) for a in given)), shape, *arrays
+    )
+
+
 def complex_of(xp: Any, real: Array, imaginary: Array) -> Array:
     """Complex numbers; no product that would make inf a NaN."""
     if xp is not np:

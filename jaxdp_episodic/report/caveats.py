@@ -2,13 +2,27 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Mapping
 
 import numpy as np
 
-from jaxdp_episodic.describe.designs import GroupedClasses, IndependentEpisodes
-from jaxdp_episodic.describe.schemes import Poisson, Scheme, WithoutReplacement
+from jaxdp_episodic.accounting.api import epsilon
+from jaxdp_episodic.describe.designs import (
+    GroupedClasses,
+    IndependentEpisodes,
+    Sampling,
+    epoch_scheme,
+)
+from jaxdp_episodic.describe.schemes import (
+    MultistageSampling,
+    Poisson,
+    RandomAllocation,
+    Scheme,
+    ShuffledEpochs,
+    WithoutReplacement,
+)
 from jaxdp_episodic.describe.step import STEP, ComposedSteps, GaussianStep
 
 
@@ -31,6 +45,7 @@ def caveats_of(
     found += _large_delta(level_runs, delta)
     found += _unprotected_levels(run, epsilon_by_level)
     found += _private_sizes(run)
+    found += _shuffled_epochs(run, delta)
     return tuple(found)
 
 
@@ -49,8 +64,7 @@ def preconditions_of(run: ComposedSteps) -> tuple[str, ...]:
         f"One path: every {unit!r} lies under exactly one path of the tree.",
         "Fixed in advance: rates, noise and the number of steps do not react to "
         "anything that was released.",
-        "Fresh draws: every step draws anew and secretly; shuffled epochs are not "
-        "covered.",
+        _fresh_draws(run),
     ]
     schemes = [scheme for part in run.gaussian_steps for scheme in _schemes(part)]
     if any(isinstance(scheme, Poisson) for scheme in schemes):
@@ -58,10 +72,17 @@ def preconditions_of(run: ComposedSteps) -> tuple[str, ...]:
             "Poisson draws: everything drawn is processed, without a cap, and an empty "
             "draw still releases noise."
         )
+    if any(isinstance(scheme, RandomAllocation) for scheme in schemes):
+        found.append(
+            "Sums of bins: what a step releases is the sum over its bin, or that "
+            "divided by a constant, never by the realised number; an empty bin still "
+            "releases noise."
+        )
     if any(isinstance(part.design, GroupedClasses) for part in run.gaussian_steps):
+        how_often = "epoch" if _epoch_schemes(run) else "step"
         found.append(
             "Grouping: the partition of classes into episodes is drawn afresh in every "
-            "step and does not look at the data."
+            f"{how_often} and does not look at the data."
         )
     if run.gaussian_steps[0].neighboring_relation == "replace_one":
         found.append(
@@ -82,6 +103,55 @@ def preconditions_of(run: ComposedSteps) -> tuple[str, ...]:
             "no unit is left out for its size."
         )
     return tuple(found)
+
+
+def _fresh_draws(run: ComposedSteps) -> str:
+    """What must be drawn anew, and how often."""
+    if not _epoch_schemes(run):
+        return (
+            "Fresh draws: every step draws anew and secretly; the same draws for an "
+            "epoch are another design (RandomAllocation, ShuffledEpochs)."
+        )
+    return (
+        "Fresh epochs: who takes part in which step is drawn anew and secretly in "
+        "every epoch, never reused, and what is drawn below in every step. The number "
+        "of steps is fixed in advance; a run that stops within an epoch for what it "
+        "saw owes all of it."
+    )
+
+
+def _shuffled_epochs(run: ComposedSteps, delta: float) -> list[str]:
+    """What independent bins, or coins, would cost in place of shuffling."""
+    found = []
+    for part, count in zip(run.steps, run.counts, strict=True):
+        if not isinstance(part, GaussianStep):
+            continue
+        scheme = epoch_scheme(part.design)
+        if not isinstance(scheme, ShuffledEpochs):
+            continue
+        steps = int(np.asarray(scheme.steps_per_epoch))
+        others = {
+            "independent bins (RandomAllocation)": RandomAllocation(
+                scheme.name, steps_per_epoch=steps
+            ),
+            "coins (Poisson)": Poisson(scheme.name, sampling_probability=1 / steps),
+        }
+        costs = []
+        for name, other in others.items():
+            same = dataclasses.replace(part, sampling=_with_first(part.design, other))
+            number = np.asarray(count)
+            value = float(epsilon(same, num_steps=number, delta=delta))
+            costs.append(f"{value:.4g} by {name}")
+        found.append(
+            f"level {scheme.name!r}: no amplification is known for shuffled epochs and "
+            f"none is counted; the same steps would cost epsilon {' or '.join(costs)}"
+        )
+    return found
+
+
+def _epoch_schemes(run: ComposedSteps) -> list[Scheme]:
+    found = [epoch_scheme(part.design) for part in run.gaussian_steps]
+    return [scheme for scheme in found if scheme is not None]
 
 
 def _missing_noise(run: ComposedSteps) -> list[str]:
@@ -181,3 +251,11 @@ def _schemes(step: GaussianStep) -> tuple[Scheme, ...]:
         schemes = (drawn.episodes, drawn.classes, drawn.examples)
         return tuple(scheme for scheme in schemes if scheme is not None)
     return drawn.levels
+
+
+def _with_first(design: Sampling, scheme: Scheme) -> Sampling:
+    """The design by epochs with another scheme in place of theirs."""
+    if isinstance(design, GroupedClasses):
+        return dataclasses.replace(design, episodes=scheme)
+    assert isinstance(design, MultistageSampling)
+    return MultistageSampling(scheme, *design.levels[1:])

@@ -281,3 +281,50 @@ def test_a_config_becomes_a_training(tmp_path):
 def test_bad_input_is_refused(changes, complaint):
     with pytest.raises(ValueError, match=complaint):
         audit_run(tasks(), **{"num_canaries": 3, "num_steps": 1, **changes})
+
+
+# --- Epochs ---
+
+
+def tasks_in(scheme, *, relation="add_remove", make_trainer=seeded):
+    plain = tasks(make_trainer=make_trainer)
+    below = jde.WithoutReplacement("point", size=6)
+    step = dataclasses.replace(
+        plain.budget.step,
+        sampling=jde.MultistageSampling(scheme, below),
+        neighboring_relation=relation,
+    )
+    return dataclasses.replace(plain, budget=budget_of(step, num_steps=7))
+
+
+BINS = jde.RandomAllocation("task", steps_per_epoch=3)
+BATCHES = jde.ShuffledEpochs("task", steps_per_epoch=3)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("scheme", "relation", "share"),
+    [
+        (BINS, "add_remove", 0.15),
+        (BINS, "replace_one", 0.15),
+        (BATCHES, "replace_one", 0.1),
+    ],
+)
+def test_whole_epochs_take_the_place_of_steps(scheme, relation, share):
+    training = tasks_in(scheme, relation=relation)
+    audit = audit_steps(training, num_draws=500, deltas=DELTAS)
+    assert not audit.is_violated
+    best = max(
+        bound.epsilon / claimed
+        for bound, claimed in zip(audit.bounds, audit.claimed, strict=True)
+    )
+    assert share < best <= 1
+    claimed = jde.epsilon(training.budget.step, num_steps=3, delta=list(DELTAS))
+    np.testing.assert_allclose(audit.claimed, claimed, rtol=1e-9)
+
+
+@pytest.mark.slow
+def test_a_run_that_ends_within_an_epoch_is_audited_as_it_is():
+    audit = audit_run(tasks_in(BINS), num_canaries=20)
+    assert audit.num_steps == 7
+    assert not audit.is_violated

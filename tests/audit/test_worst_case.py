@@ -5,6 +5,7 @@ import pytest
 from scipy import stats
 
 import jaxdp_episodic as jde
+from jaxdp_episodic.audit.run_tables import blocks_of_run, tables_of_run
 from jaxdp_episodic.audit.worst_case import (
     dominating_branches,
     log_likelihood_ratio,
@@ -175,3 +176,105 @@ def test_too_many_contributions_are_refused():
     )
     with pytest.raises(NotImplementedError, match="contributions"):
         worst_case(step)
+
+
+# --- Epochs ---
+
+
+def on_grid(table, reach, points=801):
+    """The densities of a block of which two steps are taken, and the cell's area."""
+    x = np.linspace(-7, 7 + reach, points)
+    base = np.multiply.outer(stats.norm.pdf(x), stats.norm.pdf(x))
+    laws = []
+    for means in (table.with_unit, table.without_unit):
+        ratio = np.exp(np.multiply.outer(x, means) - means**2 / 2) @ table.weight
+        total = ratio[:, None] + ratio[None, :] + table.block - table.taken
+        laws.append(total / table.block * base)
+    return x, laws, (x[1] - x[0]) ** 2
+
+
+def in_epochs(scheme, *below, relation="add_remove"):
+    sampling = jde.MultistageSampling(scheme, *below)
+    return jde.GaussianStep(
+        sampling,
+        noise_multiplier=0.8,
+        clip_unit="task",
+        privacy_unit=sampling.level_names[-1],
+        neighboring_relation=relation,
+    )
+
+
+BINS = jde.RandomAllocation("task", steps_per_epoch=5, times=2)
+TWO_BINS = jde.RandomAllocation("task", steps_per_epoch=2)
+BATCHES = jde.ShuffledEpochs("task", steps_per_epoch=2)
+EXAMPLES = W("example", size=10, population=20)
+
+
+@pytest.mark.parametrize(
+    "step",
+    [
+        in_epochs(TWO_BINS),
+        in_epochs(TWO_BINS, relation="replace_one"),
+        in_epochs(TWO_BINS, EXAMPLES),
+        in_epochs(TWO_BINS, EXAMPLES, relation="replace_one"),
+    ],
+)
+def test_an_epoch_of_two_bins_reaches_the_claim(step):
+    """Both directions on a grid, from the step's rates and not from its pair."""
+    table = worst_case(step)._replace(block=2, taken=2)
+    _, (ahead, behind), cell = on_grid(table, 4)
+    claimed = float(jde.delta(step, epsilon=1.0, num_steps=2))
+    found = cell * max(
+        np.maximum(a - np.exp(1.0) * b, 0).sum()
+        for a, b in ((ahead, behind), (behind, ahead))
+    )
+    assert found == pytest.approx(claimed, rel=1e-4)
+    assert found <= claimed * (1 + 1e-4)
+
+
+@pytest.mark.parametrize("relation", ["add_remove", "replace_one", "zero_out"])
+@pytest.mark.parametrize("below", [(), (EXAMPLES,)])
+def test_shuffled_epochs_stay_below_the_claim(relation, below):
+    step = in_epochs(BATCHES, *below, relation=relation)
+    table = worst_case(step)._replace(block=2, taken=2)
+    _, (ahead, behind), cell = on_grid(table, 4)
+    claimed = float(jde.delta(step, epsilon=1.0, num_steps=2))
+    found = cell * max(
+        np.maximum(a - np.exp(1.0) * b, 0).sum()
+        for a, b in ((ahead, behind), (behind, ahead))
+    )
+    assert 0.01 * claimed < found <= claimed * (1 + 1e-6)
+
+
+def test_a_run_in_epochs_is_one_of_blocks():
+    step = in_epochs(BINS)
+    assert blocks_of_run(step, 14) == [(3, 3), (2, 2), (3, 3), (2, 2), (3, 3), (2, 1)]
+    assert blocks_of_run(step, 12) == [(3, 3), (2, 2), (3, 3), (2, 2), (3, 2)]
+    tables = tables_of_run(worst_case, step, 14)
+    assert [(t.block, t.taken, n) for t, n in tables] == [
+        (3, 3, 3),
+        (2, 2, 2),
+        (2, 1, 1),
+    ]
+    assert blocks_of_run(task_step(COINS), 2) == [(1, 1), (1, 1)]
+    (pair, number), *more = tables_of_run(dominating_branches, in_epochs(BATCHES), 5)
+    assert (number, more) == (3, [])
+    assert pair.with_unit[-1] == pytest.approx(5**0.5 / 0.8)
+
+
+@pytest.mark.parametrize("taken", [1, 2])
+def test_the_likelihood_ratio_of_a_block(taken):
+    table = worst_case(in_epochs(BINS, EXAMPLES))._replace(block=3, taken=taken)
+    if taken == 2:
+        x, (ahead, behind), _ = on_grid(table, 3, points=41)
+        releases = np.stack(np.meshgrid(x, x, indexing="ij"), axis=-1)
+        expected = np.log(ahead / behind)
+    else:
+        x = np.linspace(-4, 4, 41)
+        sums = [
+            2 + np.exp(np.multiply.outer(x, m) - m**2 / 2) @ table.weight
+            for m in (table.with_unit, table.without_unit)
+        ]
+        releases, expected = x[:, None], np.log(sums[0] / sums[1])
+    found = log_likelihood_ratio(table, releases)
+    np.testing.assert_allclose(found, expected, atol=1e-12)

@@ -271,9 +271,13 @@ def _tasks() -> Training:
     )
 
 
-def _described(step: jde.GaussianStep, delta: float, effort: Effort) -> Verdict:
-    """The accountant's claim about a step against the simulated step itself."""
-    audit = audit_mechanism(step, num_steps=1, delta=delta, num_draws=effort.simulated)
+def _described(
+    step: jde.GaussianStep, delta: float, effort: Effort, num_steps: int = 1
+) -> Verdict:
+    """The accountant's claim about steps against the simulated steps themselves."""
+    audit = audit_mechanism(
+        step, num_steps=num_steps, delta=delta, num_draws=effort.simulated
+    )
     claimed = min(audit.claimed_rdp, audit.claimed_exact)
     return of_bound(audit.fixed_data, claimed)
 
@@ -294,3 +298,15 @@ def classmates(effort: Effort) -> Verdict:
         sampling, noise_multiplier=2.0, clip_unit="example", privacy_unit="example"
     )
     return _described(step, 1e-3, effort)
+
+
+def episodes_of_epochs(effort: Effort) -> Verdict:
+    """A fifth of each class in episodes that pick a step of every epoch of ten."""
+    sampling = jde.GroupedClasses(
+        num_classes=100,
+        ways=5,
+        episodes=jde.RandomAllocation("episode", steps_per_epoch=10),
+        examples=jde.WithoutReplacement("example", size=4, population=20),
+    )
+    step = jde.GaussianStep(sampling, noise_multiplier=1.0)
+    return _described(step, 1e-2, effort, num_steps=100)

@@ -97,3 +97,38 @@ def _audit(
         score=score,
     )
     return of_bounds(audit.bounds, audit.claimed)
+
+
+def swapped_in_an_epoch(effort: Effort) -> Verdict:
+    """Ten examples and ten steps: nine pull one way, and one is turned round."""
+    step = jde.GaussianStep(
+        jde.RandomAllocation("example", steps_per_epoch=_EPOCH),
+        noise_multiplier=1.0,
+        neighboring_relation="replace_one",
+    )
+    tree = Population.from_sizes(_EPOCH)
+    sampler = EpisodeSampler(step.design, tree, clip_unit="example")
+
+    def release(key: jax.Array, with_unit: bool) -> np.ndarray:
+        generator = np.random.default_rng(np.asarray(jax.random.key_data(key)))
+        entropy = int(generator.integers(2**62))
+        contributions = -np.ones(_EPOCH)
+        contributions[-1] = 1.0 if with_unit else -1.0
+        sums = [
+            contributions[sampler.draw_step(entropy, step).units].sum()
+            for step in range(1, _EPOCH + 1)
+        ]
+        return sums + generator.normal(size=_EPOCH)
+
+    deltas = (0.05, 0.1)
+    # By Rényi-DP the claim about so few steps is ten times as large.
+    claims = jde.epsilon(step, num_steps=_EPOCH, delta=list(deltas))
+    audit = audit_release(
+        release,
+        claimed=np.asarray(claims),
+        deltas=deltas,
+        num_draws=effort.draws,
+        # A batch of one is moved by two where the others' sums are all alike.
+        score=lambda sums: np.logaddexp.reduce(2 * np.asarray(sums)),
+    )
+    return of_bounds(audit.bounds, audit.claimed)

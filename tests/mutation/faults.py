@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from jaxdp_episodic.accounting import dominating_pair
-from jaxdp_episodic.draw import sampler
+from jaxdp_episodic.draw import epochs, sampler
 from jaxdp_episodic.training import (
     discrete_noise,
     episode,
@@ -231,6 +231,50 @@ FAULTS = (
         draw_audits.epoch,
         "in an epoch every unit takes part for certain, by coins perhaps never",
         {"batch_of_an_epoch": sampled.batch_of_an_epoch},
+        is_slow=True,
+    ),
+    Fault(
+        "bins reused in every epoch",
+        (
+            Edit(
+                sampler.EpisodeSampler,
+                "draw_step",
+                "epoch_generator(key, number)",
+                "epoch_generator(key, 0)",
+            ),
+        ),
+        SAMPLER,
+        sampled.bins_of_two_epochs,
+        "what a unit's step shows adds up over the epochs, as if the noise were less",
+    ),
+    Fault(
+        "batches of fixed size charged as independent bins",
+        (
+            Edit(
+                epochs.EpochRows,
+                "begin",
+                "if isinstance(self._scheme, RandomAllocation):",
+                "if False:",
+            ),
+        ),
+        AUDIT,
+        draw_audits.swapped_in_an_epoch,
+        "the others' sums are known, and a swap moves one of them by 2C",
+        is_slow=True,
+    ),
+    Fault(
+        "Poisson's number charged for episodes in epochs",
+        (
+            Edit(
+                dominating_pair,
+                "_uses",
+                "return _allocated(step, scheme, count)",
+                "return [(dominating_pair(step), count)]",
+            ),
+        ),
+        AUDIT,
+        audits.episodes_of_epochs,
+        "whether the example is drawn is one coin an epoch, and no epoch is idle",
         is_slow=True,
     ),
     Fault(

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import numpy as np
 
 from jaxdp_episodic.data.table import ExampleTable
+from jaxdp_episodic.describe import Population, RandomAllocation
 from jaxdp_episodic.draw import Draw, EpisodeSampler
 from jaxdp_episodic.training import episode
 from mutation.verdicts import Effort, Verdict
+from oracles.draws import false_alarm, outcome_tally
 from sampling.test_draw_statistics import CASES, FALSE_ALARMS, check
 
 # A block size that most draws of a Poisson design exceed.
@@ -40,6 +43,22 @@ def blocks_of_tasks(effort: Effort) -> Verdict:
     """What `make_blocks` hands to the trainer, under the tests of the sampler."""
     case = CASES["tasks-poisson-subset"]()
     return _verdict(check(case, effort.draws, seed=22, sampler=_InBlocks(case.sampler)))
+
+
+def bins_of_two_epochs(effort: Effort) -> Verdict:
+    """In which of three steps two units take part, in one epoch and in the next."""
+    tree = Population.from_sizes(2, level_names=("unit",))
+    scheme = RandomAllocation("unit", steps_per_epoch=3)
+    sampler = EpisodeSampler(scheme, tree, clip_unit="unit")
+    outcomes = []
+    for entropy in range(effort.draws):
+        found = np.zeros((2, 2), int)
+        for step in range(6):
+            for unit in sampler.draw_step(entropy, step + 1).units:
+                found[step // 3, unit] = step % 3
+        outcomes.append(tuple(found.ravel().tolist()))
+    law = {places: 3.0**-4 for places in itertools.product(range(3), repeat=4)}
+    return _verdict(false_alarm(outcome_tally(outcomes, law)))
 
 
 class _InBlocks:

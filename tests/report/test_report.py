@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import jaxdp_episodic as jde
+from jaxdp_episodic.report import caveats
 from jaxdp_episodic.report import report as report_module
 from jaxdp_episodic.report.report import privacy_report
 
@@ -462,3 +463,38 @@ def test_nothing_drawn_or_no_step_costs_nothing():
 def test_wrong_arguments_are_refused(step, change, error, words):
     with pytest.raises(error, match=words):
         rdp_report(step, **{"num_steps": 1, "delta": DELTA, **change})
+
+
+def test_shuffled_epochs_are_told_what_bins_and_coins_would_cost(monkeypatch):
+    asked = {}
+
+    def noted(step, **run):
+        asked[type(step.design.levels[0])] = step, run
+        return 0.25 * len(asked)
+
+    monkeypatch.setattr(caveats, "epsilon", noted)
+    shuffled, bins, coins = (
+        jde.GaussianStep(jde.MultistageSampling(scheme), noise_multiplier=2.0)
+        for scheme in (
+            jde.ShuffledEpochs("user", steps_per_epoch=20),
+            jde.RandomAllocation("user", steps_per_epoch=20),
+            jde.Poisson("user", sampling_probability=1 / 20),
+        )
+    )
+    run = {"num_steps": 40, "delta": 1e-5}
+    said = rdp_report(shuffled, **run)
+    (text,) = [text for text in said.warnings if "no amplification is known" in text]
+    assert "epsilon 0.25 by independent bins" in text and "0.5 by coins" in text
+    assert asked == {
+        jde.RandomAllocation: (bins, run),
+        jde.Poisson: (coins, run),
+    }
+    assert "Fresh epochs" in "".join(said.preconditions)
+
+
+def test_bins_are_sums_and_epochs_fresh():
+    scheme = jde.RandomAllocation("user", steps_per_epoch=20)
+    run = jde.compose((jde.GaussianStep(scheme, noise_multiplier=2.0), 40))
+    found = [text.partition(":")[0] for text in caveats.preconditions_of(run)]
+    assert {"Fresh epochs", "Sums of bins"} <= set(found)
+    assert "Fresh draws" not in found

@@ -17,6 +17,7 @@ from jaxdp_episodic.accounting.exact.mgf import (
     core_variance,
     first_return,
     have_atoms,
+    last_height,
     log_atoms,
     log_core,
     log_envelope,
@@ -105,6 +106,7 @@ def lay_contour(epsilon: Array, groups: tuple[Steps, ...]) -> Contour:
     furthest = xp.where(
         lean > 0, furthest, xp.maximum(_VERTICAL_END, 1.1 * returns / scale)
     )
+    furthest = xp.minimum(furthest, xp.maximum(last_height(groups) / scale, 3.1))
     powers = xp.arange(_NUM_SCOUTS, dtype=epsilon.dtype)[:, None] / (_NUM_SCOUTS - 1)
     ends = xp.exp(xp.log(furthest) * powers)
     contour = Contour(center, scale, lean_signed, bend, furthest, core)

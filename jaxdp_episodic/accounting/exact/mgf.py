@@ -214,6 +214,19 @@ def have_atoms(groups: tuple[Steps, ...]) -> bool:
     return any(steps.is_discrete is not None for steps in groups)
 
 
+
+def last_height(groups: tuple[Steps, ...]) -> Array:
+    """Up to which height nodes on the real line stand for their density; (n,)."""
+    xp = namespace(groups[0].count)
+    height = xp.full_like(groups[0].count[0], xp.inf)
+    for steps in groups:
+        spacing = steps.nodes.spacing
+        counts = (spacing > 0) & (steps.count.reshape(-1) > 0)
+        own = xp.where(counts, math.pi / xp.where(counts, spacing, 1.0), xp.inf)
+        height = xp.minimum(height, xp.min(own.reshape(steps.count.shape), axis=0))
+    return height
+
+
 def first_return(groups: tuple[Steps, ...]) -> Array:
     """Up to which height no two phases of atoms agree again; (n,), inf without them.
 

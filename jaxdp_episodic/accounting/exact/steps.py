@@ -43,7 +43,8 @@ def steps_of(
     nodes = at(both, 0)
     atoms = None
     if group.loss.may_have_atoms:
-        atoms = (nodes.right <= 0) | (nodes.left <= 0)
+        # Nodes of a smooth density on the real line stand for no atoms.
+        atoms = ((nodes.right <= 0) | (nodes.left <= 0)) & (nodes.spacing <= 0)
         atoms = atoms & (loss.gaussian_shift() <= 0)
     return Steps(
         nodes,

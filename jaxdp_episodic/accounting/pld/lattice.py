@@ -31,9 +31,6 @@ from jaxdp_episodic.losses.privacy_loss import PrivacyLoss
 from jaxdp_episodic.numerics.loops import Array
 
 _CHUNKS = Chunks(8192, (256, 4096), (4096, 65536))
-# Relative error of a profile and of its derivative, for each unit of 1 + |log| of
-# either; 1.3e-15 is the largest that was measured against 60 digits.
-_PROFILE_ERROR = 4e-15
 # Relative error of what is computed from them.
 _ARITHMETIC_ERROR = 2e-15
 
@@ -101,7 +98,11 @@ def evaluate_tails(
     forward, tail, backward, back_tail = in_chunks(
         lambda part: _log_tails(*part), (u, every), _CHUNKS
     )
-    both = [_tails(forward, tail, move), _tails(backward, back_tail, move)]
+    share = every.profile_error()
+    both = [
+        _tails(forward, tail, move, share),
+        _tails(backward, back_tail, move, share),
+    ]
     cuts = np.cumsum(lengths)[:-1]
     pieces = [[np.split(a, cuts) for a in tails] for tails in both]
     return [
@@ -120,7 +121,9 @@ def displacement(loss: PrivacyLoss) -> float:
     return float(2 * loss.smallest_loss() + furthest)
 
 
-def _tails(log_h: np.ndarray, log_tail: np.ndarray, move: np.ndarray) -> Tails:
+def _tails(
+    log_h: np.ndarray, log_tail: np.ndarray, move: np.ndarray, share: np.ndarray
+) -> Tails:
     # A NaN stays one, and no law comes out.
     dead, flat = log_h <= -700, log_tail <= -740
     log_h = np.where(dead, 0.0, log_h)
@@ -128,7 +131,7 @@ def _tails(log_h: np.ndarray, log_tail: np.ndarray, move: np.ndarray) -> Tails:
     flat = flat | dead
     log_tail = np.where(flat, 0.0, log_tail)
     scaled = np.where(flat, 0.0, np.exp(log_tail))
-    error = _PROFILE_ERROR * (1 + np.abs(log_h) + np.abs(log_tail))
+    error = share * (1 + np.abs(log_h) + np.abs(log_tail))
     # The Q-masses of the moved law differ by the share ``move``.
     return Tails(
         profile,

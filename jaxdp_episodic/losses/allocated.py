@@ -1,0 +1,104 @@
+"""What the losses of random allocation share: fields, bounds, nodes from tables."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Self
+
+import numpy as np
+
+from jaxdp_episodic.losses.loss_nodes import LossNodes, collected
+from jaxdp_episodic.losses.privacy_loss import GaussianLoss, Hints, Tails
+from jaxdp_episodic.numerics.loops import Array, map_first, namespace, on_host
+
+# Nodes of a distribution, for each that is asked for: they lie on the real line.
+_NODES_EACH = 4
+
+
+@dataclass(frozen=True)
+class AllocatedLoss(GaussianLoss):
+    """Base: a unit in one of ``bins`` steps, of which ``taken`` >= 2 are taken."""
+
+    @property
+    def _bins(self) -> Array:
+        return self.__dict__["bins"]
+
+    @property
+    def _taken(self) -> Array:
+        return self.__dict__["taken"]
+
+    def kept_in_range(self) -> Self:
+        """Returns numbers that tables can be made of, none of them cheaper."""
+        taken = np.maximum(self._taken, 2.0)
+        return dataclasses.replace(
+            super().kept_in_range(),
+            shift=np.clip(self._shift, _SMALLEST_SHIFT, None),
+            taken=taken,
+            bins=np.maximum(self._bins, taken),
+        )
+
+    @property
+    def is_unprotected(self) -> Array:
+        """Where there is (nearly) no noise: more than tables are made for."""
+        return ~self.loses_nothing & (self._shift > _LARGEST_SHIFT)
+
+    def hints(self) -> Hints:
+        """As many Poisson draws at rate 1 / bins."""
+        xp = namespace(*self.fields)
+        rate = self._inner_rate / self._bins
+        return Hints(rate * xp.sqrt(self._taken), rate, self._shift, self._shift)
+
+
+# Of the noise: 1e4 and 0.1 clip norms. Less noise is none, more is taken for 1e4.
+_SMALLEST_SHIFT, _LARGEST_SHIFT = 1e-4, 10.0
+
+
+def tails_from(rows: Array) -> tuple[Tails, Tails]:
+    """The four rows of a table as tails of both directions; no NaN but 1."""
+    xp = namespace(rows)
+    rows = xp.where(xp.isnan(rows), 0.0, rows)
+    return (rows[0], rows[1]), (rows[2], rows[3])
+
+
+def nodes_from(
+    evaluate: Callable[..., np.ndarray],
+    backward: Array,
+    log_cut: Array,
+    num_nodes: int,
+    *fields: Array,
+) -> LossNodes:
+    """Nodes on the real line, made on the host.
+
+    Args:
+      evaluate: maps number of nodes, direction and cut of one distribution, and its
+        fields, to rows: losses, weights, and the five of the ends and the spacing.
+      backward: (m,).
+      log_cut: (V, m).
+      num_nodes: asked for.
+      *fields: (m,) each.
+    """
+    size = _NODES_EACH * num_nodes
+
+    def rows(backward: np.ndarray, cut: np.ndarray, *fields: np.ndarray) -> np.ndarray:
+        result = np.empty((2 * size + 5, *cut.shape))
+        for i in np.ndindex(cut.shape):
+            one = (field[i[-1]] for field in fields)
+            result[(slice(None), *i)] = evaluate(
+                size, bool(backward[i[-1]]), float(cut[i]), *map(float, one)
+            )
+        return result
+
+    every = on_host(
+        rows, log_cut.shape, backward, log_cut, *fields, number=2 * size + 5
+    )
+    xp = namespace(every)
+
+    def law(part: Array) -> LossNodes:
+        loss, weight, rest = part[:size], part[size : 2 * size], part[2 * size :]
+        nothing = xp.zeros_like(loss)
+        nodes = collected((loss, nothing), (weight, nothing), rest[:2], rest[2:4])
+        return nodes._replace(spacing=rest[4])
+
+    return map_first(law, xp.moveaxis(every, 1, 0))

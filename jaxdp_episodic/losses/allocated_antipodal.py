@@ -1,0 +1,203 @@
+"""Random allocation of what may turn around: replace_one, and units within episodes.
+
+``D_t(g) = H_g(P_s || P_-s)``, ``P_v = sum_{i<=j} N(v e_i)/t + (1 - j/t) N(0)`` on R^j:
+a contribution at a secret step of an epoch against the opposite one. With r the chance
+that the protected unit is reached in that step, both directions are
+
+    h(g) = r D_t(1 + (g - 1)/r).
+
+With the A and B of `numerics.skewed_sums`, ``t D_t(g) = E(sum A - g sum B + (1 - g)
+(t - j))_+``. Under zero_out it is an upper bound.
+
+Reference: docs/proofs.md, "Random allocation"; Balle, Barthe, Gaboardi (2018),
+arXiv:1807.01647v2, Theorem 2.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from jaxdp_episodic.losses.allocated import AllocatedLoss, nodes_from, tails_from
+from jaxdp_episodic.losses.allocation_tables import antipodal_table, by_setting
+from jaxdp_episodic.losses.gaussian import drawn_tails, inner_exponent
+from jaxdp_episodic.losses.loss_nodes import LossNodes
+from jaxdp_episodic.losses.privacy_loss import Quadrature, Tails
+from jaxdp_episodic.numerics.loops import Array, namespace, on_host
+from jaxdp_episodic.numerics.power_excess import (
+    log_expm1,
+    scaled_power_excess,
+    scaled_power_excess_derivatives,
+)
+
+_MOMENT_NODES, _SCOUTS, _PER_PANEL = 768, 400, 16
+_LARGEST_EXPONENT = 600.0
+# By how much steeper h must fall at the end of the table than e^{zu} rises.
+_STEEPER = 1.1
+# By how much the laws' masses may be off.
+_MASS_ERROR = 1e-5
+
+
+@dataclass(frozen=True)
+class AllocatedAntipodalLoss(AllocatedLoss):
+    """``r D_t(1 + (g - 1)/r)`` in both directions.
+
+    Attributes:
+      outer_rate: see `PrivacyLoss`; always 1.
+      inner_rate: r in [0, 1], below the level that is allocated.
+      shift: s >= 0, the clip norm over the noise.
+      bins: t, whole number.
+      taken: j, whole number, 2 <= j <= t.
+    """
+
+    inner_rate: Array
+    shift: Array
+    bins: Array
+    taken: Array
+    rate_fields: ClassVar[tuple[str, ...]] = ("outer_rate", "inner_rate")
+
+    def log_tails(self, u: Array) -> tuple[Tails, Tails]:
+        """By tables; their relative error is `profile_error`, an estimate."""
+        xp = namespace(u, *self.fields)
+        u, r, s, t, j = xp.broadcast_arrays(u, *self.fields[1:])
+
+        def rows(*arrays: np.ndarray) -> np.ndarray:
+            return by_setting(_tails, *arrays)
+
+        inner = xp.minimum(inner_exponent(u, r), 1e300)
+        found = on_host(rows, u.shape, inner, s, t, j, number=2)
+        profile, tail = drawn_tails((found[0], found[1]), u, r)
+        return tails_from(xp.stack([profile, tail, profile, tail]))
+
+    def profile_error(self) -> Array:
+        """See `PrivacyLoss`; as the tables estimate it."""
+
+        def error(_: np.ndarray, s: float, t: float, j: float) -> np.ndarray:
+            return np.full((1, len(_)), antipodal_table(round(t), round(j), s).error)
+
+        nothing = np.zeros(self.shape)
+        return by_setting(error, nothing, self.shift, self.bins, self.taken)[0]
+
+    def nodes(
+        self,
+        backward: Array,
+        log_cut: Array,
+        height: Array,
+        num_nodes: int,
+        num_terms: int,
+    ) -> LossNodes:
+        """See `PrivacyLoss`: Gauss–Legendre panels from the atom at 0."""
+        del height, num_terms
+        fields = (self.inner_rate, self.shift, self.bins, self.taken)
+        return nodes_from(_node_rows, backward, log_cut, num_nodes, *fields)
+
+    def log_excess(
+        self,
+        t: Array,
+        direction: str,
+        quadrature: Quadrature,
+        *,
+        with_derivatives: bool = False,
+    ) -> tuple[Array, ...]:
+        """See `PrivacyLoss`; *upper bound*: what the nodes leave out is bounded."""
+        del quadrature, direction
+        xp = namespace(t, *self.fields)
+        order, r, s, bins, taken = xp.broadcast_arrays(t, *self.fields[1:])
+
+        def rows(*arrays: np.ndarray) -> np.ndarray:
+            return by_setting(_excess, *arrays)
+
+        found = on_host(rows, order.shape, order, r, s, bins, taken, number=3)
+        return tuple(found) if with_derivatives else (found[0],)
+
+
+def _tails(v: np.ndarray, s: float, t: float, j: float) -> np.ndarray:
+    """``log D_t`` and ``log`` of minus its derivative in v = log g."""
+    first, second, _ = antipodal_table(round(t), round(j), s).at(v)
+    return np.stack([first - math.log(t), second + v - math.log(t)])
+
+
+def _law(
+    size: int, log_cut: float, s: float, t: float, j: float
+) -> tuple[np.ndarray, np.ndarray, float, float]:
+    """Places v = log g1 > 0, Q-masses, the end, and the log-density of P there."""
+    table = antipodal_table(round(t), round(j), s)
+
+    def density(v: np.ndarray) -> np.ndarray:
+        return table.at(v)[2] + v - math.log(t)
+
+    scouts = np.linspace(0.0, table.end, _SCOUTS)
+    kept = np.flatnonzero(density(scouts) + scouts > log_cut - 10)
+    last = kept[-1] if len(kept) else 0
+    end = scouts[min(last + 1, _SCOUTS - 1)]
+    x, w = np.polynomial.legendre.leggauss(_PER_PANEL)
+    panels = size // _PER_PANEL
+    v = end / panels * (np.arange(panels)[:, None] + 0.5 * (x + 1)).reshape(-1)
+    log_mass = density(v) + np.log(np.tile(0.5 * w * end / panels, panels))
+    mass = np.exp(log_mass)
+    # At r = 1 both laws have mass 1: what is missing is rounding.
+    whole = np.sum(mass * (1 + np.exp(v)))
+    if not abs(whole - 1) < _MASS_ERROR:
+        mass = mass * np.nan
+    return v, mass / whole, end, float(density(np.array([end]))[0] + end)
+
+
+def _node_rows(
+    size: int, backward: bool, log_cut: float, r: float, s: float, t: float, j: float
+) -> np.ndarray:
+    """The rows of `nodes_from`: losses above 0 with P's mass, below with Q's."""
+    del backward
+    half = size // 2
+    v, mass, end, end_density = _law(half, log_cut, s, t, j)
+    # Q has the mass of the pair at r = 1; the loss is log(1 + r (e^v - 1)).
+    loss = np.log1p(r * np.expm1(v))
+    far = math.log1p(r * math.expm1(end))
+    spacing = 2 * end / half
+    return np.concatenate(
+        [
+            np.concatenate([loss, -loss]),
+            np.concatenate([mass * np.exp(loss), mass]),
+            [end_density - end + far, -np.inf, far, 0.0, spacing],
+        ]
+    )
+
+
+def _excess(order: np.ndarray, r: float, s: float, t: float, j: float) -> np.ndarray:
+    """(3, m): log-excess at ``alpha - 1``, and two derivatives.
+
+    Beyond the end U of the table, where log h falls with the slope -l and ever more
+    steeply, ``z (1 + z) int e^{zu} h du <= z (1 + z) e^{zU} h(U) / (l - z)``. In all no
+    more than ``r (M - 1)`` with M of the Gaussian of shift 2s (joint convexity), which
+    is the answer where the table does not reach.
+    """
+    v, mass, _, _ = _law(_MOMENT_NODES, -np.inf, s, t, j)
+    end = antipodal_table(round(t), round(j), s).end
+    profile, tail = _tails(np.array([end]), s, t, j)[:, 0]
+    far = math.log1p(r * math.expm1(end))
+    fall = math.exp(tail - profile + far - end) / r
+    loss = np.log1p(r * np.expm1(v))
+    rows = np.empty((3, len(order)))
+    with np.errstate(all="ignore"):
+        log_mass = np.log(mass)
+        for i, z in enumerate(order.tolist()):
+            peak = float(np.max(log_mass + (1 + z) * loss))
+            scale = max(peak - _LARGEST_EXPONENT, 0.0)
+            given = (loss, log_mass - scale, np.asarray(z), "symmetric")
+            total = np.sum(scaled_power_excess(*given))
+            _, *slopes = scaled_power_excess_derivatives(*given)
+            rows[1:, i] = [np.sum(slope) / total for slope in slopes]
+            value = np.inf
+            if fall > _STEEPER * z:
+                added = math.log(r * z * (1 + z) / (fall - z)) + z * far + profile
+                value = np.logaddexp(np.log(total) + scale, added)
+            grown = 2 * s * s * z * (1 + z)
+            most = float(log_expm1(np.asarray(grown))) + math.log(r)
+            rows[0, i] = min(value, most) if not np.isnan(value) else most
+            if rows[0, i] == most:
+                share = -math.expm1(-grown) if grown > 0 else 1.0
+                slope = 2 * s * s * (1 + 2 * z)
+                rows[1:, i] = slope / share, (4 * s * s + slope**2) / share
+    return rows

@@ -1,0 +1,242 @@
+"""What random allocation loses in an epoch, as tables that are made once a setting.
+
+One epoch is a sum of independent terms, `numerics.skewed_sums`, whose tails take
+milliseconds each. They are smooth: logarithms of them are interpolated, and a table
+serves every loss, order and number of epochs of a setting. Tables are made by NumPy on
+the host, for JAX too (`numerics.loops.on_host`).
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+
+from jaxdp_episodic.numerics.skewed_sums import Terms, log_tails
+
+# Chebyshev panels, each so long in asinh(place / core), with so many nodes.
+_PANEL, _NODES = 1.3, 16
+# Jumps up to so many deviations beyond the mean of one that is there are in the table;
+# what is rarer has a probability of e^-84.
+_REACH = 13.0
+# Logarithm below which nothing is tabulated.
+_LEAST = -90.0
+# A panel whose last Chebyshev coefficients are larger is halved, so often at most.
+_ROUGHNESS, _MOST_HALVINGS = 1e-8, 4
+_CACHED = 256
+# Largest relative error of integrals of a table that may be used, and their nodes.
+_MOST_OFF, _CHECK_NODES = 1e-7, 600
+# Places at which a table is checked, how far down, and the spare factor.
+_CHECKS, _CHECKED, _SPARE, _ROUNDING = 16, -36.0, 10.0, 1e-13
+
+
+Evaluate = Callable[..., np.ndarray]
+
+
+class Table(NamedTuple):
+    """Logarithms of three tails at places >= 0, piecewise Chebyshev.
+
+    Attributes:
+      core: scale of the middle; interpolation is in ``asinh(place / core)``.
+      edges: (panels + 1,) of that, from 0.
+      values: (3, panels, nodes) at Chebyshev points.
+      error: estimate of the largest error of the logarithms, with some to spare: how
+        much sums with twice the nodes differ, between the points, down to e^-36.
+    """
+
+    core: float
+    edges: np.ndarray
+    values: np.ndarray
+    error: float
+
+    @property
+    def end(self) -> float:
+        """The last place."""
+        return self.core * math.sinh(self.edges[-1])
+
+    def at(self, place: np.ndarray) -> np.ndarray:
+        """(3, m) logarithms; beyond the end those of the end, which are larger."""
+        z = np.arcsinh(np.maximum(place, 0.0) / self.core)
+        z = np.minimum(z, self.edges[-1])
+        panel = np.searchsorted(self.edges, z, side="right") - 1
+        panel = np.minimum(panel, len(self.edges) - 2)
+        left, right = self.edges[panel], self.edges[panel + 1]
+        x = (2 * z - left - right) / (right - left)
+        # Barycentric interpolation at Chebyshev points of the second kind.
+        away = x[:, None] - _POINTS
+        hit = away == 0
+        share = np.where(hit, 0.0, _WEIGHTS / np.where(hit, 1.0, away))
+        share = np.where(hit.any(axis=1, keepdims=True), hit.astype(float), share)
+        share = share / share.sum(axis=1, keepdims=True)
+        return np.einsum("mk,imk->im", share, self.values[:, panel])
+
+
+_POINTS = -np.cos(np.pi * np.arange(_NODES) / (_NODES - 1))
+_WEIGHTS = (-1.0) ** np.arange(_NODES)
+_WEIGHTS[[0, -1]] /= 2
+# From values at the points to their last three Chebyshev coefficients.
+_LAST = np.linalg.inv(np.polynomial.chebyshev.chebvander(_POINTS, _NODES - 1))[-3:]
+
+
+def _core(count: float, shift: float) -> float:
+    """Scale of the logarithm of the mean of the terms."""
+    return math.sqrt(np.log1p(np.expm1(min(shift * shift, 700.0)) / count))
+
+
+def _tabulated(core: float, end: float, evaluate: Evaluate) -> Table:
+    """The table of a function of places (m,) to three logarithms (3, m)."""
+    for _ in range(12):
+        last = evaluate(np.array([end]))
+        if np.all(np.isfinite(last)) and last[0, 0] > _LEAST:
+            break
+        end *= 0.8
+    whole = math.asinh(end / core)
+    number = max(math.ceil(whole / _PANEL), 1)
+    open_ = [(whole * i / number, whole * (i + 1) / number) for i in range(number)]
+    done: list[tuple[float, float, np.ndarray]] = []
+    for depth in range(_MOST_HALVINGS + 1):
+        if not open_:
+            break
+        ends = np.array(open_)
+        z = ends[:, :1] + np.diff(ends) * 0.5 * (_POINTS + 1)
+        values = evaluate(core * np.sinh(z).reshape(-1)).reshape(3, *z.shape)
+        smooth = np.abs(values @ _LAST.T).max(axis=(0, 2)) <= _ROUGHNESS
+        open_ = []
+        for (left, right), bad, one in zip(
+            ends.tolist(), ~smooth, np.moveaxis(values, 1, 0), strict=True
+        ):
+            middle = 0.5 * (left + right)
+            if bad and depth < _MOST_HALVINGS:
+                open_ += [(left, middle), (middle, right)]
+            else:
+                done.append((left, right, one))
+    done.sort(key=lambda panel: panel[0])
+    bad = [i for i, (*_, one) in enumerate(done) if not np.all(np.isfinite(one))]
+    # Without what cannot be computed and all beyond it.
+    done = done[: bad[0]] if bad else done
+    if not done:
+        nothing = np.full((3, 1, _NODES), np.nan)
+        return Table(core, np.array([0.0, whole]), nothing, 1.0)
+    edges = np.array([done[0][0], *(right for _, right, _ in done)])
+    table = Table(core, edges, np.stack([one for *_, one in done], axis=1), 0.0)
+    z = edges[-1] * (np.arange(_CHECKS) + 0.37) / _CHECKS
+    place = core * np.sinh(z)
+    found, again = table.at(place), evaluate(place, finer=True)
+    counts = again[0] > found[0].max() + _CHECKED
+    off = np.max(np.where(counts, np.abs(found - again), 0.0))
+    return table._replace(error=float(_SPARE * off + _ROUNDING))
+
+
+def _checked(table: Table, off: float) -> Table:
+    """The table, without its values where integrals of its parts do not agree."""
+    if off <= _MOST_OFF:
+        return table._replace(error=max(table.error, off))
+    return table._replace(values=table.values * np.nan, error=1.0)
+
+
+def _panels(end: float) -> tuple[np.ndarray, np.ndarray]:
+    """Gauss–Legendre nodes and weights from 0 to an end, dense near 0."""
+    x, w = np.polynomial.legendre.leggauss(_CHECK_NODES)
+    z, top = 0.5 * (x + 1), 4.0
+    place = end * np.expm1(top * z) / math.expm1(top)
+    return place, 0.5 * w * top * end * np.exp(top * z) / math.expm1(top)
+
+
+@functools.lru_cache(_CACHED)
+def sum_tables(count: int, shift: float) -> tuple[Table, Table]:
+    """Both `sum_table`, rising and falling, checked with one another.
+
+    Their densities must have mass 1 and mean 1, and give the first tails at the mean.
+    """
+    tables = [sum_table(count, shift, rising=up) for up in (True, False)]
+    mass, mean, gains = 0.0, 0.0, []
+    for table, sign in zip(tables, (1, -1), strict=True):
+        place, weight = _panels(table.end)
+        ratio = np.exp(sign * place)
+        share = np.exp(table.at(place)[2]) * weight * ratio * count
+        mass, mean = mass + share.sum(), mean + share @ ratio
+        gain = math.exp(table.at(np.zeros(1))[0, 0]) / count
+        gains.append(abs(float(share @ np.abs(ratio - 1)) / gain - 1))
+    off = float(max(abs(mass - 1), abs(mean - 1), *gains))
+    rising, falling = (_checked(table, off) for table in tables)
+    return rising, falling
+
+
+@functools.lru_cache(_CACHED)
+def sum_table(count: int, shift: float, *, rising: bool) -> Table:
+    """Tails of the sum X of lognormal terms of mean 1, by ``|log(X / count)|``.
+
+    ``log E(X - x)_+``, ``log P(X > x)`` and the log-density at ``x = count e^place``
+    (rising), or ``log E(x - X)_+``, ``log P(X < x)`` and it at ``count e^-place``.
+    """
+    core = _core(count, shift)
+    if rising:
+        top = shift * (shift + _REACH) - 0.5 * shift * shift
+        end = max(_REACH * core, float(np.logaddexp(0.0, top - math.log(count))))
+    else:
+        spread = shift * min(1.0, math.sqrt(math.expm1(shift**2) / count) / shift)
+        end = _REACH * spread + 0.5 * shift * shift
+
+    def evaluate(place: np.ndarray, *, finer: bool = False) -> np.ndarray:
+        x = count * np.exp(place if rising else -place)
+        every = np.ones_like(place)
+        terms = Terms(
+            count * every, -x if rising else x, shift * every, None, rising, 0 * every
+        )
+        return np.stack(log_tails(terms, finer=finer))
+
+    return _tabulated(core, end, evaluate)
+
+
+@functools.lru_cache(_CACHED)
+def antipodal_table(bins: int, count: int, shift: float) -> Table:
+    """Of ``sum A - g sum B + (1 - g)(bins - count)`` at ``g = e^place``."""
+    idle = float(bins - count)
+    top = shift * (shift + _REACH) - 0.5 * shift * shift
+    core = 2 * _core(count, shift) * count / bins
+    end = max(_REACH * core, float(np.logaddexp(0.0, top - math.log(bins))))
+    end = min(end, 2 * shift * (_REACH + shift))
+
+    def evaluate(place: np.ndarray, *, finer: bool = False) -> np.ndarray:
+        every = np.ones_like(place)
+        constant = -np.expm1(place) * idle
+        terms = Terms(count * every, constant, shift * every, place, True, idle * every)
+        return np.stack(log_tails(terms, finer=finer))
+
+    table = _tabulated(core, end, evaluate)
+    place, weight = _panels(table.end)
+    rows = table.at(place)
+    share = np.exp(rows[2] + place - math.log(bins)) * weight
+    gain = math.exp(table.at(np.zeros(1))[0, 0]) / bins
+    mass = abs(float(share.sum() + share @ np.exp(place)) - 1)
+    return _checked(table, max(mass, abs(float(share @ np.expm1(place)) / gain - 1)))
+
+
+def by_setting(
+    function: Callable[..., np.ndarray], place: np.ndarray, *fields: np.ndarray
+) -> np.ndarray:
+    """Applies ``function(place, *setting)`` to the elements of each setting.
+
+    Args:
+      function: maps (m,) places and scalar fields to (k, m).
+      place: (..., n).
+      *fields: broadcast with it.
+
+    Returns:
+      (k, ..., n).
+    """
+    arrays = np.broadcast_arrays(place, *fields)
+    flat = [np.asarray(a, np.float64).reshape(-1) for a in arrays]
+    settings, inverse = np.unique(np.stack(flat[1:]), axis=1, return_inverse=True)
+    result: np.ndarray | None = None
+    for i, setting in enumerate(settings.T.tolist()):
+        chosen = np.flatnonzero(inverse.reshape(-1) == i)
+        part = function(flat[0][chosen], *setting)
+        if result is None:
+            result = np.empty((len(part), flat[0].size))
+        result[:, chosen] = part
+    assert result is not None  # there is a setting
+    return result.reshape(-1, *arrays[0].shape)

@@ -1,0 +1,179 @@
+"""Random allocation: pairs, tables, methods, against integrals by definition."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import jaxdp_episodic as jde
+from jaxdp_episodic.accounting.dominating_pair import run_of
+from jaxdp_episodic.accounting.exact.solver import ContourSolver
+from jaxdp_episodic.accounting.question import DeltaAt
+from jaxdp_episodic.accounting.rdp.method import rdp_bound
+from jaxdp_episodic.losses.allocated_antipodal import AllocatedAntipodalLoss
+from jaxdp_episodic.losses.allocated_gaussian import AllocatedGaussianLoss
+from oracles import allocation
+
+REFERENCE = json.loads((Path(__file__).parents[1] / "allocation.json").read_text())
+
+
+def step(steps, noise, relation="add_remove", **fields):
+    drawn = jde.RandomAllocation("unit", steps_per_epoch=steps, **fields)
+    return jde.GaussianStep(
+        drawn, noise_multiplier=noise, neighboring_relation=relation
+    )
+
+
+def gaussian(shift, bins, taken):
+    return AllocatedGaussianLoss(*map(np.asarray, (1.0, shift, bins, taken)))
+
+
+def profiles(loss, epsilon):
+    forward, backward = loss.log_tails(np.asarray([epsilon]))
+    return float(np.exp(forward[0][0])), float(np.exp(backward[0][0]))
+
+
+def delta_of_direction(row):
+    steps, noise, epochs, direction, epsilon, _ = row
+    run = run_of(step(steps, noise), np.asarray(steps * epochs)).flattened((1,))
+    if epochs == 1:
+        return profiles(run.losses[0].map(lambda a: a[0]), epsilon)[direction == "add"]
+    question = DeltaAt(np.array([epsilon]))
+    bound, order = rdp_bound(question, run)
+    nothing = np.full(1, -np.inf)
+    solver = ContourSolver(question, run, bound, order, bound - 25, nothing)
+    value, error = solver.solve(np.ones(1, bool), backward=direction == "add")
+    assert error[0] < 1e-6
+    return float(np.exp(value[0]))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "row", REFERENCE["rows"], ids=lambda row: "-".join(map(str, row[:5]))
+)
+def test_reference(row):
+    assert delta_of_direction(row) == pytest.approx(row[-1], rel=1e-8)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("direction", ["remove", "add"])
+@pytest.mark.parametrize(
+    ("bins", "taken", "shift", "epsilon"),
+    [(3, 3, 0.7, 1.2), (12, 12, 1.4, 1.0), (12, 5, 1.0, 0.3), (40, 40, 0.4, 0.2)],
+)
+def test_against_fifty_digits(bins, taken, shift, epsilon, direction):
+    ours = profiles(gaussian(shift, bins, taken), epsilon)[direction == "add"]
+    true = allocation.add_remove(bins, taken, shift, epsilon, direction)
+    assert ours == pytest.approx(float(true), rel=1e-9)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("shift", "epsilon"), [(0.3, 0.2), (1.0, 1.0), (2.5, 3.0)])
+def test_antipodal_of_two_steps(shift, epsilon):
+    fields = map(np.asarray, (1.0, 1.0, shift, 2.0, 2.0))
+    ours, other = profiles(AllocatedAntipodalLoss(*fields), epsilon)
+    assert ours == other
+    assert ours == pytest.approx(allocation.antipodal_of_two(shift, epsilon), rel=1e-9)
+
+
+@pytest.mark.slow
+def test_a_part_of_an_epoch_costs_less_than_a_longer_one():
+    # W of j steps is a martingale in j; the first step alone is a Poisson draw.
+    values = [profiles(gaussian(1.0, 5, j), 0.4) for j in (2, 3, 5)]
+    first = jde.GaussianStep(
+        jde.Poisson("unit", sampling_probability=0.2), noise_multiplier=1.0
+    )
+    alone = tuple(
+        float(jde.privacy_profile(first, epsilon=0.4, direction=d))
+        for d in ("forward", "backward")
+    )
+    rising = np.array([alone, *values])
+    assert np.all(np.diff(rising, axis=0) > 0)
+    one = jde.delta(step(5, 1.0), epsilon=0.4, num_steps=1)
+    assert one == pytest.approx(max(alone), rel=1e-12)
+
+
+def test_epochs_and_blocks_are_counted():
+    # Seven steps, one of each of two blocks (4 and 3): 17 steps are two epochs and 3.
+    run = run_of(step(7, 1.0, times=2), np.asarray(17))
+    found = {
+        (float(loss.bins[0]), float(loss.taken[0])): float(count[0])
+        for loss, count in zip(run.losses, run.counts, strict=True)
+    }
+    assert found == {(3.0, 3.0): 2, (4.0, 4.0): 2, (4.0, 3.0): 1}
+    with pytest.raises(ValueError, match="whole number"):
+        jde.epsilon(step(7, 1.0), delta=1e-6, num_steps=1.5)
+
+
+@pytest.mark.slow
+def test_interval_holds_the_exact_value_and_renyi_is_above():
+    for relation in ("add_remove", "replace_one"):
+        epoch = step(5, 2.0, relation)
+        value = jde.epsilon(epoch, delta=1e-6, num_steps=50)
+        low, high = jde.epsilon_interval(epoch, delta=1e-6, num_steps=50)
+        assert low <= value <= high
+        assert high - low < 0.02 * value
+        assert value < jde.epsilon(epoch, delta=1e-6, num_steps=50, method="rdp")
+
+
+@pytest.mark.slow
+def test_allocation_is_cheaper_than_coins_for_examples_but_not_for_episodes():
+    coins = jde.GaussianStep(
+        jde.Poisson("unit", sampling_probability=0.1), noise_multiplier=1.0
+    )
+    asked = {"delta": 1e-6, "num_steps": 100}
+    ours = jde.epsilon(step(10, 1.0), **asked)
+    assert 0.8 < ours / jde.epsilon(coins, **asked) < 1
+
+    def episodes(scheme):
+        below = jde.WithoutReplacement("example", size=1, population=5)
+        drawn = jde.MultistageSampling(scheme, below)
+        return jde.GaussianStep(drawn, noise_multiplier=1.0, clip_unit="task")
+
+    bins = episodes(jde.RandomAllocation("task", steps_per_epoch=10))
+    tossed = episodes(jde.Poisson("task", sampling_probability=0.1))
+    ratio = jde.epsilon(bins, delta=1e-5, num_steps=100) / jde.epsilon(
+        tossed, delta=1e-5, num_steps=100
+    )
+    assert ratio == pytest.approx(1.322, abs=0.005)
+
+
+@pytest.mark.parametrize("dimension", [1, 2])
+def test_no_adaptive_contribution_is_worse_than_the_antipodal_one(dimension):
+    """Two steps: the second contribution reacts to what the first one released.
+
+    The best answer to every first release, by search over pairs in the ball.
+    """
+    s, epsilon = 1.0, 0.5
+    g = np.exp(epsilon)
+    x, w = np.polynomial.legendre.leggauss(64)
+    x, w = 8 * x, 8 * w * np.exp(-32 * x * x) / np.sqrt(2 * np.pi)
+    radius = s * np.linspace(0.0, 1.0, 4)[1:]
+    angles = np.arange(8) * np.pi / 4 if dimension == 2 else np.array([0.0, np.pi])
+    ball = [(s, 0.0), (-s, 0.0), (0.0, 0.0)]
+    ball += [(r * np.cos(a), r * np.sin(a)) for r in radius for a in angles]
+    z1, z2 = (a.ravel() for a in np.meshgrid(x, x))
+    weight = np.outer(w, w).ravel()
+    table = np.array([np.exp(b * z1 + c * z2 - 0.5 * (b * b + c * c)) for b, c in ball])
+    states = np.linspace(-4.0, 3.0, 12)
+
+    def gains(i, j):
+        total = states[:, None] + table[i] - g * table[j]
+        return np.maximum(total, 0.0) @ weight
+
+    every = {(i, j): gains(i, j) for i in range(len(ball)) for j in range(len(ball))}
+    antipodal = every[0, 1]
+    # The slice lemma: in every state the antipodal pair is the best answer. The rule's
+    # error at the kink is 1e-2.
+    for value in every.values():
+        assert np.all(value <= antipodal + 1.2e-2)
+    # Half the sensitivity, the tempting mistake, is caught.
+    assert np.any(every[0, 1] > every[0, 2] + 0.1)
+
+
+def test_what_cannot_be_computed_is_never_small():
+    assert np.isinf(jde.epsilon(step(4, 0.0), delta=1e-6, num_steps=8))
+    assert np.isinf(jde.epsilon(step(4, 0.05), delta=1e-6, num_steps=8))
+    assert jde.epsilon(step(4, np.inf), delta=1e-6, num_steps=8) == 0.0
+    assert jde.epsilon(step(4, 1.0), delta=1e-6, num_steps=0) == 0.0

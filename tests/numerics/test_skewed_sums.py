@@ -1,0 +1,76 @@
+"""Tails of sums of lognormals, against long integrals of the definition."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from jaxdp_episodic.numerics.skewed_sums import Terms, larger_saddle, log_tails
+from oracles import allocation
+
+ROWS = json.loads((Path(__file__).parents[1] / "allocation.json").read_text())["rows"]
+
+
+def sums(count, constant, shift, log_g=None, *, rising=True, idle=0.0):
+    count, constant, shift, idle = (
+        np.array(a)
+        for a in np.broadcast_arrays(
+            *(
+                np.atleast_1d(np.asarray(a, float))
+                for a in (count, constant, shift, idle)
+            )
+        )
+    )
+    log_g = None if log_g is None else np.full(count.shape, float(log_g))
+    return log_tails(Terms(count, constant, shift, log_g, rising, idle))
+
+
+def test_single_epochs_of_the_reference():
+    for steps, noise, epochs, direction, epsilon, delta in ROWS:
+        if epochs > 1:
+            continue
+        if direction == "remove":
+            ours = sums(steps, -steps * np.exp(epsilon), 1 / noise)[0] - np.log(steps)
+        else:
+            x = steps * np.exp(-epsilon)
+            ours = sums(steps, x, 1 / noise, rising=False)[0] + epsilon - np.log(steps)
+        assert np.exp(ours[0]) == pytest.approx(delta, rel=1e-10)
+
+
+@pytest.mark.parametrize(("shift", "epsilon"), [(0.3, 0.2), (1.0, 1.0), (2.5, 3.0)])
+def test_antipodal_sums_of_two(shift, epsilon):
+    ours = np.exp(sums(2, 0.0, shift, epsilon)[0][0]) / 2
+    true = allocation.antipodal_of_two(shift, epsilon)
+    assert ours == pytest.approx(true, rel=1e-11)
+
+
+def test_both_sides_agree_at_the_mean():
+    # E(X - n)_+ = E(n - X)_+, P(X > n) + P(X < n) = 1, one density: two contours.
+    rng = np.random.default_rng(5)
+    count = np.floor(np.exp(rng.uniform(np.log(2), np.log(1e6), 8)))
+    shift = np.exp(-rng.uniform(np.log(0.3), np.log(10), 8))
+    above, below = (sums(count, c * count, shift, rising=c < 0) for c in (-1.0, 1.0))
+    np.testing.assert_allclose(above[0], below[0], atol=1e-8)
+    np.testing.assert_allclose(np.exp(above[1]) + np.exp(below[1]), 1, rtol=1e-8)
+    np.testing.assert_allclose(above[2], below[2], atol=1e-7)
+
+
+def test_derivatives_in_g_are_those_of_the_profile():
+    step, at = 1e-4, 1.3
+    values = [sums(6, 0.0, 1.0, np.log(at + k * step)) for k in (-1, 0, 1)]
+    first = [np.exp(v[0][0]) for v in values]
+    slope = (first[0] - first[2]) / (2 * step)
+    bend = (first[0] - 2 * first[1] + first[2]) / step**2
+    assert np.exp(values[1][1][0]) == pytest.approx(slope, rel=1e-7)
+    assert np.exp(values[1][2][0]) == pytest.approx(bend, rel=1e-6)
+
+
+def test_the_larger_saddle_is_one():
+    shift = np.array([0.05, 0.4, 1.0, 3.0])
+    for below in (0.0, 1e-6, 0.5, 30.0):
+        log_p = 0.5 * shift**2 - 1 - 2 * np.log(shift) - below
+        x = larger_saddle(log_p, shift)
+        assert np.all(x >= 1 / shift)
+        reached = log_p + np.log(shift) + shift * x - 0.5 * shift**2
+        np.testing.assert_allclose(reached, np.log(x), atol=1e-9)

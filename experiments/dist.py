@@ -66,7 +66,7 @@ for extra, (theirs, ours) in modules.items():
 
 def main() -> None:
     """Builds, then tries."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=str(__doc__).splitlines()[0])
     parser.add_argument("--out", type=Path, default=ROOT / "dist")
     parser.add_argument("--pythons", nargs="*", help="more interpreters to try")
     parser.add_argument(

@@ -62,8 +62,8 @@ class PRVStandIn(_StandIn):
 def install() -> None:
     """Puts our stand-ins into opacus' modules and its registry."""
     for place in (accountants, rdp, registry):
-        place.RDPAccountant = RDPStandIn
+        vars(place)["RDPAccountant"] = RDPStandIn
     for place in (accountants, prv, registry):
-        place.PRVAccountant = PRVStandIn
+        vars(place)["PRVAccountant"] = PRVStandIn
     accountants.register_accountant("rdp", RDPStandIn, force=True)
     accountants.register_accountant("prv", PRVStandIn, force=True)

@@ -87,7 +87,7 @@ SUITES = (
 
 def main() -> None:
     """Runs what there is, prints the table; exits with 1 where a test failed."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=str(__doc__).splitlines()[0])
     for peer in ("--dp-accounting", "--opacus", "--jax-privacy"):
         parser.add_argument(peer, type=Path, metavar="PATH", help="a checkout")
     parser.add_argument("--out", type=Path, help="folder for every test's verdict")
@@ -99,6 +99,8 @@ def main() -> None:
         if checkout is None or not (checkout / suite.place).is_file():
             continue
         found = run(suite, checkout, suite.stand_ins, pattern=arguments.only)
+        if not found:
+            continue
         others = [n for n, (outcome, _) in found.items() if outcome != "passed"]
         again = run(suite, checkout, "", names=others) if others else {}
         # A test that fails with the peer's own accountant says nothing of ours.

@@ -128,7 +128,7 @@ class RdpStandIn(_StandIn):
 
         def make(finer: bool) -> Any:
             fine = np.linspace(1.02, 64, 800) if finer and orders is None else []
-            return TheirRdp(np.unique([*fine, *grid]), neighboring_relation)
+            return TheirRdp(np.unique([*fine, *grid]).tolist(), neighboring_relation)
 
         self._remember(make)
 
@@ -207,7 +207,8 @@ def sampled_rdp(q: float, noise_multiplier: float, orders: Any) -> np.ndarray:
         jde.Poisson("example", sampling_probability=q),
         noise_multiplier=noise_multiplier,
     )
-    return jde.rdp(step, np.maximum(np.asarray(orders, np.float64), LEAST_ORDER))
+    grid = np.maximum(np.asarray(orders, np.float64), LEAST_ORDER)
+    return np.asarray(jde.rdp(step, grid))
 
 
 def compute_epsilon(orders: Any, rdp: Any, delta: float) -> tuple[float, float]:
@@ -251,7 +252,8 @@ def effective_noise(event: Any, accept_zcdp: bool = False) -> Any:
         ):
             return part
     drawn = dp_event.PoissonSampledDpEvent(0.5, _as_gaussians(event))
-    return from_dp_event(drawn).steps[0].noise_multiplier
+    (step,) = from_dp_event(drawn).gaussian_steps
+    return step.noise_multiplier
 
 
 def _as_gaussians(event: Any) -> Any:
@@ -337,6 +339,6 @@ def install() -> None:
     """Puts our stand-ins into dp_accounting's modules; its own stay as ``Their...``."""
     _put({name: FUNCTIONS[name] for name in _THEIR_FUNCTIONS})
     for place in (rdp_privacy_accountant, dp_accounting.rdp):
-        place.RdpAccountant = RdpStandIn
+        vars(place)["RdpAccountant"] = RdpStandIn
     for place in (pld_privacy_accountant, dp_accounting.pld):
-        place.PLDAccountant = PldStandIn
+        vars(place)["PLDAccountant"] = PldStandIn

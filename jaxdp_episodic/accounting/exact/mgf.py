@@ -214,7 +214,6 @@ def have_atoms(groups: tuple[Steps, ...]) -> bool:
     return any(steps.is_discrete is not None for steps in groups)
 
 
-
 def last_height(groups: tuple[Steps, ...]) -> Array:
     """Up to which height nodes on the real line stand for their density; (n,)."""
     xp = namespace(groups[0].count)

@@ -57,7 +57,7 @@ _SMALLEST_SHIFT, _LARGEST_SHIFT = 1e-4, 10.0
 
 # By how many nats what is beyond a table must be below delta; see `log_cut` of nodes,
 # which are 50 nats below it.
-_BEYOND = 30.0
+_BEYOND = 36.0
 
 
 def reaches(log_beyond: float, log_cut: float) -> bool:

@@ -253,8 +253,10 @@ class EpisodicAccountant(_dp.PrivacyAccountant):
         nothing_lost = (curve == 0).all(axis=-1, keepdims=True)
         values = np.where(nothing_lost, question.nothing, values)
         best = values.argmin(axis=-1)
-        exact = Answer(values.min(axis=-1), np.zeros(()), np.zeros(()))
-        answer = question.with_failure(exact, log_kept[..., 0]).value
+        answer = values.min(axis=-1)
+        if np.any(log_kept):
+            exact = Answer(answer, np.zeros(()), np.zeros(()))
+            answer = question.with_failure(exact, log_kept[..., 0]).value
         if question.is_epsilon and question.target >= 0:
             answer = np.where(run.is_unprotected, np.inf, 0.0)
         answer = np.where(run.loses_nothing, question.nothing, answer)

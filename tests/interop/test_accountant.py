@@ -33,9 +33,9 @@ def poisson(rate=0.1, event=None):
 
 
 def accountants():
-    return [
-        EpisodicAccountant(r, m) for r in RELATIONS for m in ("exact", "pld", "rdp")
-    ]
+    methods: list[tuple[str, Any]] = [("exact", None), ("pld", None), ("rdp", None)]
+    methods.append(("rdp", [2.0]))
+    return [EpisodicAccountant(r, m, orders=o) for r in RELATIONS for m, o in methods]
 
 
 def test_nothing_and_everything():

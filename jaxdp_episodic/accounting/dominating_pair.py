@@ -100,7 +100,9 @@ def run_of(step: AnyStep, num_steps: np.ndarray | None) -> Run:
 def _uses(step: OneStep, num_steps: ArrayLike) -> list[tuple[PrivacyLoss, np.ndarray]]:
     """The pairs that steps of one kind use, and how often: epochs, not their steps."""
     count = np.asarray(num_steps, np.float64)[..., None]
-    scheme = epoch_scheme(step.design) if isinstance(step, GaussianStep) else None
+    if not isinstance(step, GaussianStep):
+        return [(dominating_pair(step), count)]
+    scheme = epoch_scheme(step.design)
     if isinstance(scheme, RandomAllocation):
         return _allocated(step, scheme, count)
     if isinstance(scheme, ShuffledEpochs):

@@ -321,7 +321,9 @@ def _most_children_drawn(
                 f"children of one unit, got {scheme.population!r} where the "
                 f"Population has a unit with {largest}"
             )
-    return bound if isinstance(scheme, Poisson) else np.minimum(scheme.size, bound)
+    if isinstance(scheme, WithoutReplacement):
+        return np.minimum(scheme.size, bound)
+    return bound
 
 
 def _check_fits(level_names: tuple[str, ...], population: Population) -> None:

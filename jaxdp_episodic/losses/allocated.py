@@ -55,6 +55,16 @@ class AllocatedLoss(GaussianLoss):
 _SMALLEST_SHIFT, _LARGEST_SHIFT = 1e-4, 10.0
 
 
+# By how many nats what is beyond a table must be below delta; see `log_cut` of nodes,
+# which are 50 nats below it.
+_BEYOND = 30.0
+
+
+def reaches(log_beyond: float, log_cut: float) -> bool:
+    """Whether the mass beyond a table is nothing to a delta cut at ``log_cut``."""
+    return log_beyond < log_cut + _BEYOND
+
+
 def tails_from(rows: Array) -> tuple[Tails, Tails]:
     """The four rows of a table as tails of both directions; no NaN but 1."""
     xp = namespace(rows)

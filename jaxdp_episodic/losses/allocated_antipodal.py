@@ -21,7 +21,12 @@ from typing import ClassVar
 
 import numpy as np
 
-from jaxdp_episodic.losses.allocated import AllocatedLoss, nodes_from, tails_from
+from jaxdp_episodic.losses.allocated import (
+    AllocatedLoss,
+    nodes_from,
+    reaches,
+    tails_from,
+)
 from jaxdp_episodic.losses.allocation_tables import antipodal_table, by_setting
 from jaxdp_episodic.losses.gaussian import drawn_tails, inner_exponent
 from jaxdp_episodic.losses.loss_nodes import LossNodes
@@ -152,6 +157,9 @@ def _node_rows(
     del backward
     half = size // 2
     v, mass, end, end_density = _law(half, log_cut, s, t, j)
+    place = np.array([antipodal_table(round(t), round(j), s).end])
+    if not reaches(np.logaddexp(*_tails(place, s, t, j))[0], log_cut):
+        mass = mass * np.nan
     # Q has the mass of the pair at r = 1; the loss is log(1 + r (e^v - 1)).
     loss = np.log1p(r * np.expm1(v))
     far = math.log1p(r * math.expm1(end))

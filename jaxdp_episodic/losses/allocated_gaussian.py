@@ -21,7 +21,12 @@ from typing import ClassVar
 
 import numpy as np
 
-from jaxdp_episodic.losses.allocated import AllocatedLoss, nodes_from, tails_from
+from jaxdp_episodic.losses.allocated import (
+    AllocatedLoss,
+    nodes_from,
+    reaches,
+    tails_from,
+)
 from jaxdp_episodic.losses.allocation_tables import by_setting, sum_tables
 from jaxdp_episodic.losses.loss_nodes import LossNodes
 from jaxdp_episodic.losses.privacy_loss import Quadrature, Tails
@@ -193,6 +198,14 @@ def _node_rows(
 ) -> np.ndarray:
     """The rows of `nodes_from`."""
     loss, mass, spacing = _law(size, log_cut, s, t, j)
+    rising, falling = sum_tables(round(j), s)
+    table = falling if backward else rising
+    rows = table.at(np.array([table.end]))[:, 0]
+    # Of the direction's second law g times the mass counts as well.
+    gain = rows[0] - np.log(t) if not backward else rows[0]
+    beyond = np.logaddexp(gain, rows[1] + (0.0 if backward else table.end))
+    if not reaches(float(beyond), log_cut):
+        mass = mass * np.nan
     weight = mass if backward else mass * np.exp(loss)
     sign = -1.0 if backward else 1.0
     order = [0, -1] if backward else [-1, 0]

@@ -27,6 +27,7 @@ _LEAST = -90.0
 # A panel whose last Chebyshev coefficients are larger is halved, so often at most.
 _ROUGHNESS, _MOST_HALVINGS = 1e-8, 4
 _CACHED = 256
+_FEW = 8
 # Largest relative error of integrals of a table that may be used, and their nodes.
 _MOST_OFF, _CHECK_NODES = 1e-7, 600
 # Places at which a table is checked, how far down, and the spare factor.
@@ -198,6 +199,8 @@ def antipodal_table(bins: int, count: int, shift: float) -> Table:
     top = shift * (shift + _REACH) - 0.5 * shift * shift
     core = 2 * _core(count, shift) * count / bins
     end = max(_REACH * core, float(np.logaddexp(0.0, top - math.log(bins))))
+    if count <= _FEW:
+        end += _REACH * shift  # the others' B may all be small
     end = min(end, 2 * shift * (_REACH + shift))
 
     def evaluate(place: np.ndarray, *, finer: bool = False) -> np.ndarray:

@@ -57,18 +57,6 @@ def test_reference(row):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("direction", ["remove", "add"])
-@pytest.mark.parametrize(
-    ("bins", "taken", "shift", "epsilon"),
-    [(3, 3, 0.7, 1.2), (12, 12, 1.4, 1.0), (12, 5, 1.0, 0.3), (40, 40, 0.4, 0.2)],
-)
-def test_against_fifty_digits(bins, taken, shift, epsilon, direction):
-    ours = profiles(gaussian(shift, bins, taken), epsilon)[direction == "add"]
-    true = allocation.add_remove(bins, taken, shift, epsilon, direction)
-    assert ours == pytest.approx(float(true), rel=1e-9)
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize(("shift", "epsilon"), [(0.3, 0.2), (1.0, 1.0), (2.5, 3.0)])
 def test_antipodal_of_two_steps(shift, epsilon):
     fields = map(np.asarray, (1.0, 1.0, shift, 2.0, 2.0))

@@ -45,6 +45,28 @@ def test_antipodal_sums_of_two(shift, epsilon):
     assert ours == pytest.approx(true, rel=1e-11)
 
 
+@pytest.mark.parametrize("direction", ["remove", "add"])
+@pytest.mark.parametrize(
+    ("steps", "taken", "shift", "epsilon"),
+    [
+        (2, 2, 0.2, 0.5),
+        (7, 2, 1.0, 0.2),
+        (4, 2, 3.0, 0.6),
+        pytest.param(3, 3, 0.7, 1.2, marks=pytest.mark.slow),
+        pytest.param(12, 3, 1.4, 0.1, marks=pytest.mark.slow),
+    ],
+)
+def test_a_few_steps_by_definition(steps, taken, shift, epsilon, direction):
+    g, idle = np.exp(epsilon), steps - taken
+    if direction == "remove":
+        ours = np.exp(sums(taken, idle - g * steps, shift)[0][0]) / steps
+    else:
+        below = sums(taken, steps / g - idle, shift, rising=False)
+        ours = g * np.exp(below[0][0]) / steps
+    true = allocation.add_remove(steps, taken, shift, epsilon, direction)
+    assert ours == pytest.approx(true, rel=2e-9)
+
+
 def test_both_sides_agree_at_the_mean():
     # E(X - n)_+ = E(n - X)_+, P(X > n) + P(X < n) = 1, one density: two contours.
     rng = np.random.default_rng(5)

@@ -120,8 +120,9 @@ def _near_largest(epsilon: np.ndarray, run: Run, *, backward: bool) -> np.ndarra
     gap = np.where(run.is_unprotected, np.inf, gap)
     chance = np.zeros(gap.shape)
     for loss, count in zip(run.losses, run.counts, strict=True):
-        # The largest loss is known to a rounding.
-        u = loss.largest_loss(backward=backward) * (1 - 1e-12) - gap
+        # The largest loss is known to a rounding; one without an end tells nothing.
+        with np.errstate(invalid="ignore"):
+            u = loss.largest_loss(backward=backward) * (1 - 1e-12) - gap
         inside = np.isfinite(u) & (u > 0) & (count > 0) & ~loss.loses_nothing
         if "exact" not in loss.methods or not np.any(inside):
             continue  # no tails, or all of them

@@ -16,30 +16,22 @@ from jaxdp_episodic import _validation
 from jaxdp_episodic.accounting.trial_counts import NegativeBinomialTrials, PoissonTrials
 from jaxdp_episodic.accounting.tuning import run_rdp, tuned_rdp
 from jaxdp_episodic.describe.designs import IndependentEpisodes
-from jaxdp_episodic.describe.mechanisms import (
-    DiscreteLaplaceRelease,
-    GaussianMixtureRelease,
-    RandomizedResponse,
-    TruncatedPoissonRelease,
-)
 from jaxdp_episodic.describe.rates import NEIGHBORING_RELATIONS
 from jaxdp_episodic.describe.releases import (
     ApproximateDP,
     LaplaceRelease,
     RenyiDP,
-    ZeroConcentratedDP,
 )
 from jaxdp_episodic.describe.schemes import (
     MultistageSampling,
-    Poisson,
     WithoutReplacement,
 )
 from jaxdp_episodic.describe.step import ComposedSteps, GaussianStep, OneStep, compose
+from jaxdp_episodic.interop import release_event as release
 from jaxdp_episodic.interop.event_tree import (
     ROUNDING_MARGIN,
     Parts,
     field,
-    joint,
     joint_noise,
     joint_scale,
     kind,
@@ -48,8 +40,8 @@ from jaxdp_episodic.interop.event_tree import (
     uncomposed,
     whole,
 )
+from jaxdp_episodic.interop.release_event import COVERED, LEVEL, EventNotCovered
 
-LEVEL = "example"
 # Orders at which a repeated run is known: a chord between two of the middle ones is
 # within 3e-4 of the curve.
 _ORDERS = 1 + np.concatenate(
@@ -59,21 +51,6 @@ _ORDERS = 1 + np.concatenate(
         np.geomspace(1e4, 1e12, 60),
     ]
 )
-
-
-class EventNotCovered(NotImplementedError):
-    """An event without a theorem here.
-
-    Attributes:
-      event: the offending one, which may lie deep inside the one that was read.
-    """
-
-    def __init__(self, event: Any, why: str) -> None:
-        super().__init__(
-            f"{kind(event)} cannot be imported: {why}; covered: {', '.join(_COVERED)}, "
-            "ComposedDpEvent and SelfComposedDpEvent of these"
-        )
-        self.event = event
 
 
 def from_dp_event(
@@ -118,6 +95,10 @@ def from_dp_event(
     _validation.choice(
         "neighboring_relation", neighboring_relation, NEIGHBORING_RELATIONS
     )
+    if not isinstance(population_is_exact, bool):
+        raise TypeError(
+            f"population_is_exact must be True or False, got {population_is_exact!r}"
+        )
     # As keys of a dictionary equal steps fall together, in order of appearance.
     counts: dict[OneStep, int] = {}
     read = steps_of(
@@ -154,7 +135,7 @@ def steps_of(
 
 def nothing(relation: str) -> OneStep:
     """Returns a step that draws nobody."""
-    return _sampled_gaussian(0.0, 1.0, relation)
+    return release.sampled_gaussian(0.0, 1.0, relation)
 
 
 def _step(
@@ -166,114 +147,6 @@ def _step(
     if kind(event) not in _READERS:
         raise EventNotCovered(event, "no theorem here")
     return _READERS[kind(event)](event, relation)
-
-
-# --- Releases about all the data ---
-
-
-def _gaussian(event: Any, relation: str) -> OneStep:
-    return _sampled_gaussian(1.0, nonnegative(event, "noise_multiplier"), relation)
-
-
-def _laplace(event: Any, relation: str) -> OneStep:
-    return LaplaceRelease(
-        nonnegative(event, "noise_multiplier"), neighboring_relation=relation
-    )
-
-
-def _zcdp(event: Any, relation: str) -> OneStep:
-    del relation
-    return ZeroConcentratedDP(nonnegative(event, "rho"), xi=nonnegative(event, "xi"))
-
-
-def _epsilon_delta(event: Any, relation: str) -> OneStep:
-    del relation
-    return ApproximateDP(nonnegative(event, "epsilon"), number(event, "delta"))
-
-
-def _tree(event: Any, relation: str) -> OneStep | None:
-    """A record is in one node at each height of one tree at most.
-
-    A tree over n steps, whose counter is the binary number of the step, is as high as
-    n has bits (Kairouz et al. 2021, arXiv:2103.00039, appendix D).
-    """
-    if relation != "zero_out":
-        raise _wrong_relation(event, relation, "'zero_out'")
-    noise = nonnegative(event, "noise_multiplier")
-    counts = _validation.integer_array(
-        "step_counts", field(event, "step_counts"), minimum=0
-    )
-    if counts.size == 0:
-        raise ValueError("step_counts must have at least one number of steps, got none")
-    height = int(counts.max()).bit_length()
-    if height == 0:
-        return None
-    return _sampled_gaussian(1.0, joint([(noise, height)]), relation)
-
-
-def _randomized_response(event: Any, relation: str) -> OneStep:
-    if relation == "add_remove":
-        raise _wrong_relation(event, relation, "'replace_one' or 'zero_out'")
-    return RandomizedResponse(
-        number(event, "noise_parameter"),
-        whole(event, "num_buckets", minimum=1),
-        neighboring_relation=relation,
-    )
-
-
-def _discrete_laplace(event: Any, relation: str, rate: float = 1.0) -> OneStep:
-    try:
-        return DiscreteLaplaceRelease(
-            nonnegative(event, "noise_parameter"),
-            sensitivity=whole(event, "sensitivity", minimum=1),
-            sampling_probability=rate,
-            neighboring_relation=relation,
-        )
-    except NotImplementedError as error:
-        raise EventNotCovered(event, str(error)) from None
-
-
-def _discrete_gaussian(event: Any, relation: str) -> OneStep:
-    """Its divergences are at most the Gaussian's, whatever the dimension.
-
-    Canonne, Kamath, Steinke (2020), arXiv:2004.00010, Theorem 4.
-    """
-    moved = nonnegative(event, "sensitivity")
-    moved *= 2.0 if relation == "replace_one" else 1.0
-    with np.errstate(divide="ignore", over="ignore", invalid="ignore"):
-        rho = 0.5 * np.square(np.float64(moved) / nonnegative(event, "sigma"))
-    return ZeroConcentratedDP(0.0 if moved == 0 else rho * (1 + ROUNDING_MARGIN))
-
-
-def _gaussian_mixture(event: Any, relation: str, rate: float = 1.0) -> OneStep:
-    if relation == "replace_one":
-        raise _wrong_relation(event, relation, "'add_remove' or 'zero_out'")
-    return GaussianMixtureRelease(
-        np.asarray(field(event, "sensitivities")),
-        np.asarray(field(event, "sampling_probs")),
-        standard_deviation=nonnegative(event, "standard_deviation"),
-        sampling_probability=rate,
-        neighboring_relation=relation,
-    )
-
-
-def _truncated(event: Any, relation: str) -> OneStep | None:
-    population = whole(event, "dataset_size", minimum=0)
-    noise = nonnegative(event, "noise_multiplier")
-    rate = _validation.probability_array(
-        "sampling_probability", number(event, "sampling_probability")
-    )
-    size = whole(event, "truncated_batch_size", minimum=0)
-    if population == 0 and relation != "add_remove":
-        return None
-    return TruncatedPoissonRelease(
-        noise,
-        sampling_probability=rate,
-        batch_size=size,
-        # The larger neighbour of nothing is one.
-        population=max(population, 1),
-        neighboring_relation=relation,
-    )
 
 
 def _repeat_and_select(
@@ -292,12 +165,6 @@ def _repeat_and_select(
         raise ValueError("event must not repeat runs nested so deeply") from None
     grid = _ORDERS if orders is None else np.union1d(_ORDERS, orders)
     return RenyiDP(grid, tuned_rdp(trials, grid, run_rdp(run, grid)))
-
-
-def _wrong_relation(event: Any, relation: str, covered: str) -> EventNotCovered:
-    return EventNotCovered(
-        event, f"neighboring_relation must be {covered}, got {relation!r}"
-    )
 
 
 # --- Releases about a sample ---
@@ -320,7 +187,7 @@ def _poisson(event: Any, relation: str) -> OneStep:
     parts = list(uncomposed(inner))
     kinds = {kind(part) for part, _ in parts}
     if kinds <= {"GaussianDpEvent"}:
-        return _sampled_gaussian(rate, joint_noise(parts), relation)
+        return release.sampled_gaussian(rate, joint_noise(parts), relation)
     if kinds == {"LaplaceDpEvent"} and relation != "replace_one":
         return LaplaceRelease(
             joint_scale(parts), sampling_probability=rate, neighboring_relation=relation
@@ -329,9 +196,9 @@ def _poisson(event: Any, relation: str) -> OneStep:
     if kinds == {"EpsilonDeltaDpEvent"} and one is not None:
         return _sampled_claim(rate, one, relation)
     if kinds == {"DiscreteLaplaceDpEvent"} and one is not None:
-        return _discrete_laplace(one, relation, rate)
+        return release.discrete_laplace(one, relation, rate)
     if kinds == {"MixtureOfGaussiansDpEvent"} and one is not None:
-        return _gaussian_mixture(one, relation, rate)
+        return release.gaussian_mixture(one, relation, rate)
     raise _unsampled(event, parts, relation)
 
 
@@ -379,18 +246,13 @@ def _gaussian_parts(sampled: Any, relation: str) -> Parts:
 def _unsampled(sampled: Any, parts: Parts, relation: str) -> EventNotCovered:
     """The refusal of such a sample; what has no theorem at all is refused itself."""
     for part, _ in parts:
-        if kind(part) not in _COVERED:
+        if kind(part) not in COVERED:
             return EventNotCovered(part, "no theorem here")
     inner = ", ".join(dict.fromkeys(kind(part) for part, _ in parts))
     return EventNotCovered(
         sampled,
         f"no theorem of it of a {inner} under neighboring_relation={relation!r}",
     )
-
-
-def _sampled_gaussian(rate: float, noise: float, relation: str) -> GaussianStep:
-    scheme = Poisson(LEVEL, sampling_probability=rate)
-    return GaussianStep(scheme, noise_multiplier=noise, neighboring_relation=relation)
 
 
 def _sampled_claim(rate: float, event: Any, relation: str) -> OneStep:
@@ -409,22 +271,23 @@ def _sampled_claim(rate: float, event: Any, relation: str) -> OneStep:
     return ApproximateDP(epsilon, min(rate * delta * (1 + ROUNDING_MARGIN), delta))
 
 
-# One entry for each event that is no composition, but RepeatAndSelectDpEvent.
+# One entry for each of `COVERED`, but RepeatAndSelectDpEvent.
 _READERS: dict[str, Callable[[Any, str], OneStep | None]] = {
     # RandomAllocationDpEvent goes here, once its theorem is there.
-    "DiscreteGaussianDpEvent": _discrete_gaussian,
-    "DiscreteLaplaceDpEvent": _discrete_laplace,
-    "EpsilonDeltaDpEvent": _epsilon_delta,
-    "GaussianDpEvent": _gaussian,
-    "LaplaceDpEvent": _laplace,
-    "MixtureOfGaussiansDpEvent": _gaussian_mixture,
-    "NonPrivateDpEvent": lambda _, relation: _sampled_gaussian(1.0, 0.0, relation),
+    "DiscreteGaussianDpEvent": release.discrete_gaussian,
+    "DiscreteLaplaceDpEvent": release.discrete_laplace,
+    "EpsilonDeltaDpEvent": release.epsilon_delta,
+    "GaussianDpEvent": release.gaussian,
+    "LaplaceDpEvent": release.laplace,
+    "MixtureOfGaussiansDpEvent": release.gaussian_mixture,
+    "NonPrivateDpEvent": lambda _, relation: release.sampled_gaussian(
+        1.0, 0.0, relation
+    ),
     "PoissonSampledDpEvent": _poisson,
-    "RandomizedResponseDpEvent": _randomized_response,
+    "RandomizedResponseDpEvent": release.randomized_response,
     "SampledWithReplacementDpEvent": _fixed_size,
     "SampledWithoutReplacementDpEvent": _fixed_size,
-    "SingleEpochTreeAggregationDpEvent": _tree,
-    "TruncatedSubsampledGaussianDpEvent": _truncated,
-    "ZCDpEvent": _zcdp,
+    "SingleEpochTreeAggregationDpEvent": release.tree,
+    "TruncatedSubsampledGaussianDpEvent": release.truncated,
+    "ZCDpEvent": release.zcdp,
 }
-_COVERED = sorted([*_READERS, "RepeatAndSelectDpEvent"])

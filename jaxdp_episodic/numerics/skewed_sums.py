@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import functools
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -103,7 +103,8 @@ def log_tails(
 
 
 def _taken(terms: Terms, cut: slice) -> Terms:
-    return Terms(*(f[cut] if isinstance(f, np.ndarray) else f for f in terms))
+    fields: list[Any] = [f[cut] if isinstance(f, np.ndarray) else f for f in terms]
+    return Terms(*fields)
 
 
 def _log_last(s: np.ndarray) -> np.ndarray:

@@ -318,7 +318,8 @@ def epsilon_without_last_stage(budget: PrivacyBudget, num_steps: int) -> float:
         if isinstance(step.design, IndependentEpisodes):
             whole = dataclasses.replace(step.design, sampling=whole)
     step = dataclasses.replace(step, sampling=whole, small_units="keep")
-    return float(dataclasses.replace(budget, step=step).spent(num_steps))
+    owed = budget.owed(num_steps)
+    return float(dataclasses.replace(budget, step=step).spent(owed))
 
 
 def released_facts(facts: Mapping[str, Any], budget: PrivacyBudget) -> dict[str, Any]:

@@ -11,7 +11,9 @@ from dp_accounting.pld import PLDAccountant
 from dp_accounting.rdp import RdpAccountant
 
 import jaxdp_episodic as jde
+from jaxdp_episodic.interop import dp_event as reader
 from jaxdp_episodic.interop.dp_event import from_dp_event
+from jaxdp_episodic.interop.release_event import COVERED
 
 # The bounds by Rényi-DP are what these tests are about.
 rdp_epsilon = functools.partial(jde.epsilon, method="rdp")
@@ -271,3 +273,7 @@ def test_wrong_fields_are_refused(event, error, words):
 def test_unknown_relation_is_refused():
     with pytest.raises(ValueError, match="neighboring_relation"):
         from_dp_event(poisson(), neighboring_relation="replace_all")
+
+
+def test_what_is_said_to_be_covered_is():
+    assert set(COVERED) == {*reader._READERS, "RepeatAndSelectDpEvent"}

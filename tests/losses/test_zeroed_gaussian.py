@@ -13,7 +13,7 @@ from jaxdp_episodic.losses.independent_episodes import ZeroedEpisodesLoss
 from jaxdp_episodic.losses.zeroed_gaussian import ZeroedGaussianLoss
 from jaxdp_episodic.losses.zeroed_law import ZeroedLogs
 from jaxdp_episodic.numerics.complex_exponentials import sum_expm1
-from jaxdp_episodic.numerics.loops import at
+from jaxdp_episodic.numerics.loops import at, namespace
 from oracles import adversary, episodes, mixtures, moments, precise, trees, zero_out
 
 G = np.exp(adversary.LOG_GS)
@@ -25,7 +25,8 @@ FEW = 200
 
 
 def kernel(u, *fields):
-    return ZeroedGaussianLoss(*fields).log_tails(u)
+    xp = namespace(u, *fields)
+    return ZeroedGaussianLoss(*map(xp.asarray, fields)).log_tails(u)
 
 
 def log_tails(u, outer, p, r, s):

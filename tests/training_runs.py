@@ -88,8 +88,13 @@ def grouped_step(data, *, rate=0.5, neighboring_relation="add_remove"):
     )
 
 
-@functools.cache  # one learner is compiled once
 def protonet(seed=0):
+    learner, params = _made_protonet(seed)
+    return learner, jax.tree.map(lambda leaf: leaf, params)  # dictionaries of its own
+
+
+@functools.cache  # one learner is compiled once
+def _made_protonet(seed):
     apply, params = split_model(MLP(2, (8,), 4, rngs=nnx.Rngs(seed)))
     return ProtoNet(apply, ways=WAYS), params
 

@@ -152,9 +152,11 @@ class Run:
         for loss in self.losses:
             if method not in loss.methods:
                 name = type(loss).__name__.removesuffix("Loss")
+                covered = " or ".join(repr(one) for one in loss.methods)
+                why = "Rényi divergence alone" if covered == "'rdp'" else "estimates"
                 raise NotImplementedError(
-                    f"{name} is known by its Rényi divergence alone, which "
-                    f"method={method!r} cannot answer; method='rdp' covers it"
+                    f"{name} is known by its {why}, which method={method!r} cannot "
+                    f"answer; method={covered} covers it"
                 )
 
     def log_kept(self) -> np.ndarray:

@@ -121,7 +121,7 @@ def _near_largest(epsilon: np.ndarray, run: Run, *, backward: bool) -> np.ndarra
     chance = np.zeros(gap.shape)
     for loss, count in zip(run.losses, run.counts, strict=True):
         # The largest loss is known to a rounding; one without an end tells nothing.
-        with np.errstate(invalid="ignore"):
+        with np.errstate(all="ignore"):
             u = loss.largest_loss(backward=backward) * (1 - 1e-12) - gap
         inside = np.isfinite(u) & (u > 0) & (count > 0) & ~loss.loses_nothing
         if "exact" not in loss.methods or not np.any(inside):
@@ -129,7 +129,7 @@ def _near_largest(epsilon: np.ndarray, run: Run, *, backward: bool) -> np.ndarra
         with np.errstate(all="ignore"):
             tails = loss.kept_in_range().log_tails(np.where(inside, u, 1.0))
             within = np.fmin(np.logaddexp(*tails[backward]) + 1e-12, 0.0)
-        chance += np.where(inside, count * within, 0.0)
+        chance += np.where(inside, count * np.where(inside, within, 0.0), 0.0)
     with np.errstate(divide="ignore"):
         return np.log(-np.expm1(-gap)) + chance
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Self
+from typing import ClassVar, Self
 
 import numpy as np
 
@@ -20,6 +20,16 @@ _NODES_EACH = 4
 @dataclass(frozen=True)
 class AllocatedLoss(GaussianLoss):
     """Base: a unit in one of ``bins`` steps, of which ``taken`` >= 2 are taken."""
+
+    # Its tables' errors are estimates: no end that rests on them would be certified.
+    methods: ClassVar[tuple[str, ...]] = ("rdp", "exact")
+
+    def profile_reaches(self, u: Array) -> Array:
+        """Up to the end of a table, beyond which its last value stands."""
+        (here, _), (other, _) = self.log_tails(u)
+        (further, _), (another, _) = self.log_tails(u * (1 + 1e-6) + 1e-9)
+        falls = np.maximum(further, another) < np.maximum(here, other)
+        return np.asarray(falls | (np.maximum(here, other) == -np.inf))
 
     @property
     def _bins(self) -> Array:
@@ -55,6 +65,9 @@ class AllocatedLoss(GaussianLoss):
 _SMALLEST_SHIFT, _LARGEST_SHIFT = 1e-4, 10.0
 
 
+# Added to the logarithm of a moment less 1: thirty times the largest amount that one
+# was seen to be too small against the closed sum at whole orders.
+EXCESS_MARGIN = 1e-3
 # By how many nats what is beyond a table must be below delta; see `log_cut` of nodes,
 # which are 50 nats below it.
 _BEYOND = 36.0

@@ -199,6 +199,10 @@ class PrivacyLoss:
         """
         return np.full(self.shape, 4e-15)
 
+    def profile_reaches(self, u: Array) -> Array:
+        """Where the tails at u are known; elsewhere they are upper bounds."""
+        return np.ones(np.broadcast_shapes(np.shape(u), self.shape), bool)
+
     def smallest_loss(self) -> Array:
         """Losses below it, in size, are taken for 0 by the certified method."""
         hints = self.hints()

@@ -150,6 +150,8 @@ class TestNoise:
         noise, step = calibrated_step({"sampling": poisson(10**rate)}, **targets)
         target = targets.pop("epsilon")
         assert rdp_epsilon(step, **targets) <= target
+        if noise < 1e-8:  # delta covers all that can be told apart
+            return
         less = dataclasses.replace(step, noise_multiplier=noise * (1 - STEP_BEYOND))
         assert rdp_epsilon(less, **targets) > target * (1 - STEP_BEYOND)
 

@@ -60,10 +60,21 @@ def _sorted_out(question: Question, run: Run) -> Answer:
     single = open_ & (run.num_steps == 1)
     chosen = np.flatnonzero(single)
     if chosen.size:
-        value[chosen] = solve_single_step(question.take(chosen), run.take(chosen))
-        error[chosen] = _PROFILE_ERROR
+        part = run.take(chosen)
+        value[chosen] = solve_single_step(question.take(chosen), part)
+        error[chosen] = _PROFILE_ERROR + _of_profiles(part)
+        epsilon = value[chosen] if question.is_epsilon else question.target[chosen]
+        reached = _are_reached(epsilon, part)
+        error[chosen] = np.where(reached, error[chosen], np.inf)
         if question.is_epsilon:
-            error[chosen] *= value[chosen]
+            error[chosen] *= np.maximum(value[chosen], 0.0)
+        # What is poorly known counts as that much larger; nothing certified is below.
+        poor = error[chosen] > TOLERANCE * question.scale(value[chosen])
+        added = np.where(poor & np.isfinite(error[chosen]), error[chosen], 0.0)
+        value[chosen] = np.where(
+            np.isfinite(value[chosen]), value[chosen] + added, value[chosen]
+        )
+        certified[chosen] = np.isposinf(value[chosen])
     shift = np.where(open_ & ~single, run.gaussian_shift(), 0.0)
     chosen = np.flatnonzero(shift)
     if chosen.size:
@@ -117,6 +128,7 @@ def _of_many_steps(question: Question, run: Run) -> Answer:
             rival &= ~state.surely_private(rival, least, backward=True)
         other, other_error = state.solve(rival, backward=True, least=least)
         value, error = _larger(value, error, other, other_error, rival)
+    error = error + np.where(np.isfinite(error), _of_profiles(run), 0.0)
     unsure = ~(error <= TOLERANCE * question.scale(value))
     unsure |= ~wanted | ~np.isfinite(value)
     chosen = np.flatnonzero(unsure)
@@ -125,7 +137,30 @@ def _of_many_steps(question: Question, run: Run) -> Answer:
             question.take(chosen), run.take(chosen), bound[chosen]
         )
         value[chosen], error[chosen] = upper, width
-    return Answer(value, error, unsure)
+    return Answer(value, error, unsure & _has_certified_ends(run))
+
+
+def _has_certified_ends(run: Run) -> bool:
+    return all("pld" in loss.methods for loss in run.losses)
+
+
+def _of_profiles(run: Run) -> np.ndarray:
+    """Relative error of delta by that of profiles which are not closed forms."""
+    total = np.zeros(run.num_steps.shape)
+    for loss, count in zip(run.losses, run.counts, strict=True):
+        if "pld" not in loss.methods:
+            total = total + count * np.where(count > 0, loss.profile_error(), 0.0)
+    return total
+
+
+def _are_reached(epsilon: np.ndarray, run: Run) -> np.ndarray:
+    """Where the profiles of single steps are known at epsilon."""
+    reached = np.ones(epsilon.shape, bool)
+    for loss, count in zip(run.losses, run.counts, strict=True):
+        if "pld" not in loss.methods:
+            here = np.where(np.isfinite(epsilon), epsilon, 1.0)
+            reached &= loss.profile_reaches(here) | (count == 0) | np.isinf(epsilon)
+    return reached
 
 
 def _truncated(goal: np.ndarray, run: Run) -> tuple[Run, np.ndarray, np.ndarray]:
@@ -191,7 +226,12 @@ def _may_exceed(
 def _certified(
     question: Question, run: Run, bound: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Certified upper ends, or Rényi's bound where that is lower; and the widths."""
+    """Certified upper ends, or Rényi's bound where that is lower; and the widths.
+
+    Rényi's alone, of unknown width, where a mechanism has no certified ends.
+    """
+    if not _has_certified_ends(run):
+        return bound, np.full(bound.shape, np.inf)
     lower, upper = pld_bounds(question, run)
     upper = np.minimum(upper, bound)
     if question.is_epsilon:

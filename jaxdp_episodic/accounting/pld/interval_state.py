@@ -58,7 +58,17 @@ class Setting:
     last_attempt: bool = False
     guessed: bool = True
     rounds: int = 0
+    contradicted: bool = False  # ends have crossed: one of them was wrong
     aimed_at: int = 0  # the round in which the aim was taken
+
+    def __post_init__(self) -> None:
+        self._first = self.lower, self.upper
+
+    def forget_ends(self) -> None:
+        """Goes back to the ends that it began with, for good."""
+        self.lower, self.upper = self._first
+        self.contradicted = self.out_of_memory = True
+        self.next_aims = []
 
     def take_aim(self, aim: Aim) -> None:
         """Starts on another width with what is known by now."""

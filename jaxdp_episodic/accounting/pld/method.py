@@ -223,6 +223,8 @@ def _rounds(block: list[Setting]) -> None:
 def _unfinished(setting: Setting) -> bool:
     """Whether the ends are too far apart and something can be done about it."""
     width, enough = _widths(setting)
+    if setting.contradicted:
+        return False
     stuck = setting.out_of_memory or setting.last_attempt
     unknown = setting.lower <= (-np.inf if setting.target.log_delta is None else 0.0)
     stuck |= unknown and setting.rounds - setting.aimed_at >= _FRUITLESS_ROUNDS

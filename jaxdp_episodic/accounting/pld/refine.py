@@ -43,6 +43,8 @@ _SURE_SHARE = 0.3
 _MASS_CHECK = 1e-6
 # From where on that is no rounding.
 _MASS_ROUNDING = 1e-2
+# How many windows wide a cell may be; and by how much rounding may let ends cross.
+_WIDEST_CELL, _CROSSING = 4.0, 1e-9
 
 
 def _evaluate(
@@ -215,10 +217,16 @@ def compose(settings: list[Setting]) -> None:
             # What did not fit a guessed window may fit the one that is now known.
             s.least_spacing, s.last_attempt = 0.0, False
         s.upper = min(s.upper, max(s.uppers))
-        # Certified ends do not cross. If they did one were wrong: the larger is kept.
+        # Of a logarithm of delta an absolute rounding.
+        slack = _CROSSING * (abs(s.lower) + (s.target.log_delta is None))
+        if s.upper < s.lower - slack:
+            # One of them is wrong, and it is not known which.
+            s.forget_ends()
+            continue
         s.lower, s.upper = min(s.lower, s.upper), max(s.lower, s.upper)
         # A direction that lies below the other one is done with.
         keep = [i for i, high in enumerate(s.uppers) if high > s.lower]
+        keep = keep or [int(np.argmax(s.uppers))]
         for name in ("laws", "signs", "known", "uppers"):
             setattr(s, name, [getattr(s, name)[i] for i in keep])
 
@@ -246,6 +254,10 @@ def _jobs(s: Setting) -> list[_Job]:
         off = max(
             *(abs(u.total - 1) for u in uppers), *(low.total - 1 for low in lowers), 0.0
         )
+        if s.spacing > _WIDEST_CELL * (plan.high - min(plan.low, plan.epsilon)):
+            # Such a lattice says nothing, and its ends are not to be trusted.
+            s.out_of_memory = True
+            return []
         if not off < _MASS_CHECK:
             # Errors of the masses grow with the inverse of the spacing and the number
             # of bins: on a coarser lattice, unless it is the tails that are wrong.

@@ -503,7 +503,20 @@ def test_a_planted_fault_is_found(fault, monkeypatch):
     monkeypatch.setattr(refine, "_MASS_CHECK", 1.0)
     by_lattice(monkeypatch)
     truth = gaussian_log_delta(4.0, 10, 3.0)
+    # Ends that cross would be given up.
+    monkeypatch.setattr(refine, "_CROSSING", math.inf)
     monkeypatch.setattr(method, "_MOST_ROUNDS", 1)
     monkeypatch.setattr(method, "rdp_bound", lambda *_: (np.zeros(1), 0))
     lower, upper = pld_bounds(delta_at(4.0), one_run("sampled", 10, noise=3.0))
     assert not lower <= truth <= upper
+
+
+def test_ends_that_cross_are_given_up():
+    """Of two finite losses in one step each, on lattices that are far too coarse."""
+    first = jde.RandomizedResponse(0.00424, 28, neighboring_relation="zero_out")
+    second = jde.DiscreteLaplaceRelease(
+        2.24, sensitivity=2, sampling_probability=0.15, neighboring_relation="zero_out"
+    )
+    run = jde.compose((first, 1), (second, 1))
+    low, high = jde.epsilon_interval(run, delta=0.01)
+    assert low <= 5.90109474691098 <= high < 5.95  # by enumeration

@@ -126,6 +126,9 @@ class RandomAllocation(Spec):
     epochs as fit and a part of one more, which is fixed in advance: a run that stops in
     the middle of an epoch *because of what it saw* is charged the whole one.
 
+    Its epsilons come with estimated errors, see docs/theory.md, "Epochs": they are not
+    certified, and method "pld" and intervals are refused.
+
     Preconditions beyond those of `MultistageSampling`: the bins are drawn afresh in
     every epoch (the same bins in all of them are *not* covered), and what a step
     releases is a sum, or one divided by a constant, never by the realised batch size.

@@ -28,6 +28,7 @@ SLOW = {
     "docs/account.md",
     "docs/attacks.md",
     "docs/audit.md",
+    "docs/draws.md",
     "docs/plan.md",
     "docs/sweep.md",
     "docs/training.md",

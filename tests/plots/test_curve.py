@@ -113,18 +113,22 @@ def test_what_is_drawn(fast, tmp_path, monkeypatch):
 
 
 def test_without_noise_and_without_anything(fast, tmp_path):
-    leak = curve_plot.plot_curve(poisson_step(1.0, 0.0), tmp_path / "a.png")
+    leak = curve_plot.plot_curve(
+        poisson_step(1.0, 0.0), tmp_path / "a.png", num_steps=1
+    )
     assert leak.gdp_mu == np.inf
     assert json.loads((tmp_path / "a.json").read_text())["gdp_mu"] == "inf"
     assert curve_plot.summary(leak)["advantage"] == "at most 1"
-    silent = curve_plot.plot_curve(poisson_step(0.0, 1.0), tmp_path / "b.png")
+    silent = curve_plot.plot_curve(
+        poisson_step(0.0, 1.0), tmp_path / "b.png", num_steps=1
+    )
     assert silent.gdp_mu == silent.advantage == 0
     np.testing.assert_array_equal(silent.delta["exact"], 0)
 
 
 def test_the_summary_is_rounded_up(fast, tmp_path):
     curve = curve_plot.plot_curve(
-        poisson_step(0.1, 0.7), tmp_path / "curve.png", method="exact"
+        poisson_step(0.1, 0.7), tmp_path / "curve.png", num_steps=1, method="exact"
     )
     facts = curve_plot.summary(curve)
     for name, value in [
@@ -149,7 +153,10 @@ def test_bad_inputs(fast, tmp_path):
 
 def test_the_folder_is_made(fast, tmp_path):
     curve_plot.plot_curve(
-        poisson_step(0.1, 0.7), tmp_path / "new" / "curve.png", method="exact"
+        poisson_step(0.1, 0.7),
+        tmp_path / "new" / "curve.png",
+        num_steps=1,
+        method="exact",
     )
     assert (tmp_path / "new" / "curve.json").exists()
 

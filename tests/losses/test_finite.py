@@ -176,3 +176,33 @@ def test_ends():
         jde.DiscreteLaplaceRelease(1.0, sensitivity=1001)
     with pytest.raises(NotImplementedError, match="add_remove.*no theorem"):
         jde.RandomizedResponse(0.5, 3, neighboring_relation="add_remove")
+
+
+@pytest.mark.parametrize(
+    ("release", "epsilon", "truth"),
+    [
+        (
+            jde.DiscreteLaplaceRelease(
+                0.017344859873585684,
+                sensitivity=1,
+                sampling_probability=0.08208089952838254,
+                neighboring_relation="zero_out",
+            ),
+            0.001435069969316183,
+            2.2335883e-13,
+        ),
+        (
+            jde.RandomizedResponse(
+                0.012534793155478388, 3, neighboring_relation="replace_one"
+            ),
+            5.469467696603839,
+            6.2426630661e-10,
+        ),
+    ],
+)
+def test_next_to_the_largest_loss_the_rounding_of_losses_counts(
+    release, epsilon, truth
+):
+    value, info = jde.delta(release, epsilon=epsilon, num_steps=1, return_info=True)
+    # Of delta the error is relative; what is poorly known is raised by it.
+    assert -1e-8 <= value / truth - 1 <= 2 * info.error <= 0.01

@@ -31,6 +31,8 @@ _RESERVE = 25.0
 _LOG_ZERO = -746.0
 # A profile is good to 1e-14.
 _PROFILE_ERROR = 1e-13
+# Losses are rounded, relative to 1 or their size.
+_ROUNDING = 4e-16
 # From so many settings on compiling pays: it takes about as long as they do on NumPy.
 BREAK_EVEN = 4_000
 
@@ -63,6 +65,8 @@ def _sorted_out(question: Question, run: Run) -> Answer:
         part = run.take(chosen)
         value[chosen] = solve_single_step(question.take(chosen), part)
         error[chosen] = _PROFILE_ERROR + _of_profiles(part)
+        if not question.is_epsilon:
+            error[chosen] += _of_rounded_losses(question.target[chosen], part)
         epsilon = value[chosen] if question.is_epsilon else question.target[chosen]
         reached = _are_reached(epsilon, part)
         error[chosen] = np.where(reached, error[chosen], np.inf)
@@ -150,6 +154,21 @@ def _of_profiles(run: Run) -> np.ndarray:
     for loss, count in zip(run.losses, run.counts, strict=True):
         if "pld" not in loss.methods:
             total = total + count * np.where(count > 0, loss.profile_error(), 0.0)
+    return total
+
+
+def _of_rounded_losses(epsilon: np.ndarray, run: Run) -> np.ndarray:
+    """Relative error of a single step's delta as its atoms lie a rounding off."""
+    total = np.zeros(epsilon.shape)
+    for loss, count in zip(run.losses, run.counts, strict=True):
+        here = np.flatnonzero(count > 0)
+        if not loss.may_have_atoms or not here.size:
+            continue
+        at = epsilon[here]
+        with np.errstate(all="ignore"):
+            tails = loss.map(lambda field, here=here: field[here]).log_tails(at)
+            fall = np.fmax(*(np.exp(tail - profile) for profile, tail in tails))
+        total[here] += _ROUNDING * (1 + at) * np.where(np.isfinite(fall), fall, 0.0)
     return total
 
 

@@ -158,8 +158,8 @@ def _evaluations(config: TrainingConfig, tables: Tables) -> dict[str, Evaluation
     return {
         split: Evaluation(
             tables.load(split),
-            ways=_ways(config),
-            shots=config.learner.shots,
+            ways=_ways(config) if wanted.ways is None else wanted.ways,
+            shots=config.learner.shots if wanted.shots is None else wanted.shots,
             queries=wanted.queries,
             num_episodes=wanted.num_episodes,
         )

@@ -155,6 +155,14 @@ def _evaluations(config: TrainingConfig, tables: Tables) -> dict[str, Evaluation
     wanted = config.evaluation
     if wanted is None:
         return {}
+    shape = tables.load("train").features.shape[1:]
+    for split in wanted.splits:
+        found = tables.load(split).features.shape[1:]
+        if found != shape:
+            raise ValueError(
+                f"features must be of shape {shape} as in training, got those of "
+                f"{split!r} of shape {found}"
+            )
     return {
         split: Evaluation(
             tables.load(split),

@@ -185,9 +185,9 @@ class PrivateStatistics:
         self.config, self._data = config, data
         self._made: tuple[Start, ExampleTable] | None = None
         self._by_class = privacy_unit == data.level_names[-2]
-        self._features = data.features.reshape(data.num_examples, -1)
+        number = math.prod(data.features.shape[1:])
+        self._features = data.features.reshape(data.num_examples, number)
         self._sizes = np.asarray(data.population.children_counts[-1], np.int64)
-        number = self._features.shape[1]
         if number > _MOST_FEATURES:
             raise ValueError(
                 f"private statistics take at most {_MOST_FEATURES} features, got "

@@ -69,8 +69,11 @@ def test_prototypes_tell_as_many_classes_apart_as_there_are(wrapped):
 def _unit_inputs(episode):
     parts = {"support_inputs", "query_inputs"}
     return episode._replace(
-        **{k: v / jnp.linalg.norm(v, axis=1, keepdims=True)
-           for k, v in episode._asdict().items() if k in parts}
+        **{
+            k: v / jnp.linalg.norm(v, axis=1, keepdims=True)
+            for k, v in episode._asdict().items()
+            if k in parts
+        }
     )
 
 

@@ -244,9 +244,27 @@ def test_all_noise_still_makes_a_finite_metric():
     assert np.asarray(state.projection).any()
 
 
+@pytest.mark.parametrize("noise", [0.0, 0.1])
+def test_singular_covariances_make_a_finite_metric(noise):
+    data = gaussian_classes()
+    singular = data.features @ np.diag(np.float32([1, 1, 0, 0, 0]))
+    singular[:, 4] = 2 * singular[:, 0]
+    data = ExampleTable(singular, None, data.population)
+    state = released(statistics(data), noise=noise)
+    assert all(np.isfinite(np.asarray(leaf)).all() for leaf in state)
+    assert np.asarray(state.projection).any()
+
+
+def test_nobody_there_gives_a_metric_of_noise():
+    tree = jde.Population((np.array([2]), np.array([0, 0])), ("class", "example"))
+    data = ExampleTable(np.zeros((0, 5), np.float32), None, tree)
+    state = released(statistics(data), noise=1.0)
+    assert all(np.isfinite(np.asarray(leaf)).all() for leaf in state)
+
+
 def test_where_no_class_has_two_different_examples():
     data = gaussian_classes((1,) * 8)
-    with pytest.raises(ValueError, match="no class has two different examples"):
+    with pytest.raises(ValueError, match="is of two different ones"):
         released(statistics(data))
     assert np.asarray(released(statistics(data), noise=1.0).projection).any()
 
@@ -259,6 +277,9 @@ def test_where_no_class_has_two_different_examples():
         ({"within": ()}, "within"),
         ({"within": (0.3, -0.1)}, "within"),
         ({"share": 1.0}, "share must lie in"),
+        ({"share": np.nan}, "share must not be NaN"),
+        ({"within": 0.68}, "within must be a list"),
+        ({"within": (0.35, np.inf)}, "within must be > 0 and finite"),
         ({"kind": "lda"}, "plda"),
         ({"dimensions": 0}, "dimensions"),
     ],

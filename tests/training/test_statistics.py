@@ -222,6 +222,24 @@ def test_no_unit_moves_a_sum_by_more_than_that(unit):
         assert 0.5 < np.linalg.norm(total[0] - total[1]) <= 1 + 1e-5
 
 
+def test_what_episodes_see_of_an_example_depends_on_it_alone():
+    """So what is proved of gradient steps holds after a start: clip units stay apart."""
+    data = gaussian_classes((6,) * 4)
+    own = statistics(data)
+    rng = np.random.default_rng(3)
+    state = own.initial()._replace(
+        mean=rng.normal(size=5).astype(np.float32),
+        projection=rng.normal(size=(5, 2)).astype(np.float32),
+    )
+    changed = data.features.copy()
+    changed[7] += 1e3
+    tables = own, statistics(ExampleTable(changed, None, data.population))
+    seen = [np.asarray(each.table(state).features) for each in tables]
+    others = np.arange(24) != 7
+    np.testing.assert_array_equal(seen[0][others], seen[1][others])
+    assert np.abs(seen[0][7] - seen[1][7]).max() > 0.1
+
+
 # --- What comes of them ---
 
 

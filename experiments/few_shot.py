@@ -79,14 +79,9 @@ class Run(NamedTuple):
     epsilon: float
 
 
-def learner(**fields: Any) -> Change:
-    """A run with other fields of its learner."""
-    return lambda config: {"learner": dataclasses.replace(config.learner, **fields)}
-
-
-def optimizer(**fields: Any) -> Change:
-    """A run with other fields of its optimizer."""
-    return lambda config: {"optimizer": dataclasses.replace(config.optimizer, **fields)}
+def part(name: str, **fields: Any) -> Change:
+    """A run with other fields in one of its tables."""
+    return lambda config: {name: dataclasses.replace(getattr(config, name), **fields)}
 
 
 def half_of_the_episodes(config: TrainingConfig) -> dict[str, Any]:
@@ -97,14 +92,14 @@ def half_of_the_episodes(config: TrainingConfig) -> dict[str, Any]:
 
 
 CHANGES: dict[str, Change] = {
-    "Euclidean distances": learner(distance="euclidean", temperature=1.0),
-    "no average of the parameters": optimizer(ema=None),
-    "no re-splits": learner(resplits=False),
+    "Euclidean distances": part("learner", distance="euclidean", temperature=1.0),
+    "no average of the parameters": part("optimizer", ema=None),
     "the mean not taken off": lambda config: {"start": None},
-    "each episode with probability 1/2": half_of_the_episodes,
+    "the noise taken off Adam's second moments": part("optimizer", noise_floor=1.0),
+    "no re-splits": part("learner", resplits=False),
     "100 steps instead of 300": lambda config: {"num_steps": 100},
+    "each episode with probability 1/2": half_of_the_episodes,
     "clip norm 1 instead of 0.1": lambda config: {"l2_clip_norm": 1.0},
-    "the noise taken off Adam's second moments": optimizer(noise_floor=1.0),
 }
 
 
@@ -121,11 +116,11 @@ def runs_of(kind: str) -> Iterator[Run]:
         for epsilon in (1.0, 8.0, 0.25, 4.0, 2.0, 0.5):
             yield Run(P3, "", "example", "add_remove", epsilon)
     elif kind == "ablation":
-        for epsilon in (8.0, 1.0):
-            yield Run(P1, "", "example", "zero_out", epsilon)
-            yield Run(P1, "", "example", "add_remove", epsilon)
-            for change in CHANGES:
-                yield Run(P1, change, "example", "zero_out", epsilon)
+        relations = {"": ("zero_out", "add_remove")}
+        for change in ("", *CHANGES):
+            for relation in relations.get(change, ("zero_out",)):
+                for epsilon in (8.0, 1.0):
+                    yield Run(P1, change, "example", relation, epsilon)
     else:
         yield Run(NOTHING, "", "example", "zero_out", 0.0)
         for pipeline in (P1, P2, P3):
@@ -297,9 +292,9 @@ def ablation_table(found: Mapping[Run, list[Trained]]) -> str:
             whole = found.get(Run(P1, "", "example", "zero_out", epsilon), [])
             relation = "add_remove" if change == "add_remove" else "zero_out"
             name = "" if change == "add_remove" else change
-            part = found.get(Run(P1, name, "example", relation, epsilon), [])
-            row.append(shown(part))
-            if change and part and whole:
+            runs = found.get(Run(P1, name, "example", relation, epsilon), [])
+            row.append(shown(runs))
+            if change and runs and whole:
                 means = [
                     np.mean([line.test for line in runs]) for runs in (part, whole)
                 ]
@@ -337,18 +332,21 @@ def draw(found: Mapping[Run, list[Trained]], path: Path) -> None:
         axes.axhline(1 - nothing[0].test, color="0.5", linewidth=1, linestyle=":")
         axes.annotate(
             "features alone, nothing learned",
-            (EPSILONS[0], 1 - nothing[0].test),
+            (EPSILONS[-1], 1 - nothing[0].test),
             xytext=(0, 3),
             textcoords="offset points",
+            ha="right",
             color="0.35",
             fontsize=8.5,
         )
     axes = panels[0]
     logarithmic(axes, "y", [1 - accuracy for accuracy in TICKS])
     axes.yaxis.set_major_formatter(lambda error, _: f"{1 - error:g}")
-    axes.set_ylim(1 - TICKS[0], 1 - TICKS[-1])
+    lowest = min(line.test for lines in found.values() for line in lines)
+    axes.set_ylim(1.2 * (1 - lowest), 1 - TICKS[-1])
     axes.set_ylabel("accuracy on unseen syllables, 5-way 1-shot")
-    axes.legend(frameon=False, fontsize=8.5, loc="lower right")
+    handles, labels = axes.get_legend_handles_labels()
+    panels[1].legend(handles, labels, frameon=False, fontsize=8.5, loc="upper left")
     save(figure, path)
 
 
@@ -359,14 +357,14 @@ def draw_line(
     means = np.array([np.mean(scores) for scores in lines.values()])
     spread = [np.std(s, ddof=1) if len(s) > 1 else 0.0 for s in lines.values()]
     numbers = sorted({len(scores) for scores in lines.values()})
-    runs = "–".join(str(n) for n in dict.fromkeys((numbers[0], numbers[-1])))
+    runs = " to ".join(str(n) for n in dict.fromkeys((numbers[0], numbers[-1])))
     is_plain = relation == "zero_out"
     other = "" if is_plain else ", add_remove"
     axes.errorbar(
         list(lines),
         1 - means,
         yerr=spread,
-        label=f"{NAMES[pipeline]}{other} ({runs} run{'s' * (runs != '1')} a point)",
+        label=f"{NAMES[pipeline]}{other} ({runs} run{'s' * (runs != '1')} each)",
         color=COLOURS[place],
         marker="osD^"[place],
         markersize=5,

@@ -34,6 +34,7 @@ PIPELINES = {
     "P1: features, linear, episodes": "glyphs_linear",
     "P2: features, private statistics": "glyphs_plda",
     "P3: P2, then episodes": "demo",
+    "schools: mixed model, RMSE": "schools_mixed",  # under add_remove
 }
 RELATIONS = ("zero_out", "add_remove")
 Change = Callable[[TrainingConfig], dict[str, Any]]

@@ -89,13 +89,12 @@ class TrainingState(NamedTuple):
 def released_params(state: TrainingState) -> Any:
     """Returns the parameters to evaluate and release: the last, or an average.
 
-    With private statistics: ``{"start": {"mean", "projection"}, "model": …}``.
+    With private statistics: ``{"start": what they released, "model": …}``.
     """
     model = average_of(state.params, state.optimizer_state)
     if not state.start:
         return model
-    start = {name: getattr(state.start, name) for name in ("mean", "projection")}
-    return {"start": start, "model": model}
+    return {"start": state.start.released(), "model": model}
 
 
 def initial_state(

@@ -116,15 +116,23 @@ def initial_state(
 
 
 def updater(
-    optimizer: optax.GradientTransformation,
+    optimizer: optax.GradientTransformation, noise_deviation: float
 ) -> Callable[[TrainingState, Any], TrainingState]:
-    """Returns the compiled ``(state, gradient) -> state``; types stay."""
+    """Returns the compiled ``(state, gradient) -> state``; types stay.
+
+    Args:
+      optimizer: gets the next as an extra argument, if it takes any.
+      noise_deviation: of the noise in each coordinate of a gradient.
+    """
+    optimizer = optax.with_extra_args_support(optimizer)
 
     @jax.jit
     def moved(params: Any, kept: Any, gradient: Any) -> tuple[Any, Any]:
         # Optax mixes types; a caller's strict promotion is about the caller's code.
         with jax.numpy_dtype_promotion("standard"):
-            updates, kept = optimizer.update(gradient, kept, params)
+            updates, kept = optimizer.update(
+                gradient, kept, params, noise_deviation=noise_deviation
+            )
             return optax.apply_updates(params, updates), kept
 
     def update(state: TrainingState, gradient: Any) -> TrainingState:

@@ -32,7 +32,7 @@ from jaxdp_episodic.report.ledger_file import read_ledger
 from jaxdp_episodic.training.assemble import Tables, assembled
 from jaxdp_episodic.training.config import TrainingConfig, read_config
 from jaxdp_episodic.training.run_files import LEDGER
-from jaxdp_episodic.training.start import Started
+from jaxdp_episodic.training.statistics import Started
 
 HERE = Path(__file__).resolve().parent
 CONFIGS, RESULTS = HERE.parent / "configs", HERE / "few_shot.csv"

@@ -22,7 +22,12 @@ from jaxdp_episodic.describe.spec import (
 from jaxdp_episodic.describe.step import GaussianStep, Sampling
 from jaxdp_episodic.files.toml_file import read_toml
 from jaxdp_episodic.training.features import FeaturesConfig
-from jaxdp_episodic.training.learners import PLDA, LearnerConfig
+from jaxdp_episodic.training.learner_config import (
+    CLOSED_FORM,
+    MIXED,
+    PLDA,
+    LearnerConfig,
+)
 from jaxdp_episodic.training.models import (
     CONV_CLASSIFIER,
     EMBEDDINGS,
@@ -32,7 +37,7 @@ from jaxdp_episodic.training.models import (
 )
 from jaxdp_episodic.training.optimizers import OptimizerConfig
 from jaxdp_episodic.training.private_gradient import NOISES, checked_setting
-from jaxdp_episodic.training.statistics import StartConfig
+from jaxdp_episodic.training.start import StartConfig
 
 # What an untrusted config may ask of an evaluation.
 _MOST_EPISODES = 10**7
@@ -174,7 +179,7 @@ class TrainingConfig(Spec):
       num_steps: steps of the run; the noise is calibrated for them. None: the run takes
         as many as the step's own noise permits.
       learner: what an episode teaches, and how.
-      model: the network; not with ``learner.kind = "plda"``, as the next two.
+      model: the network; none with private statistics alone, like the next two.
       features: fixed features in place of the examples' own.
       start: private statistics that the run begins with; None: none.
       optimizer: of the outer loop.
@@ -238,35 +243,33 @@ class TrainingConfig(Spec):
                 f"learner.kind={self.learner.kind!r}, whose network has one output for "
                 f"each class of training, got {ways}"
             )
-        if self.learner.kind == PLDA:
+        if self.learner.kind in CLOSED_FORM:
             self._check_statistics_alone()
         else:
             self._check_steps()
+        if self.start is not None:
+            self.start.check_use(self.learner.kind, self.num_steps)
 
     @property
     def start_shares(self) -> tuple[float, ...]:
         """Of each statistic that the run begins with, in its budget."""
         if self.start is None:
             return ()
-        return self.start.shares(self.learner.kind == PLDA)
+        return self.start.shares(self.learner.kind in CLOSED_FORM)
 
     def _check_statistics_alone(self) -> None:
         """Refuses what a run of private statistics has no use for."""
+        kind = self.learner.kind
         names = ("model", "l2_clip_norm", "num_steps", "normalizer")
         given = [name for name in names if getattr(self, name) is not None]
         given += ["step.noise_multiplier"] * (self.step.noise_multiplier is not None)
         if given:
             raise ValueError(
-                f"{given[0]} must not be given with learner.kind={PLDA!r}, which takes "
+                f"{given[0]} must not be given with learner.kind={kind!r}, which takes "
                 "no gradient steps"
             )
-        start = StartConfig() if self.start is None else self.start
-        object.__setattr__(self, "start", start)
-        if start.kind != PLDA or start.share is not None:
-            raise ValueError(
-                f"start must be of kind {PLDA!r} and without a share with "
-                f"learner.kind={PLDA!r}, which spends all of the budget on it"
-            )
+        if self.start is None:
+            object.__setattr__(self, "start", StartConfig(kind=kind))
 
     def _check_steps(self) -> None:
         """Refuses a run of gradient steps without what they need."""
@@ -276,8 +279,6 @@ class TrainingConfig(Spec):
                     f"{name} must be given with learner.kind={self.learner.kind!r}"
                 )
         self._check_model()
-        if self.start is not None and self.num_steps is None:
-            raise ValueError("num_steps must be given with start, got None")
         if (self.num_steps is None) == (self.step.noise_multiplier is None):
             given = "neither" if self.num_steps is None else "both"
             raise ValueError(
@@ -343,6 +344,8 @@ def built_model(
     config: TrainingConfig, input_shape: tuple[int, ...], ways: int | None
 ) -> tuple[Any, Any]:
     """Returns ``(learner, params)`` of a config; ``ways`` is None for regression."""
+    if config.start is not None and config.start.kind == MIXED:
+        return config.start.mixed(), {}
     if config.model is None:  # statistics alone: as they project
         return config.learner.learner(lambda _, inputs: inputs, ways), {}
     module = config.model.build(input_shape, 1 if ways is None else ways)

@@ -44,7 +44,7 @@ from jaxdp_episodic.training.private_gradient import (
     checked_setting,
 )
 from jaxdp_episodic.training.run_files import HELD_OUT, PRIVATE, StepProgress
-from jaxdp_episodic.training.statistics import PrivateStatistics, Started
+from jaxdp_episodic.training.statistics import PrivateStatistics
 
 _SINGLE_EXAMPLES_AT_ONCE = 64  # small and quick gradients: many side by side
 _EVERY = ("evaluate_every", "checkpoint_every", "log_every")
@@ -116,6 +116,7 @@ class Trainer:
         checked_noise(step.noise_multiplier, noise == "discrete")
         checks.check_start(budget, start, noise)
         self._start = start
+        self._judged = learner if start is None else start.learner(learner)
         checks.warn_about_delta(step, budget.delta, data)
         self.sampler = EpisodeSampler(
             step.design,
@@ -395,6 +396,5 @@ class Trainer:
         return snapshot.charged_steps
 
     def _evaluate(self, evaluations: Mapping[str, Evaluation] | None) -> dict[str, Any]:
-        learner = self.learner if self._start is None else Started(self.learner)
-        scores = evaluated(evaluations or {}, learner, self.params)
+        scores = evaluated(evaluations or {}, self._judged, self.params)
         return {HELD_OUT: scores} if scores else {}

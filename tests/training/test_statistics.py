@@ -20,11 +20,8 @@ from jaxdp_episodic.training.plda import (
     sum_with_count,
     with_symmetric_noise,
 )
-from jaxdp_episodic.training.statistics import (
-    PrivateStatistics,
-    StartConfig,
-    statistics_steps,
-)
+from jaxdp_episodic.training.start import StartConfig, statistics_steps
+from jaxdp_episodic.training.statistics import PrivateStatistics
 from jaxdp_episodic.training.trainer import Trainer
 from training_runs import GROUPED, assert_same
 
@@ -223,7 +220,7 @@ def test_no_unit_moves_a_sum_by_more_than_that(unit):
 
 
 def test_what_episodes_see_of_an_example_depends_on_it_alone():
-    """So what is proved of gradient steps holds after a start: clip units stay apart."""
+    """So after a start, too, clip units do not touch each other."""
     data = gaussian_classes((6,) * 4)
     own = statistics(data)
     rng = np.random.default_rng(3)

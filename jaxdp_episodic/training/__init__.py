@@ -25,6 +25,7 @@ from jaxdp_episodic.training.models import (
     refuse_shared_state,
     split_model,
 )
+from jaxdp_episodic.training.optimizers import noise_corrected_adam
 from jaxdp_episodic.training.private_gradient import PrivateGradient
 from jaxdp_episodic.training.report import load_parameters
 from jaxdp_episodic.training.run import run_training
@@ -57,6 +58,7 @@ __all__ = [
     "averaged",
     "classification_episode",
     "load_parameters",
+    "noise_corrected_adam",
     "plan_budget",
     "read_config",
     "refuse_shared_state",

@@ -228,7 +228,7 @@ def nothing_learned(config: TrainingConfig, tables: Tables) -> Trained:
         )(learner, {}).mean
         for split in ("validation", "test")
     ]
-    return Trained(*scores, 0.0, 0.0)
+    return Trained._make((*scores, 0.0, 0.0))
 
 
 def read_results() -> dict[Run, list[Trained]]:
@@ -238,7 +238,7 @@ def read_results() -> dict[Run, list[Trained]]:
         with RESULTS.open(newline="", encoding="utf-8") as file:
             for *run, epsilon, a, b, c, d in list(csv.reader(file))[1:]:
                 line = Trained(float(a), float(b), float(c), float(d))
-                found[Run(*run, float(epsilon))].append(line)
+                found[Run._make((*run, float(epsilon)))].append(line)
     return found
 
 
@@ -335,7 +335,7 @@ def draw(found: Mapping[Run, list[Trained]], path: Path) -> None:
         panels, titles, ("example", "class"), strict=True
     ):
         for place, pipeline in enumerate(PIPELINES):
-            for relation in ("zero_out", "add_remove"):
+            for relation in ("zero_out", "add_remove")[: 1 + (pipeline == P3)]:
                 lines = {
                     epsilon: [line.test for line in found[run]]
                     for epsilon in EPSILONS
@@ -344,6 +344,7 @@ def draw(found: Mapping[Run, list[Trained]], path: Path) -> None:
                 if lines:
                     draw_line(axes, place, pipeline, relation, lines)
         logarithmic(axes, "x", list(EPSILONS))
+        axes.set_xlim(0.9 * EPSILONS[0], 1.15 * EPSILONS[-1])
         axes.set_xlabel("epsilon at delta = 1e-5")
         axes.set_title(title, loc="left")
     nothing = found.get(Run(NOTHING, "", "example", "zero_out", 0.0), [])

@@ -124,14 +124,11 @@ def noise_corrected_adam(
         return optax.ScaleByAdamState(jnp.zeros((), jnp.int32), first, second)
 
     def update(
-        updates: Any,
-        state: Any,
-        params: Any = None,
-        *,
-        noise_deviation: Any,
-        **others: Any,
+        updates: Any, state: Any, params: Any = None, **others: Any
     ) -> tuple[Any, optax.ScaleByAdamState]:
-        del params, others
+        if "noise_deviation" not in others:
+            raise TypeError("update needs the noise_deviation of the gradient")
+        noise_deviation = others["noise_deviation"]
         count = optax.safe_increment(state.count)
         first = optax.tree.update_moment(updates, state.mu, b1, 1)
         second = optax.tree.update_moment(updates, state.nu, b2, 2)

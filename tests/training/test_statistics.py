@@ -395,6 +395,7 @@ def run(*, num_steps=4, seed=1, budget=None, **changes):
 
 def test_a_run_of_statistics_alone(tmp_path):
     trainer = run(num_steps=0)
+    assert trainer.run["noise"] == "gaussian"
     records = trainer.train(tmp_path)
     assert [r["step"] for r in records] == [0, 1, 2, 3]
     content = read_ledger(tmp_path / "ledger.jsonl")

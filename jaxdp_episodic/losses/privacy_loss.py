@@ -157,6 +157,10 @@ class PrivacyLoss:
         }
         return dataclasses.replace(self, **raised)
 
+    def at_least(self) -> Self:
+        """Returns a mechanism that is not dearer, where fields are upper bounds."""
+        return self
+
     def scaled(self, factor: Array) -> Self:
         """Returns the mechanism with its noise divided by a factor."""
         raise NotImplementedError(f"{type(self).__name__} has no noise to change")

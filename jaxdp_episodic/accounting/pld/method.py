@@ -147,7 +147,11 @@ def _bounds(
             add(i, None, less)
             add(None, i, more)
         else:
-            add(i, i, steps[i])
+            less = tuple(s._replace(loss=s.loss.at_least()) for s in steps[i])
+            same = all(a.loss is b.loss for a, b in zip(less, steps[i], strict=True))
+            add(i, i if same else None, less)
+            if not same:
+                add(None, i, steps[i])
     _solve([setting for *_, setting in settings])
     for lower_of, upper_of, setting in settings:
         if lower_of is not None:

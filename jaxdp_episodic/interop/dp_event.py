@@ -188,13 +188,15 @@ def _poisson(event: Any, relation: str) -> OneStep:
     kinds = {kind(part) for part, _ in parts}
     if kinds <= {"GaussianDpEvent"}:
         return release.sampled_gaussian(rate, joint_noise(parts), relation)
-    if kinds == {"LaplaceDpEvent"} and relation != "replace_one":
+    if kinds == {"LaplaceDpEvent"}:
+        if relation == "replace_one":
+            raise release.wrong_relation(event, relation, "'add_remove' or 'zero_out'")
         return LaplaceRelease(
             joint_scale(parts), sampling_probability=rate, neighboring_relation=relation
         )
     one = parts[0][0] if sum(count for _, count in parts) == 1 else None
-    if kinds == {"EpsilonDeltaDpEvent"} and one is not None:
-        return _sampled_claim(rate, one, relation)
+    if kinds <= set(_CLAIMS) and one is not None:
+        return _sampled_claim(rate, _CLAIMS[kind(one)](one, relation), relation)
     if kinds == {"DiscreteLaplaceDpEvent"} and one is not None:
         return release.discrete_laplace(one, relation, rate)
     if kinds == {"MixtureOfGaussiansDpEvent"} and one is not None:
@@ -255,15 +257,14 @@ def _unsampled(sampled: Any, parts: Parts, relation: str) -> EventNotCovered:
     )
 
 
-def _sampled_claim(rate: float, event: Any, relation: str) -> OneStep:
+def _sampled_claim(rate: float, claim: ApproximateDP, relation: str) -> OneStep:
     """A sample of something (epsilon, delta)-DP.
 
     With a record more or less ``log(1 + rate (e^epsilon - 1))`` and ``rate delta``
     (Balle, Barthe, Gaboardi 2018, arXiv:1807.01647, Theorem 8); where it is replaced
     the draws are the same, and by joint convexity delta alone shrinks.
     """
-    epsilon, delta = nonnegative(event, "epsilon"), number(event, "delta")
-    delta = float(_validation.probability_array("delta", delta))
+    epsilon, delta = float(claim.epsilon), float(claim.delta)
     if relation == "add_remove":
         with np.errstate(over="ignore"):
             amplified = np.log1p(rate * np.expm1(epsilon))
@@ -271,12 +272,17 @@ def _sampled_claim(rate: float, event: Any, relation: str) -> OneStep:
     return ApproximateDP(epsilon, min(rate * delta * (1 + ROUNDING_MARGIN), delta))
 
 
+_CLAIMS: dict[str, Callable[[Any, str], ApproximateDP]] = {
+    "EpsilonDeltaDpEvent": release.epsilon_delta,
+    "ExponentialMechanismDpEvent": release.pure,
+    "PermuteAndFlipDpEvent": release.pure,
+}
 # One entry for each of `COVERED`, but RepeatAndSelectDpEvent.
 _READERS: dict[str, Callable[[Any, str], OneStep | None]] = {
+    **_CLAIMS,
     # RandomAllocationDpEvent goes here, once its theorem is there.
     "DiscreteGaussianDpEvent": release.discrete_gaussian,
     "DiscreteLaplaceDpEvent": release.discrete_laplace,
-    "EpsilonDeltaDpEvent": release.epsilon_delta,
     "GaussianDpEvent": release.gaussian,
     "LaplaceDpEvent": release.laplace,
     "MixtureOfGaussiansDpEvent": release.gaussian_mixture,

@@ -1,5 +1,6 @@
 """Import of dp_accounting's events, against its own accountant where that is right."""
 
+import dataclasses
 import functools
 from typing import Any, cast
 
@@ -234,6 +235,10 @@ def test_joint_noise_of_several_releases_is_a_lower_bound():
             "of it of a LaplaceDpEvent",
         ),
         (poisson(0.1, dp_event.ZCDpEvent(0.1)), "of it of a ZCDpEvent"),
+        (
+            poisson(0.1, dp_event.LaplaceDpEvent(1.0)),
+            "PoissonSampledDpEvent.*must be 'add_remove' or 'zero_out'",
+        ),
         (poisson(0.1, dp_event.UnsupportedDpEvent()), "UnsupportedDpEvent"),
         (poisson(0.1, dp_event.NonPrivateDpEvent()), "of a NonPrivateDpEvent"),
         (
@@ -243,8 +248,24 @@ def test_joint_noise_of_several_releases_is_a_lower_bound():
     ],
 )
 def test_other_events_are_refused_by_name(event, name):
+    relation = "replace_one" if "must be" in name else "add_remove"
     with pytest.raises(NotImplementedError, match=f"{name}.*covered: "):
-        from_dp_event(event)
+        from_dp_event(event, neighboring_relation=relation)
+
+
+@pytest.mark.parametrize(
+    "name", ["PermuteAndFlipDpEvent", "ExponentialMechanismDpEvent"]
+)
+def test_of_pure_mechanisms_epsilon_alone_is_used(name):
+    kind = dataclasses.make_dataclass(name, ["epsilon"])  # of versions after 0.6
+    for relation in ("add_remove", "replace_one"):
+        run = from_dp_event(kind(0.5), neighboring_relation=relation)
+        assert run == jde.compose((jde.ApproximateDP(0.5), 1))
+    (sampled,) = from_dp_event(poisson(0.1, kind(0.5))).steps
+    assert isinstance(sampled, jde.ApproximateDP)
+    assert sampled.epsilon == pytest.approx(np.log1p(0.1 * np.expm1(0.5)), rel=1e-12)
+    with pytest.raises(ValueError, match="epsilon"):
+        from_dp_event(kind(-0.5))
 
 
 @pytest.mark.parametrize(

@@ -24,6 +24,7 @@ from jaxdp_episodic.describe.releases import (
 )
 from jaxdp_episodic.describe.schemes import (
     MultistageSampling,
+    RandomAllocation,
     WithoutReplacement,
 )
 from jaxdp_episodic.describe.step import ComposedSteps, GaussianStep, OneStep, compose
@@ -130,7 +131,8 @@ def steps_of(
         if population_is_exact and isinstance(step, GaussianStep):
             step = _of_exact_population(step)
         if step is not None:
-            yield part, step, count
+            # An event that is a whole epoch is as many steps.
+            yield part, step, count * int(getattr(part, "num_steps", 1))
 
 
 def nothing(relation: str) -> OneStep:
@@ -227,6 +229,27 @@ def _fixed_size(event: Any, relation: str) -> OneStep | None:
     )
 
 
+def _random_allocation(event: Any, relation: str) -> OneStep | None:
+    """An epoch: each record in so many of the steps, a uniform subset of its own.
+
+    Of a random partition into blocks one step each: at most what the blocks lose, see
+    docs/proofs.md, "Random allocation", `times`.
+    """
+    parts = _gaussian_parts(event, relation)
+    steps = whole(event, "num_steps", minimum=1)
+    selected = whole(event, "num_selected", minimum=0)
+    if selected > steps:
+        raise ValueError(
+            f"num_selected must be at most num_steps, got {selected!r} of {steps!r}"
+        )
+    if selected == 0:
+        return None
+    scheme = RandomAllocation(LEVEL, steps_per_epoch=steps, times=selected)
+    return GaussianStep(
+        scheme, noise_multiplier=joint_noise(parts), neighboring_relation=relation
+    )
+
+
 def _of_exact_population(step: GaussianStep) -> GaussianStep:
     scheme = step.design
     if isinstance(scheme, MultistageSampling):
@@ -280,7 +303,6 @@ _CLAIMS: dict[str, Callable[[Any, str], ApproximateDP]] = {
 # One entry for each of `COVERED`, but RepeatAndSelectDpEvent.
 _READERS: dict[str, Callable[[Any, str], OneStep | None]] = {
     **_CLAIMS,
-    # RandomAllocationDpEvent goes here, once its theorem is there.
     "DiscreteGaussianDpEvent": release.discrete_gaussian,
     "DiscreteLaplaceDpEvent": release.discrete_laplace,
     "GaussianDpEvent": release.gaussian,
@@ -290,6 +312,7 @@ _READERS: dict[str, Callable[[Any, str], OneStep | None]] = {
         1.0, 0.0, relation
     ),
     "PoissonSampledDpEvent": _poisson,
+    "RandomAllocationDpEvent": _random_allocation,
     "RandomizedResponseDpEvent": release.randomized_response,
     "SampledWithReplacementDpEvent": _fixed_size,
     "SampledWithoutReplacementDpEvent": _fixed_size,

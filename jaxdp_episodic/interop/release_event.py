@@ -46,6 +46,7 @@ COVERED = (
     "NonPrivateDpEvent",
     "PermuteAndFlipDpEvent",
     "PoissonSampledDpEvent",
+    "RandomAllocationDpEvent",
     "RandomizedResponseDpEvent",
     "RepeatAndSelectDpEvent",
     "SampledWithReplacementDpEvent",

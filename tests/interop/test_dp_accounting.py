@@ -15,6 +15,7 @@ import jaxdp_episodic as jde
 from jaxdp_episodic.interop import dp_event as reader
 from jaxdp_episodic.interop.dp_event import from_dp_event
 from jaxdp_episodic.interop.release_event import COVERED
+from jaxdp_episodic.interop.to_dp_event import to_dp_event
 
 # The bounds by Rényi-DP are what these tests are about.
 rdp_epsilon = functools.partial(jde.epsilon, method="rdp")
@@ -202,6 +203,37 @@ def test_all_of_an_exact_population_is_full_participation():
     assert jde.epsilon(from_dp_event(event), delta=1e-5) > 2 * everybody
     with pytest.raises(TypeError, match="population_is_exact"):
         from_dp_event(event, population_is_exact=cast(Any, "yes"))
+
+
+def test_a_random_allocation_is_an_epoch(monkeypatch):
+    # As proposed to dp_accounting (its pull request 414); in no release yet.
+    fields = ["event", "num_selected", "num_steps"]
+    allocation = dataclasses.make_dataclass("RandomAllocationDpEvent", fields)
+    event = dp_event.SelfComposedDpEvent(allocation(gaussian(2.0), 2, 11), 3)
+    (step,), (count,) = (lambda run: (run.steps, run.counts))(from_dp_event(event))
+    scheme = jde.RandomAllocation("example", steps_per_epoch=11, times=2)
+    assert step == jde.GaussianStep(scheme, noise_multiplier=2.0) and count == 33
+    # Of 414: "exact_epsilon = 2.4265" for 10 of 100, on a grid.
+    run = from_dp_event(allocation(gaussian(2.0), 10, 100))
+    assert 2.4265 < rdp_epsilon(run, delta=1e-6) < 2.4265 * 1.1
+    nobody = from_dp_event(allocation(gaussian(2.0), 0, 11))
+    assert jde.epsilon(nobody, delta=1e-6) == 0
+    with pytest.raises(ValueError, match="num_selected must be at most num_steps"):
+        from_dp_event(allocation(gaussian(), 12, 11))
+    with pytest.raises(NotImplementedError, match="of it of a LaplaceDpEvent"):
+        from_dp_event(allocation(dp_event.LaplaceDpEvent(1.0), 1, 11))
+    once = jde.GaussianStep(
+        jde.RandomAllocation("example", steps_per_epoch=11), noise_multiplier=2.0
+    )
+    with pytest.raises(NotImplementedError, match="no event"):
+        to_dp_event(jde.compose((once, 22)))
+    monkeypatch.setattr(dp_event, "RandomAllocationDpEvent", allocation, raising=False)
+    assert to_dp_event(jde.compose((once, 22))) == dp_event.SelfComposedDpEvent(
+        allocation(gaussian(2.0), 1, 11), 2
+    )
+    for other in (once, jde.compose((once, 12))):
+        with pytest.raises(NotImplementedError, match="an epoch of 11 steps"):
+            to_dp_event(other)
 
 
 def test_joint_noise_of_several_releases_is_a_lower_bound():

@@ -276,7 +276,8 @@ def _hockey_stick(
 
 
 NAMED: dict[str, tuple[str, str, Callable[[], None]]] = {
-    r"MaxBatchSizeTest.test_compute_epsilon_via_pld[0-4]|test_truncated_subsampled": (
+    r"MaxBatchSizeTest.test_compute_epsilon_via_pld|test_truncated_subsampled|"
+    r"CalibrateTest.test_calibrate_(noise|num_updates|batch_size)_truncated$": (
         "tighter",
         "another theorem for cut samples (docs/proofs.md), checked by enumeration",
         covers_every_small_data_set,

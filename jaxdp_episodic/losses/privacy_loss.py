@@ -178,6 +178,23 @@ class PrivacyLoss:
         """
         return np.zeros(self.shape)
 
+    def certified(self, *, up: bool) -> PrivacyLoss:
+        """What certified ends rest on: this pair, or one proven above or below it.
+
+        Of no fewer steps of any kind is the composed profile below, or above, this
+        one's; but for `law_error`.
+        """
+        del up
+        return self
+
+    def law_error(self) -> tuple[Array, Array]:
+        """By how many nats, for each step, a composed profile may be off.
+
+        As a function of losses and as a logarithm: ``log H_g`` by the first, ``log g``
+        by the second. What has a `profile_error` alone has none.
+        """
+        return np.zeros(self.shape), np.zeros(self.shape)
+
     # --- Profiles ---
 
     def log_tails(self, u: Array) -> tuple[Tails, Tails]:

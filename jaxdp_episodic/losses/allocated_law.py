@@ -25,9 +25,11 @@ from jaxdp_episodic.numerics.convex_sums import SumLaw, lognormal_sum
 from jaxdp_episodic.numerics.loops import Array, namespace, on_host
 
 _CACHED = 256
-# Sums are formed in blocks of so many, for their rounding error: `_SUM_ERROR`.
-_BLOCK, _SUM_ERROR = 64, 1e-13
-_ROUNDING = 1e-15
+# Sums are formed in blocks of so many, in as many digits as the machine has: what is
+# lost by it, of up to 2^16 losses, and by a rounding of the result and its logarithm.
+_BLOCK = 256
+_SUM_ERROR = 2 * (_BLOCK + 2**16 / _BLOCK) * float(np.finfo(np.longdouble).eps)
+_ROUNDING, _MOVE = 4e-15, 4e-16
 
 
 @dataclass(frozen=True)
@@ -77,11 +79,11 @@ class AllocatedLawLoss(AllocatedLoss):
 
     def profile_error(self) -> Array:
         """See `PrivacyLoss`."""
-        return np.full(self.shape, _SUM_ERROR)
+        return np.full(self.shape, _ROUNDING + _SUM_ERROR)
 
     def tail_displacement(self, u: Array) -> Array:
-        """The losses are logarithms, rounded."""
-        return namespace(u).zeros_like(u) + 1e-13
+        """The losses are logarithms, and rounded."""
+        return namespace(u).zeros_like(u) + _MOVE * self._facts()[3]
 
     def log_excess(
         self,
@@ -112,11 +114,14 @@ class AllocatedLawLoss(AllocatedLoss):
         return tuple(on_host(rows, order.shape, order, *fields, number=number))
 
     def _facts(self) -> np.ndarray:
-        """``(3, ...)``: `log_kept` and `law_error`."""
+        """``(4, ...)``: `log_kept`, `law_error`, and the largest loss of either sign."""
 
         def facts(_: np.ndarray, *setting: float) -> np.ndarray:
             law = epoch_law(*setting)
-            return np.array([[law.log_kept], [law.mass_error], [law.place_error]])
+            largest = np.abs(law.loss[[0, -1]]).max()
+            return np.array(
+                [[law.log_kept], [law.mass_error], [law.place_error], [largest]]
+            )
 
         # Settings that no table is made for have none to be wrong.
         kept = self.kept_in_range()
@@ -186,10 +191,12 @@ def _profile(ratio: np.ndarray, masses: np.ndarray) -> tuple[np.ndarray, np.ndar
 def _summed_from(array: np.ndarray) -> np.ndarray:
     """Sums of all from each one on."""
     size = len(array)
-    blocks = np.pad(array[::-1], (0, -size % _BLOCK)).reshape(-1, _BLOCK)
+    padded = np.pad(array[::-1], (0, -size % _BLOCK))
+    blocks = padded.astype(np.longdouble).reshape(-1, _BLOCK)
     blocks = np.cumsum(blocks, axis=1)
-    before = np.append(0.0, np.cumsum(blocks[:-1, -1]))
-    return (blocks + before[:, None]).reshape(-1)[:size][::-1]
+    before = np.append(np.longdouble(0), np.cumsum(blocks[:-1, -1]))
+    sums = (blocks + before[:, None]).reshape(-1)[:size][::-1]
+    return sums.astype(np.float64)
 
 
 def _tails(u: np.ndarray, *setting: float) -> np.ndarray:

@@ -26,10 +26,10 @@ from typing import NamedTuple
 import numpy as np
 
 # Spacing over the standard deviation of the logarithm, or over 1 where that is large.
-_CORE, _WIDEST = 0.009, 0.011
+_CORE, _WIDEST = 0.006, 0.007
 # Spacing over the distance from the mean, of rare large values; times the root of the
 # shift.
-_FAR = 0.004
+_FAR = 0.0027
 # The core of a wide sum is taken for no wider than that.
 _WIDE = 0.3
 # Range of one normal variable that is looked at.

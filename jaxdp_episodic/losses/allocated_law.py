@@ -21,7 +21,7 @@ from jaxdp_episodic.losses.allocated import AllocatedLoss
 from jaxdp_episodic.losses.allocation_tables import by_setting
 from jaxdp_episodic.losses.finite import log_excess_of_atoms
 from jaxdp_episodic.losses.privacy_loss import Quadrature, Tails
-from jaxdp_episodic.numerics.convex_sums import SumLaw, lognormal_sum
+from jaxdp_episodic.numerics.convex_sums import lognormal_sum
 from jaxdp_episodic.numerics.loops import Array, namespace, on_host
 
 _CACHED = 256

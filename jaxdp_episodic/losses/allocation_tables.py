@@ -233,10 +233,17 @@ def by_setting(
     """
     arrays = np.broadcast_arrays(place, *fields)
     flat = [np.asarray(a, np.float64).reshape(-1) for a in arrays]
-    settings, inverse = np.unique(np.stack(flat[1:]), axis=1, return_inverse=True)
+    rows = np.stack(flat[1:])
+    # Most often those of a setting are neighbours: one of each stretch is looked at.
+    changes = np.any(rows[:, 1:] != rows[:, :-1], axis=0)
+    begins = np.append(0, np.flatnonzero(changes) + 1)
+    settings, inverse = np.unique(rows[:, begins], axis=1, return_inverse=True)
+    which = np.repeat(inverse.reshape(-1), np.diff(np.append(begins, rows.shape[1])))
     result: np.ndarray | None = None
     for i, setting in enumerate(settings.T.tolist()):
-        chosen = np.flatnonzero(inverse.reshape(-1) == i)
+        chosen = slice(None)
+        if settings.shape[1] > 1:
+            chosen = np.flatnonzero(which == i)
         part = function(flat[0][chosen], *setting)
         if result is None:
             result = np.empty((len(part), flat[0].size))

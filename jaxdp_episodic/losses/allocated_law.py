@@ -30,6 +30,7 @@ _CACHED = 256
 _BLOCK = 256
 _SUM_ERROR = 2 * (_BLOCK + 2**16 / _BLOCK) * float(np.finfo(np.longdouble).eps)
 _ROUNDING, _MOVE = 4e-15, 4e-16
+_GRAIN = 0.5
 
 
 @dataclass(frozen=True)
@@ -65,6 +66,10 @@ class AllocatedLawLoss(AllocatedLoss):
     def log_kept(self) -> Array:
         """But for what is cut off."""
         return self._facts()[0]
+
+    def grain(self) -> Array:
+        """Half of what neighbouring losses are apart, in the mean."""
+        return self._facts()[4]
 
     def log_tails(self, u: Array) -> tuple[Tails, Tails]:
         """Of the law that is computed with; see `law_error`."""
@@ -114,14 +119,14 @@ class AllocatedLawLoss(AllocatedLoss):
         return tuple(on_host(rows, order.shape, order, *fields, number=number))
 
     def _facts(self) -> np.ndarray:
-        """``(4, ...)``: `log_kept`, `law_error`, and the largest loss of either sign."""
+        """``(5, ...)``: `log_kept`, `law_error`, largest size of a loss, `grain`."""
 
         def facts(_: np.ndarray, *setting: float) -> np.ndarray:
             law = epoch_law(*setting)
             largest = np.abs(law.loss[[0, -1]]).max()
-            return np.array(
-                [[law.log_kept], [law.mass_error], [law.place_error], [largest]]
-            )
+            gap = float(np.diff(law.loss) @ law.with_unit[1:])
+            facts = law.log_kept, law.mass_error, law.place_error, largest, _GRAIN * gap
+            return np.array(facts)[:, None]
 
         # Settings that no table is made for have none to be wrong.
         kept = self.kept_in_range()

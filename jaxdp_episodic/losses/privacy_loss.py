@@ -195,6 +195,10 @@ class PrivacyLoss:
         """
         return np.zeros(self.shape), np.zeros(self.shape)
 
+    def grain(self) -> Array:
+        """Spacing of losses from which on a finer lattice brings nothing."""
+        return np.zeros(self.shape)
+
     # --- Profiles ---
 
     def log_tails(self, u: Array) -> tuple[Tails, Tails]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -57,8 +56,6 @@ class Setting:
     least_spacing: float = 0.0
     out_of_memory: bool = False
     last_attempt: bool = False
-    last_width: float = math.inf
-    last_spacing: float = math.inf
     guessed: bool = True
     rounds: int = 0
     contradicted: bool = False  # ends have crossed: one of them was wrong

@@ -45,8 +45,6 @@ _MASS_CHECK = 1e-6
 _MASS_ROUNDING = 1e-2
 # How many windows wide a cell may be; and by how much rounding may let ends cross.
 _WIDEST_CELL, _CROSSING = 4.0, 1e-9
-# A spacing so much smaller than the last, and a width that is no smaller for it.
-_FINER, _NO_NEARER = 0.7, 0.9
 
 
 def _evaluate(
@@ -106,7 +104,8 @@ def lay_grids(settings: list[Setting]) -> None:
             for plan in s.plans
             if not plan.only_bound
         )
-        least = max(least * 1.001 / (s.most_cells - 16), s.least_spacing)
+        grain = max(float(step.loss.grain()) for step in s.steps)
+        least = max(least * 1.001 / (s.most_cells - 16), s.least_spacing, grain)
         s.last_attempt = s.spacing <= least
         s.spacing = max(s.spacing, least, 1e-12 * max(abs(c) for c in medians))
     _center_spikes(settings)
@@ -226,10 +225,6 @@ def compose(settings: list[Setting]) -> None:
             s.forget_ends()
             continue
         s.lower, s.upper = min(s.lower, s.upper), max(s.lower, s.upper)
-        # A finer lattice than the last, and no nearer ends: the law has atoms.
-        fruitless = s.upper - s.lower > _NO_NEARER * s.last_width
-        s.last_attempt |= fruitless and s.spacing < _FINER * s.last_spacing
-        s.last_width, s.last_spacing = s.upper - s.lower, s.spacing
         # A direction that lies below the other one is done with.
         keep = [i for i, high in enumerate(s.uppers) if high > s.lower]
         keep = keep or [int(np.argmax(s.uppers))]

@@ -31,6 +31,8 @@ _BLOCK = 256
 _SUM_ERROR = 2 * (_BLOCK + 2**16 / _BLOCK) * float(np.finfo(np.longdouble).eps)
 _ROUNDING, _MOVE = 4e-15, 4e-16
 _GRAIN = 0.5
+# Losses that moments are computed of.
+_FEW = 512
 
 
 @dataclass(frozen=True)
@@ -98,18 +100,21 @@ class AllocatedLawLoss(AllocatedLoss):
         *,
         with_derivatives: bool = False,
     ) -> tuple[Array, ...]:
-        """See `PrivacyLoss`: a sum. Forward the larger direction's."""
+        """See `PrivacyLoss`: of a coarser law, above. Forward the larger direction's."""
         del quadrature
         xp = namespace(t, *self.fields)
         order, *fields = xp.broadcast_arrays(t, *self.fields[1:])
         number = 3 if with_derivatives else 1
 
         def one(order: np.ndarray, *setting: float) -> np.ndarray:
-            law = epoch_law(*setting)
-            loss, mass = law.loss[:, None], np.log(law.with_unit)[:, None]
+            loss, mass = _coarse(epoch_law(*setting))
             return np.stack(
                 log_excess_of_atoms(
-                    loss, mass, order, direction, with_derivatives=with_derivatives
+                    loss[:, None],
+                    np.log(mass)[:, None],
+                    order,
+                    direction,
+                    with_derivatives=with_derivatives,
                 )
             )
 
@@ -184,6 +189,21 @@ def epoch_law(shift: float, bins: float, taken: float, above: float) -> EpochLaw
         float(mass_error),
         float(found.place_error + abs(np.log(mean)) + _ROUNDING),
     )
+
+
+def _coarse(law: EpochLaw) -> tuple[np.ndarray, np.ndarray]:
+    """A few of the losses, and masses under P: what is between them is spread."""
+    chosen = np.linspace(0, len(law.loss) - 1, min(_FEW, len(law.loss))).round()
+    places = np.exp(law.loss[chosen.astype(np.intp)])
+    ratio = np.exp(law.loss)
+    cell = np.searchsorted(places, ratio, side="right") - 1
+    cell = np.clip(cell, 0, len(places) - 2)
+    share = np.clip((ratio - places[cell]) / np.diff(places)[cell], 0.0, 1.0)
+    mass = law.with_unit / ratio
+    spread = np.bincount(cell, mass * (1 - share), len(places))
+    spread += np.bincount(cell + 1, mass * share, len(places))
+    kept = spread > 0
+    return np.log(places[kept]), (spread * places)[kept]
 
 
 def _profile(ratio: np.ndarray, masses: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

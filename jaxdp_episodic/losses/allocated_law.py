@@ -52,6 +52,7 @@ class AllocatedLawLoss(AllocatedLoss):
     taken: Array
     above: Array
     is_symmetric: ClassVar[bool] = False
+    is_estimate: ClassVar[bool] = False
     may_have_atoms: ClassVar[bool] = True
     has_nodes: ClassVar[bool] = False
     methods: ClassVar[tuple[str, ...]] = ("rdp", "pld")

@@ -76,6 +76,8 @@ class PrivacyLoss:
         single steps from the profile, and several by the certified upper end.
       padding: class constant; names of the fields that are tuples of arrays, as many as
         the mechanism has parts, and what stands for a part that is not there.
+      is_estimate: class constant; whether profiles and moments are estimates, so that
+        nothing but the laws of `certified` is proven.
       may_have_atoms: class constant; whether a loss other than 0 may have a probability
         of its own.
     """
@@ -86,6 +88,7 @@ class PrivacyLoss:
     rate_fields: ClassVar[tuple[str, ...]] = ("outer_rate",)
     has_nodes: ClassVar[bool] = True
     padding: ClassVar[dict[str, float]] = {}
+    is_estimate: ClassVar[bool] = False
     may_have_atoms: ClassVar[bool] = True
 
     # --- Arrays ---

@@ -23,6 +23,7 @@ class AllocatedLoss(GaussianLoss):
 
     # Its tables' errors are estimates: no end that rests on them would be certified.
     methods: ClassVar[tuple[str, ...]] = ("rdp", "exact")
+    is_estimate: ClassVar[bool] = True
 
     def profile_reaches(self, u: Array) -> Array:
         """Up to the end of a table, beyond which its last value stands."""

@@ -265,12 +265,12 @@ def search_budget(search: Search, base: Path | None = None) -> SearchBudget:
             f"for a search with {settings.trials!r}: runs of epsilon {low:.2g} make "
             f"it {least:.4g}; expect fewer runs, or a smaller eta"
         )
-    totals = {low: least}
+    totals, target = {low: least}, settings.epsilon
 
     def excess(run_epsilon: np.ndarray, _: np.ndarray) -> np.ndarray:
         one = float(run_epsilon[0])
         totals[one], _ = _total(search, one, data)
-        return np.atleast_1d(np.log(totals[one] / settings.epsilon))
+        return np.atleast_1d(np.log(totals[one] / target))
 
     if excess(np.array([high]), np.zeros(1, int)) <= 0:  # one run, for example
         return SearchBudget(high, totals[high], is_public)

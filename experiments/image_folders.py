@@ -1,14 +1,14 @@
 """Omniglot and mini-ImageNet from folders of images: statistics and steps, and MAML.
 
 ``python experiments/image_folders.py omniglot DATA`` trains the configs train_omniglot
-and train_omniglot_maml on the data in that folder, ``mini-imagenet`` those of that name;
+and train_omniglot_maml on the data in that folder, ``mini-imagenet`` those of its name;
 each is a ``jaxdp-episodic train`` of its own too. It prints the test accuracy, what was
 spent, and the time and memory of each.
 
 The folders are as the data sets come: ``images_background`` and ``images_evaluation``
 with ``alphabet/character/CCCC_DD.png``; ``train``, ``val``, ``test`` with
-``class/*.jpg``. ``--generate`` first makes such folders, of the same layout and size, of
-drawings that mean nothing: to see that all fits, and how long it takes.
+``class/*.jpg``. ``--generate`` first makes such folders, of the same layout and size,
+of drawings that mean nothing: to see that all fits, and how long it takes.
 """
 
 from __future__ import annotations

@@ -101,7 +101,7 @@ class AllocatedLawLoss(AllocatedLoss):
         *,
         with_derivatives: bool = False,
     ) -> tuple[Array, ...]:
-        """See `PrivacyLoss`: of a coarser law, above. Forward the larger direction's."""
+        """See `PrivacyLoss`: of a coarser law above; forward the larger one."""
         del quadrature
         xp = namespace(t, *self.fields)
         order, *fields = xp.broadcast_arrays(t, *self.fields[1:])

@@ -315,7 +315,7 @@ def ablation_table(found: Mapping[Run, list[Trained]]) -> str:
             row.append(shown(runs))
             if change and runs and whole:
                 means = [
-                    np.mean([line.test for line in runs]) for runs in (part, whole)
+                    np.mean([line.test for line in each]) for each in (runs, whole)
                 ]
                 row[-1] += f": {means[0] - means[1]:+.4f}"
         other = "`add_remove` in place of `zero_out`"

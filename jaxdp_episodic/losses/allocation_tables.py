@@ -192,9 +192,7 @@ def _between_ends(table: Table, count: int, shift: float, *, rising: bool) -> Ta
     kept = int(np.argmax(outside)) if np.any(outside) else len(outside)
     if kept == 0:
         return table._replace(values=table.values * np.nan, error=1.0)
-    return table._replace(
-        edges=table.edges[: kept + 1], values=table.values[:, :kept]
-    )
+    return table._replace(edges=table.edges[: kept + 1], values=table.values[:, :kept])
 
 
 @functools.lru_cache(_CACHED)

@@ -101,7 +101,7 @@ class AllocatedLawLoss(AllocatedLoss):
         *,
         with_derivatives: bool = False,
     ) -> tuple[Array, ...]:
-        """See `PrivacyLoss`: of a coarser law, above. Forward the larger direction's."""
+        """Of a coarser law, above; see `PrivacyLoss`. Forward of both directions."""
         del quadrature
         xp = namespace(t, *self.fields)
         order, *fields = xp.broadcast_arrays(t, *self.fields[1:])
@@ -136,7 +136,7 @@ class AllocatedLawLoss(AllocatedLoss):
 
         # Settings that no table is made for have none to be wrong.
         kept = self.kept_in_range()
-        usable = ~(self.is_unprotected | self.loses_nothing)
+        usable = np.logical_not(self.is_unprotected | self.loses_nothing)
         shift = np.where(usable, kept.shift, 1.0)
         taken = np.where(usable, kept.taken, 2.0)
         bins = np.where(usable, kept.bins, 2.0)

@@ -90,8 +90,8 @@ class AllocatedLawLoss(AllocatedLoss):
         return np.full(self.shape, _ROUNDING + _SUM_ERROR)
 
     def tail_displacement(self, u: Array) -> Array:
-        """The losses are logarithms, and rounded."""
-        return namespace(u).zeros_like(u) + _MOVE * self._facts()[3]
+        """The losses are logarithms, rounded, and so are inverse ratios."""
+        return namespace(u).zeros_like(u) + _MOVE * (1 + self._facts()[3])
 
     def log_excess(
         self,
@@ -136,7 +136,7 @@ class AllocatedLawLoss(AllocatedLoss):
 
         # Settings that no table is made for have none to be wrong.
         kept = self.kept_in_range()
-        usable = np.logical_not(self.is_unprotected | self.loses_nothing)
+        usable = ~np.asarray(self.is_unprotected | self.loses_nothing)
         shift = np.where(usable, kept.shift, 1.0)
         taken = np.where(usable, kept.taken, 2.0)
         bins = np.where(usable, kept.bins, 2.0)

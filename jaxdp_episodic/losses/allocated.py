@@ -45,7 +45,8 @@ class AllocatedLoss(GaussianLoss):
         taken = np.maximum(self._taken, 2.0)
         return dataclasses.replace(
             super().kept_in_range(),
-            shift=np.clip(self._shift, _SMALLEST_SHIFT, None),
+            # What is beyond the largest is unprotected, and not computed.
+            shift=np.clip(self._shift, _SMALLEST_SHIFT, _LARGEST_SHIFT),
             taken=taken,
             bins=np.maximum(self._bins, taken),
         )

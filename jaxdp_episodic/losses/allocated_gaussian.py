@@ -67,7 +67,8 @@ class AllocatedGaussianLoss(AllocatedLoss):
         """A finite law above or below in convex order."""
         kept = self.kept_in_range()
         # What there is too much noise for is raised to where there is none.
-        shift = kept.shift if up else np.where(self.shift < kept.shift, 0.0, self.shift)
+        raised = np.where(self.shift > 0, np.maximum(self.shift, kept.shift), 0.0)
+        shift = raised if up else np.where(raised > self.shift, 0.0, self.shift)
         return AllocatedLawLoss(
             self.outer_rate, shift, kept.bins, kept.taken, np.full(self.shape, 1.0 * up)
         )

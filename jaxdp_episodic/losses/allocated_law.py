@@ -90,8 +90,8 @@ class AllocatedLawLoss(AllocatedLoss):
         return np.full(self.shape, _ROUNDING + _SUM_ERROR)
 
     def tail_displacement(self, u: Array) -> Array:
-        """The losses are logarithms, and rounded."""
-        return namespace(u).zeros_like(u) + _MOVE * self._facts()[3]
+        """The losses are logarithms, rounded, and so are inverse ratios."""
+        return namespace(u).zeros_like(u) + _MOVE * (1 + self._facts()[3])
 
     def log_excess(
         self,
@@ -101,7 +101,7 @@ class AllocatedLawLoss(AllocatedLoss):
         *,
         with_derivatives: bool = False,
     ) -> tuple[Array, ...]:
-        """See `PrivacyLoss`: of a coarser law above; forward the larger one."""
+        """Of a coarser law, above; see `PrivacyLoss`. Forward of both directions."""
         del quadrature
         xp = namespace(t, *self.fields)
         order, *fields = xp.broadcast_arrays(t, *self.fields[1:])
@@ -136,7 +136,7 @@ class AllocatedLawLoss(AllocatedLoss):
 
         # Settings that no table is made for have none to be wrong.
         kept = self.kept_in_range()
-        usable = ~(self.is_unprotected | self.loses_nothing)
+        usable = ~np.asarray(self.is_unprotected | self.loses_nothing)
         shift = np.where(usable, kept.shift, 1.0)
         taken = np.where(usable, kept.taken, 2.0)
         bins = np.where(usable, kept.bins, 2.0)

@@ -5,7 +5,6 @@ import itertools
 
 import jax
 import numpy as np
-import optax
 import pytest
 
 import jaxdp_episodic as jde
@@ -23,10 +22,14 @@ from jaxdp_episodic.training.plda import (
 from jaxdp_episodic.training.start import StartConfig, statistics_steps
 from jaxdp_episodic.training.statistics import PrivateStatistics
 from jaxdp_episodic.training.trainer import Trainer
-from training_runs import GROUPED, assert_same
+from training_runs import GROUPED, adam, assert_same
 
 ZEROED = dataclasses.replace(GROUPED, neighboring_relation="zero_out")
 SHORT = StartConfig(mean=0.2, within=(0.3,), total=0.5, dimensions=2)
+
+
+def linear(params, inputs):
+    return inputs @ params["w"]
 
 
 def gaussian_classes(sizes=(6,) * 30, features=5, seed=0):
@@ -379,12 +382,12 @@ def run(*, num_steps=4, seed=1, budget=None, **changes):
             total,
             before,
         )
-    learner = ProtoNet(lambda p, x: x @ p["w"], ways=3, distance="cosine")
+    learner = ProtoNet(linear, ways=3, distance="cosine")
     arguments = {
         "data": gaussian_classes(),
         "budget": budget,
         "shots": 1,
-        "optimizer": optax.adam(0.05),
+        "optimizer": adam(0.05),
         "l2_clip_norm": 0.5,
         "seed": seed,
         "start": own,

@@ -150,8 +150,8 @@ class Trainer:
         # One attribute: whenever an interrupt comes, the two belong together.
         self._now = (self._gradient.on_devices(state), 0)
         self._folder: Path | None = None
-        noise = float(step.noise_multiplier) * self.l2_clip_norm / self.normalizer
-        self._update = updater(optimizer, noise)
+        deviation = float(step.noise_multiplier) * self.l2_clip_norm / self.normalizer
+        self._update = updater(optimizer, deviation)
         self.is_seeded = seed is not None
         self.run = described_run(
             budget,

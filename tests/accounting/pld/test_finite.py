@@ -165,6 +165,7 @@ def test_an_upper_law_keeps_all_mass(zero):
     ((own, other),) = lattice.evaluate_tails([loss], [points])
     by_tails = lattice.fine_law(points, own, other)
     by_atoms = atoms.law_of_atoms(points, loss, 1)
+    assert by_atoms is not None
     for law in (by_tails, by_atoms):
         masses, infinite = lattice.upper_masses(points, law)
         assert masses.sum() + infinite == pytest.approx(1.0, abs=1e-11)

@@ -66,8 +66,13 @@ class TruncatedGaussianLoss(GaussianLoss):
             SampledGaussianLoss(one, self.cut_rate, 2 * self.shift),
         )
 
-    def at_least(self) -> Self:
-        """See `PrivacyLoss`: with the lower bounds. What lacks to 1 loses nothing."""
+    def certified(self, *, up: bool) -> Self:
+        """See `PrivacyLoss`: its fields are upper bounds; below with the lower ones.
+
+        What lacks to 1 loses nothing.
+        """
+        if up:
+            return self
         names = "whole", "cut", "cut_rate"
         less = {name: getattr(self, name) * self.sure for name in names}
         return dataclasses.replace(self, **less)

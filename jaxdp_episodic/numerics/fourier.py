@@ -14,6 +14,7 @@ first, so that the cells that matter are the largest ones.
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 
@@ -45,8 +46,18 @@ def circular_power(masses: Array, counts: Array) -> tuple[Array, Array, Array]:
     ``e`` the bound of its error, that of the T-th power is at most
     ``T e (b + e)^(T-1)``.
     """
+    return cells_of_power(power_sums(masses, counts), masses.shape[-1])
+
+
+def power_sums(masses: Array, counts: Array) -> Array:
+    """Of K laws, what `cells_of_power` is given; it adds up over further ones.
+
+    Returns:
+      (..., 4, N / 2 + 1) logarithm of a bound of the power's modulus, that of the
+      computed one over it, phase in turns, and relative error.
+    """
     xp = namespace(masses, counts)
-    size = masses.shape[-1]
+    size, laws = masses.shape[-1], masses.shape[-2]
     levels = math.log2(size) + 2
     machine = float(xp.finfo(masses.dtype).eps)
     error = _TRANSFORM_ERROR * levels * machine * xp.sum(masses, -1, keepdims=True)
@@ -54,20 +65,49 @@ def circular_power(masses: Array, counts: Array) -> tuple[Array, Array, Array]:
     # The bound of a coefficient's modulus; never 0, so that its logarithm exists.
     modulus = xp.abs(spectrum) + error
     counts = counts[..., None]
-    size_of_power = xp.exp(xp.sum(counts * xp.log(modulus), -2))
     # log |b| of the computed coefficient; one too small to have a phase is as good as 0
     log_ratio = xp.log1p(-xp.minimum(error / modulus, 1 - machine))
     turns = counts * (xp.angle(spectrum) / (2 * math.pi))
     # a phase of many turns is reduced here: cos of a large argument is slow
-    phase = 2 * math.pi * xp.sum(turns - xp.round(turns), -2)
-    length = size_of_power * xp.exp(xp.sum(counts * log_ratio, -2))
+    return _summed(
+        xp,
+        counts * xp.log(modulus),
+        counts * log_ratio,
+        turns - xp.round(turns),
+        counts * (error / modulus + POWER_ERROR * machine) + sum_error(laws),
+    )
+
+
+def _summed(xp: Any, *terms: Array) -> Array:
+    return xp.stack([xp.sum(xp.broadcast_to(t, terms[0].shape), -2) for t in terms], -2)
+
+
+def sum_error(laws: int) -> float:
+    """For each of so many laws, what it adds to the error of the sum of all phases.
+
+    Parts of a turn, each half a one at most, are added one after the other.
+    """
+    return 2 * (laws - 1) * float(np.finfo(np.float64).eps)
+
+
+def cells_of_power(sums: Array, size: int) -> tuple[Array, Array, Array]:
+    """`circular_power` from its `power_sums`."""
+    xp = namespace(sums)
+    log_size, log_ratio, turns, relative = xp.moveaxis(sums, -2, 0)
+    phase = 2 * math.pi * (turns - xp.round(turns))
+    size_of_power = xp.exp(log_size)
+    length = size_of_power * xp.exp(log_ratio)
     power = complex_of(xp, length * xp.cos(phase), length * xp.sin(phase))
     cells = xp.fft.irfft(power, size)
-    relative = xp.sum(counts * (error / modulus + POWER_ERROR * machine), -2)
-    per_coefficient = size_of_power * (
-        xp.minimum(relative, 2.0) + _TRANSFORM_ERROR * levels * machine
+    return cells, *_rounding_of_cells(
+        size_of_power * (xp.minimum(relative, 2.0) + _transform_error(xp, sums, size)),
+        size,
     )
-    return cells, *_rounding_of_cells(per_coefficient, size)
+
+
+def _transform_error(xp: Any, like: Array, size: int) -> float:
+    """Relative error of one transform."""
+    return _TRANSFORM_ERROR * (math.log2(size) + 2) * float(xp.finfo(like.dtype).eps)
 
 
 def prefix_sums(terms: Array) -> Array:
@@ -111,8 +151,13 @@ def circular_power_by_differences(
     Returns:
       As `circular_power`.
     """
+    return cells_of_power(difference_sums(masses, counts), masses.shape[-1])
+
+
+def difference_sums(masses: Array, counts: Array) -> Array:
+    """`power_sums` by differences."""
     xp = namespace(masses, counts)
-    size = masses.shape[-1]
+    size, laws = masses.shape[-1], masses.shape[-2]
     levels = math.log2(size) + 2
     machine = float(xp.finfo(masses.dtype).eps)
     above, below = masses[..., : size // 2], masses[..., size // 2 :]
@@ -136,20 +181,16 @@ def circular_power_by_differences(
     square = xp.where(small, real * (2 + real) + imaginary * imaginary, 0.0)
     growth = xp.where(small, 0.5 * xp.log1p(square), xp.log(modulus))
     counts = counts[..., None]
-    length = xp.exp(xp.sum(counts * (growth + xp.log(total)), -2))
     turns = counts * (xp.arctan2(imaginary, 1 + real) / (2 * math.pi))
-    phase = 2 * math.pi * xp.sum(turns - xp.round(turns), -2)
-    power = complex_of(xp, length * xp.cos(phase), length * xp.sin(phase))
-    cells = xp.fft.irfft(power, size)
     # near 1 logarithm and phase are as small as z, and so are their errors
     evaluation = POWER_ERROR * machine * xp.minimum(1.0, 4 * deviation)
-    relative = xp.sum(counts * (error / (modulus + error) + evaluation), -2)
-    largest = xp.sum(counts * (growth + xp.log1p(error / modulus)), -2)
-    largest = xp.exp(largest + xp.sum(counts * xp.log(total), -2))
-    per_coefficient = largest * (
-        xp.minimum(relative, 2.0) + _TRANSFORM_ERROR * levels * machine
+    return _summed(
+        xp,
+        counts * (growth + xp.log1p(error / modulus) + xp.log(total)),
+        -counts * xp.log1p(error / modulus),
+        turns - xp.round(turns),
+        counts * (error / (modulus + error) + evaluation) + sum_error(laws),
     )
-    return cells, *_rounding_of_cells(per_coefficient, size)
 
 
 def circular_power_around_atom(
@@ -170,37 +211,55 @@ def circular_power_around_atom(
       As `circular_power`. Cell 0 has a relative error as well, of ``a^T``: that of as
       many masses.
     """
+    return cells_around_atom(atom_sums(masses, counts), masses.shape[-1])
+
+
+def atom_sums(masses: Array, counts: Array) -> Array:
+    """Of K laws, what `cells_around_atom` is given; it adds up over further ones.
+
+    Returns:
+      (..., 4, N / 2 + 1) logarithms of ``|1 + r/a|`` and of a, phase in turns, and
+      relative error.
+    """
     xp = namespace(masses, counts)
-    size = masses.shape[-1]
+    size, laws = masses.shape[-1], masses.shape[-2]
     levels = math.log2(size) + 2
     machine = float(xp.finfo(masses.dtype).eps)
     atom = masses[..., :1]
-    first = xp.arange(size) == 0
-    rest = xp.where(first, 0.0, masses)
+    rest = xp.where(xp.arange(size) == 0, 0.0, masses)
     total = xp.sum(rest, -1, keepdims=True) / atom
     # |z| <= total < 1, so that nothing is near the logarithm's singularity
     z = xp.fft.rfft(rest / atom)
     real, imaginary = xp.real(z), xp.imag(z)
     modulus = xp.hypot(1 + real, imaginary)
     counts = counts[..., None]
-    growth = 0.5 * xp.log1p(real * (2 + real) + imaginary * imaginary)
-    growth = xp.sum(counts * growth, -2)
-    phase = xp.sum(counts * xp.arctan2(imaginary, 1 + real), -2)
-    phase -= 2 * math.pi * xp.round(phase / (2 * math.pi))
-    log_atom = xp.sum(counts * xp.log(atom), -2)
+    turns = counts * (xp.arctan2(imaginary, 1 + real) / (2 * math.pi))
+    error = (_TRANSFORM_ERROR * levels + POWER_ERROR) * machine
+    return _summed(
+        xp,
+        counts * (0.5 * xp.log1p(real * (2 + real) + imaginary * imaginary)),
+        counts * xp.log(atom),
+        turns - xp.round(turns),
+        counts * (error * total / modulus**2) + sum_error(laws),
+    )
+
+
+def cells_around_atom(sums: Array, size: int) -> tuple[Array, Array, Array]:
+    """`circular_power_around_atom` from its `atom_sums`."""
+    xp = namespace(sums)
+    growth, log_atom, turns, relative = xp.moveaxis(sums, -2, 0)
+    phase = 2 * math.pi * (turns - xp.round(turns))
     scale = xp.exp(log_atom)
     length = xp.exp(growth + log_atom)
     half = xp.sin(0.5 * phase)
     change = scale * (xp.expm1(growth) * xp.cos(phase) - 2 * half * half)
     change = complex_of(xp, change, length * xp.sin(phase))
     cells = xp.fft.irfft(change, size)
-    cells = cells + xp.where(first, scale, 0.0)
-    error = (_TRANSFORM_ERROR * levels + POWER_ERROR) * machine * total / modulus**2
-    relative = xp.sum(counts * error, -2)
+    cells = cells + xp.where(xp.arange(size) == 0, scale[..., :1], 0.0)
     # Beyond 1 nothing is known but that both are powers of numbers of modulus <= 1.
     known = length * xp.minimum(relative, 1.0) * xp.exp(xp.minimum(relative, 1.0))
     per_coefficient = xp.where(relative <= 1, known, 3.0)
-    per_coefficient += _TRANSFORM_ERROR * levels * machine * xp.abs(change)
+    per_coefficient += _transform_error(xp, sums, size) * xp.abs(change)
     return cells, *_rounding_of_cells(per_coefficient, size)
 
 
@@ -218,40 +277,56 @@ def frequency_edges(size: int) -> np.ndarray:
 
 
 def low_frequencies(
-    masses: Array, counts: Array, decays: Array, *, kept: int
+    masses: Array, counts: Array, *, kept: int
 ) -> tuple[Array, Array, Array]:
-    """The lowest frequencies of laws on a circle, and how much of a power others hold.
+    """The lowest frequencies of laws on a circle, and how large those of the power are.
 
     Args:
       masses: (..., K, N) as in `circular_power`.
       counts: (..., K).
-      decays: (..., 2) numbers d > 0. Along the circle ``e^{-d j}`` is a geometric
-        series, of transform ``1 / (1 - z)`` with ``z = e^{-d + 2 pi i k / N}``.
       kept: number of low frequencies.
 
     Returns:
-      ``(low, error, sums)``: (..., K, kept) complex coefficients of each law;
-      (..., K, 1) *upper bounds* of their errors; and for each block between
-      `frequency_edges` (..., m) *upper bounds* of the sums of
-      ``|b_k| / |(1 - z)(1 - z')|``, b_k the coefficients of the power and z, z' those
-      of the two decays, up to the rounding of powers and sums.
+      ``(low, error, log_power)``: (..., K, kept) complex coefficients of each law;
+      (..., K, 1) *upper bounds* of their errors; and (..., N / 2 + 1) logarithms of
+      *upper bounds* of the moduli of the power's coefficients, which add up over
+      further laws.
     """
-    xp = namespace(masses, counts, decays)
-    size = masses.shape[-1]
-    levels = math.log2(size) + 2
-    machine = float(xp.finfo(masses.dtype).eps)
-    error = _TRANSFORM_ERROR * levels * machine * xp.sum(masses, -1, keepdims=True)
+    xp = namespace(masses, counts)
+    error = _transform_error(xp, masses, masses.shape[-1])
+    error = error * xp.sum(masses, -1, keepdims=True)
     spectrum = xp.fft.rfft(masses)
     real, imaginary = xp.real(spectrum), xp.imag(spectrum)
     modulus = xp.sqrt(real * real + imaginary * imaginary) + error
-    power = xp.sum(counts[..., None] * xp.log(modulus), -2)
+    return (
+        spectrum[..., :kept],
+        error,
+        xp.sum(counts[..., None] * xp.log(modulus), -2),
+    )
+
+
+def weighted_block_sums(log_power: Array, decays: Array, *, size: int) -> Array:
+    """What blocks of frequencies hold, weighted as two geometric series weight them.
+
+    Args:
+      log_power: (..., N / 2 + 1) as of `low_frequencies`.
+      decays: (..., 2) numbers d > 0. Along the circle ``e^{-d j}`` is a geometric
+        series, of transform ``1 / (1 - z)`` with ``z = e^{-d + 2 pi i k / N}``.
+      size: N.
+
+    Returns:
+      For each block between `frequency_edges` (..., m) *upper bounds* of the sums of
+      ``|b_k| / |(1 - z)(1 - z')|``, b_k the coefficients of the power and z, z' those
+      of the two decays, up to the rounding of powers and sums.
+    """
+    xp = namespace(log_power, decays)
     # |1 - z|² is at least this: 2 sin(pi k / N) is at least 4 k / N
-    chord = 4 * xp.arange(size // 2 + 1, dtype=masses.dtype) / size
+    chord = 4 * xp.arange(size // 2 + 1, dtype=log_power.dtype) / size
     lost, decay = -xp.expm1(-decays[..., None]), xp.exp(-decays[..., None])
     near, far = xp.moveaxis(lost * lost + decay * chord * chord, -2, 0)
-    terms = xp.exp(power) / xp.sqrt(near * far)
+    terms = xp.exp(log_power) / xp.sqrt(near * far)
     edges = frequency_edges(size)
     sums = [
         xp.sum(terms[..., a:b], -1) for a, b in zip(edges[:-1], edges[1:], strict=True)
     ]
-    return spectrum[..., :kept], error, xp.stack(sums, -1)
+    return xp.stack(sums, -1)

@@ -17,6 +17,7 @@ Zhu, Dong, Wang (2022), arXiv:2106.08567 (composition of dominating pairs).
 from __future__ import annotations
 
 import operator
+from typing import Any
 
 import numpy as np
 
@@ -218,15 +219,17 @@ def _aims(question: Question, width: float | None) -> tuple[float, float]:
 
 
 def _steps_of(run: Run) -> list[tuple[Step, ...]]:
-    """The steps of every setting that lose anything."""
-    rows: list[list[Step]] = [[] for _ in range(run.shape[0])]
+    """The steps of every setting that lose anything, equal ones together."""
+    rows: list[dict[Any, Step]] = [{} for _ in range(run.shape[0])]
     for loss, count in zip(run.losses, run.counts, strict=True):
         if np.any(count != np.rint(count)):
             raise ValueError("counts must be whole numbers")
         for i in np.flatnonzero(~loss.loses_nothing & (count > 0)).tolist():
             one = loss.map(lambda field, i=i: field[i])
-            rows[i].append(Step(one, float(count[i])))
-    return [tuple(row) for row in rows]
+            which = type(one), *(float(field) for field in one.fields)
+            before = rows[i][which].count if which in rows[i] else 0.0
+            rows[i][which] = Step(one, before + float(count[i]))
+    return [tuple(row.values()) for row in rows]
 
 
 def _solve(settings: list[Setting]) -> None:

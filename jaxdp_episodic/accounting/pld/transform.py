@@ -22,6 +22,8 @@ from jaxdp_episodic.numerics import fourier
 _LARGEST_BATCH, _LARGEST_CELLS = 8, 2**20
 # Cells of a row that is transformed back: about 20 arrays of it are live.
 LARGEST_CELLS = 2**22
+# Laws whose logarithms and phases are added up at a time, with little rounding.
+_MOST_TOGETHER = 16
 # Share of a law in one cell from which on it is split off.
 _ATOM = 0.6
 # Kernels of the power, by what keeps their rounding errors small.
@@ -36,11 +38,14 @@ _MACHINE = float(np.finfo(np.float64).eps)
 
 
 _low_frequencies = float64_boundary(fourier.low_frequencies, static=("kept",))
-_POWERS = {
-    PLAIN: float64_boundary(fourier.circular_power),
-    DIFFERENCES: float64_boundary(fourier.circular_power_by_differences),
-    AROUND_ATOM: float64_boundary(fourier.circular_power_around_atom),
+_block_sums = float64_boundary(fourier.weighted_block_sums, static=("size",))
+_SUMS = {
+    PLAIN: float64_boundary(fourier.power_sums),
+    DIFFERENCES: float64_boundary(fourier.difference_sums),
+    AROUND_ATOM: float64_boundary(fourier.atom_sums),
 }
+_cells = float64_boundary(fourier.cells_of_power, static=("size",))
+_cells_around_atom = float64_boundary(fourier.cells_around_atom, static=("size",))
 
 
 def transformed(rows: Sequence[Row]) -> list[Spectrum | Bracket | None]:
@@ -69,17 +74,26 @@ def low_spectra(rows: Sequence[Row]) -> list[Spectrum | None]:
     for (size, _), members in groups.items():
         edges = fourier.frequency_edges(size)
         kept = _most_frequencies(size)
-        for chosen, masses, counts, firsts in _circles(rows, members):
-            steps = np.zeros((len(masses), 2))
+        for chosen, parts, firsts in _circles(rows, members):
+            lows, errors, log_power = [], [], 0.0
+            for part in parts:
+                few, wrong, powers = _low_frequencies(*part, kept=kept)
+                # copied: all frequencies are behind a view of some
+                lows.append(np.array(few))
+                errors.append(wrong)
+                log_power = log_power + np.asarray(powers)
+            low, error = (np.concatenate(found, 1) for found in (lows, errors))
+            steps = np.zeros((len(low), 2))
             for place, i in enumerate(chosen):
                 law = rows[i].bracket
                 steps[place] = law.tilt * law.spacing, (law.tilt + 1) * law.spacing
-            low, error, sums = _low_frequencies(masses, counts, steps, kept=kept)
+            sums = np.asarray(_block_sums(log_power, steps, size=size))
             rest = np.cumsum(sums[:, ::-1], -1)[:, ::-1]
             for place, i in enumerate(chosen):
+                number = len(rows[i].masses)
                 result[i] = _spectrum(
                     rows[i],
-                    (low[place], error[place]),
+                    (low[place][:number], error[place][:number]),
                     (edges[:-1], rest[place]),
                     firsts[place],
                 )
@@ -203,40 +217,64 @@ def _power(
     """
     times = np.asarray(counts)[:, None]
     turns = times * (angle / (2 * math.pi))
-    phase = 2 * math.pi * np.sum(turns - np.round(turns), 0)
+    turns -= np.round(turns)
+    rounds = 2 * len(times) * fourier.sum_error(min(len(times), _MOST_TOGETHER))
+    while len(turns) > 1:
+        turns = np.add.reduceat(turns, np.arange(0, len(turns), _MOST_TOGETHER), 0)
+        turns -= np.round(turns)
+    phase = 2 * math.pi * turns[0]
     length = np.exp(np.sum(times * growth, 0))
     largest = np.exp(np.sum(times * (growth + np.log1p(error)), 0))
-    relative = np.sum(times * (error / (1 + error) + rounded), 0) + 8 * _MACHINE
+    relative = np.sum(times * (error / (1 + error) + rounded), 0)
+    relative += 8 * _MACHINE + rounds
     return length * np.exp(1j * phase), largest * np.minimum(relative, 2.0) * (1 + 1e-9)
 
 
 def _circles(
     rows: Sequence[Row], members: Sequence[int]
-) -> Iterator[tuple[list[int], np.ndarray, np.ndarray, list[int]]]:
+) -> Iterator[tuple[list[int], Iterator[tuple[np.ndarray, np.ndarray]], list[int]]]:
     """Laws of rows of one shape on their circles, a batch at a time.
 
     Yields:
-      The rows' numbers, masses (batch, steps, N) with each law's heaviest cell as
-      number 0, counts (batch, steps), and which cell of the sum's circle is the first
-      of the window.
+      The rows' numbers; a few steps at a time masses (batch, steps, N), with each
+      law's heaviest cell as number 0, and counts (batch, steps); and which cell of the
+      sum's circle is the first of the window.
     """
     size, steps = rows[members[0]].size, len(rows[members[0]].masses)
     batch = max(min(_LARGEST_BATCH, _LARGEST_CELLS // (size * steps)), 1)
+    # a power of two, as few shapes are to be compiled
+    most = max(_LARGEST_CELLS // (size * batch), 1)
+    together = min(steps, 1 << (most.bit_length() - 1), _MOST_TOGETHER)
+
+    def parts(chosen: list[int]) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        for start in range(0, steps, together):
+            # what is not there: no loss, no NaN
+            masses = np.zeros((batch, together, size))
+            counts = np.zeros((batch, together))
+            masses[:, :, 0] = 1.0
+            for place, i in enumerate(chosen):
+                here = rows[i].masses[start : start + together]
+                for k, (index, mass) in enumerate(here):
+                    counts[place, k] = rows[i].counts[start + k]
+                    cell = np.mod(index - _heaviest(index, mass), size)
+                    cell = cell.astype(np.int64)
+                    masses[place, k] = np.bincount(cell, mass, minlength=size)
+            yield masses, counts
+
     for start in range(0, len(members), batch):
         chosen = list(members[start : start + batch])
-        masses, counts = np.zeros((batch, steps, size)), np.zeros((batch, steps))
-        masses[len(chosen) :, :, 0] = 1.0  # rows that are not there: no loss, no NaN
         firsts = []
-        for place, i in enumerate(chosen):
-            counts[place] = rows[i].counts
-            first = rows[i].first
-            for k, (index, mass) in enumerate(rows[i].masses):
-                heaviest = int(index[np.argmax(mass)]) if len(mass) else 0
-                cell = np.mod(index - heaviest, size).astype(np.int64)
-                masses[place, k] = np.bincount(cell, mass, minlength=size)
-                first -= int(rows[i].counts[k]) * heaviest
-            firsts.append(first % size)
-        yield chosen, masses, counts, firsts
+        for i in chosen:
+            away = sum(
+                int(count) * _heaviest(*law)
+                for count, law in zip(rows[i].counts, rows[i].masses, strict=True)
+            )
+            firsts.append((rows[i].first - away) % size)
+        yield chosen, parts(chosen), firsts
+
+
+def _heaviest(index: np.ndarray, mass: np.ndarray) -> int:
+    return int(index[np.argmax(mass)]) if len(mass) else 0
 
 
 def _kernel_name(row: Row) -> str:
@@ -268,9 +306,16 @@ def convolution_powers(rows: Sequence[Row]) -> list[Bracket]:
     for i, row in enumerate(rows):
         key = (row.size, len(row.masses), _kernel_name(row))
         groups.setdefault(key, []).append(i)
-    for (_, _, name), members in groups.items():
-        for chosen, masses, counts, firsts in _circles(rows, members):
-            cells, *rounding = _POWERS[name](masses, counts)
+    for (size, _, name), members in groups.items():
+        for chosen, parts, firsts in _circles(rows, members):
+            sums = 0.0
+            for part in parts:
+                sums = sums + np.asarray(_SUMS[name](*part))
+                # the phase in turns, and the rounding of one more addition
+                sums[..., 2, :] -= np.round(sums[..., 2, :])
+                sums[..., 3, :] += 4 * _MACHINE
+            finish = _cells_around_atom if name == AROUND_ATOM else _cells
+            cells, *rounding = finish(sums, size=size)
             for place, i in enumerate(chosen):
                 result[i] = rows[i].bracket._replace(
                     cells=np.roll(cells[place], -firsts[place]),

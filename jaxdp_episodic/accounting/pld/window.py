@@ -134,8 +134,10 @@ def plan_direction(
     goal = _aim(laws, counts, target, known)
     log_cut = goal + _log_rarity(target, scale, known)
     whole = laws
+    # every step has its share of what is cut off, as if all were like it
+    shared = [t * len(whole) for t in counts]
     laws = [
-        _up_to(law, _top(law, t, log_cut)) for law, t in zip(whole, counts, strict=True)
+        _up_to(law, _top(law, t, log_cut)) for law, t in zip(whole, shared, strict=True)
     ]
     at = known.epsilon if known else target.epsilon
     tilt, bound = _best_tilt(laws, counts, at, goal, ceiling)
@@ -177,10 +179,10 @@ def plan_direction(
         only_bound=ceiling is not None,
         ranges=tuple(
             (_bottom(law, t, tilt, log_cut), float(law.edges[-1]))
-            for law, t in zip(laws, counts, strict=True)
+            for law, t in zip(laws, shared, strict=True)
         ),
         weights=tuple(
-            _importance(law, t, tilt, log_share, len(full.mass))
+            _importance(law, t, tilt, log_share, len(full.mass), 1 / len(laws))
             for law, t, full in zip(laws, counts, whole, strict=True)
         ),
     )
@@ -357,17 +359,17 @@ def _bottom(law: Pilot, count: float, tilt: float, log_mass: float) -> float:
 
 
 def _importance(
-    law: Pilot, count: float, tilt: float, log_share: float, size: int
+    law: Pilot, count: float, tilt: float, log_share: float, size: int, part: float
 ) -> np.ndarray:
     """How often a loss occurs where the sum is as large as epsilon, over the count.
 
     The tilted law, but where delta is far below Chernoff's bound a single large loss
-    makes up the sum: such a loss may occur as often as once.
+    makes up the sum: such a loss may occur as often as once, in all steps together.
     """
     weight = _tilted(law, tilt)
     rare = np.minimum(weight * math.exp(min(-log_share, 600.0)), 1 / count)
     often = count * float(rare[rare > weight].sum())
-    rare *= min(1.0, _LARGE_LOSSES / max(often, 1e-300))
+    rare *= min(1.0, _LARGE_LOSSES * part / max(often, 1e-300))
     return np.pad(np.maximum(weight, rare), (0, size - len(weight)))
 
 

@@ -42,11 +42,12 @@ COARSE = Quadrature(12, 8)
 # to the neighbourhood, and a few steps with this one to the best order.
 MEDIUM = Quadrature(16, 10)
 # At a cliff Newton's method creeps; elsewhere it is there after three or four steps.
-# The steps allowed with a rule, and what its last one may leave of log t.
-_SEARCHES = ((COARSE, 20, 1e-4), (MEDIUM, 14, 1e-7))
+# The steps allowed with a rule, how far the first one goes, and what the last one may
+# leave of log t. Beyond a cliff a far step would lose what the coarse rule has found.
+_SEARCHES = ((COARSE, 20, 4.0, 1e-4), (MEDIUM, 28, 0.06, 1e-10))
 # A bracket of log t so narrow ends the search; where the derivative's logarithm is no
 # smaller, no step is the last.
-_NARROW, _CLOSE = 1e-6, 0.1
+_NARROW, _CLOSE = 1e-9, 0.1
 # NumPy takes no longer for so many orders of a few settings than for one: these, from
 # the first guess on, stand in for the coarse search.
 _FEW = 4
@@ -154,10 +155,15 @@ def _search(
     log_t = xp.clip(_first_order(groups, budget), low, high)
     searches = _SEARCHES
     if xp is np and log_t.size <= _FEW:
-        log_t, found = _scouted(groups, residual, log_t, high)
-        searches = searches[1:] if np.all(found) else searches
+        log_t, near, far = _scouted(groups, residual, log_t, high)
+        found = np.isfinite(near)
+        if np.all(found):
+            # at a cliff Newton's method needs the bracket
+            searches, low, high = searches[1:], near, far
 
-    def improve(state: _Search, rule: Quadrature, tolerance: float) -> _Search:
+    def improve(
+        state: _Search, rule: Quadrature, first: float, tolerance: float
+    ) -> _Search:
         log_t, low, high = state.log_t, state.low, state.high
         t = xp.exp(log_t)
         moment = log_moment("forward", t, groups, rule, with_derivatives=True)
@@ -169,7 +175,8 @@ def _search(
         low = xp.where(too_high, low, log_t)
         high = xp.where(too_high, log_t, high)
         # Near a cliff the slope of what lies behind it would stop the search far off.
-        step = xp.clip(-value / xp.clip(slope, 0.05, 1e3), -4.0, 4.0)
+        reach = xp.clip(2 * xp.abs(state.move), first, 4.0)
+        step = xp.clip(-value / xp.clip(slope, 0.05, 1e3), -reach, reach)
         proposal = log_t + xp.where(xp.isfinite(step), step, -1.0)
         inside = (proposal > low) & (proposal < high)
         # Newton may go to and fro between two points for ever: after a turn only a
@@ -200,7 +207,7 @@ def _search(
 
     # Without steps there is nothing to search, and no order is better than another.
     idle = xp.asarray(sum(xp.sum(group.count, axis=0) for group in groups)) == 0
-    for rule, most, tolerance in searches:
+    for rule, most, first, tolerance in searches:
 
         def unfinished(state: _Search, most: int = most) -> Array:
             return (state.count < most) & ~xp.all(state.settled)
@@ -208,7 +215,7 @@ def _search(
         worst = xp.full_like(log_t, xp.inf)
         start = xp.zeros((), xp.int32), log_t, xp.zeros_like(log_t)
         state = _Search(*start, low, high, worst, log_t, idle)
-        step = functools.partial(improve, rule=rule, tolerance=tolerance)
+        step = functools.partial(improve, rule=rule, first=first, tolerance=tolerance)
         log_t = while_loop(xp, unfinished, step, state).best_log_t
     return xp.exp(log_t)
 
@@ -218,8 +225,10 @@ def _scouted(
     residual: Callable[..., tuple[Array, Array]],
     log_t: np.ndarray,
     highest: np.ndarray,
-) -> tuple[np.ndarray, np.ndarray]:
-    """A root of the residual from two looks at many orders, and where it is one; NumPy.
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """A root of the residual from two looks at many orders, and what it is between.
+
+    NumPy; -inf and inf where none is found.
 
     Between the two orders about it: of the cubic, with log t as a function of the
     residual, that has both slopes.
@@ -250,9 +259,10 @@ def _scouted(
     around = np.clip(log_t + _SCOUTS[:, None], _LOG_T_RANGE[0], highest)
     x0, x1, _, found = look(around, COARSE)
     share = np.linspace(0, 1, len(_SCOUTS))[:, None]
-    *_, root, found_again = look(x0 + share * (x1 - x0), MEDIUM)
+    x0, x1, root, found_again = look(x0 + share * (x1 - x0), MEDIUM)
     found &= found_again
-    return np.where(found, root, log_t), found
+    bracket = np.where(found, x0, -np.inf), np.where(found, x1, np.inf)
+    return np.where(found, root, log_t), *bracket
 
 
 class _Search(NamedTuple):

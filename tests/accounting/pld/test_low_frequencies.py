@@ -161,3 +161,32 @@ def test_masses_outside_the_window_and_infinite_ones_are_added():
     assert math.exp(with_infinite) - math.exp(high) == pytest.approx(1e-3, rel=1e-6)
     moved = ends(spectrum.law._replace(shift=0.01))
     assert moved[0] < low and high < moved[1]
+
+
+@pytest.mark.parametrize(
+    "kernel", [transform.PLAIN, transform.DIFFERENCES, transform.AROUND_ATOM, "low"]
+)
+def test_laws_are_added_up_a_few_at_a_time(kernel, monkeypatch):
+    """Of many different steps no more than some are on the circle at once."""
+    laws = []
+    for seed in range(7):
+        index, losses, masses = law(seed)
+        masses[9] += 20.0 * (kernel != "low")
+        laws.append(LatticeLaw(index, losses, masses / masses.sum()))
+    given = hockey_stick.tilted_row(
+        laws, [9.0] * 7, plan(1.0, 0.2), 0.0, 0.0, 0.0, SPACING, -512, 1024
+    )
+    monkeypatch.setattr(transform, "_kernel_name", lambda row: kernel)
+    found = []
+    for together in (16, 2):
+        monkeypatch.setattr(transform, "_MOST_TOGETHER", together)
+        if kernel == "low":
+            (spectrum,) = transform.low_spectra([given])
+            assert spectrum is not None
+            found.append((spectrum.coefficients, spectrum.rest))
+        else:
+            (bracket,) = transform.convolution_powers([given])
+            found.append((bracket.cells, max(bracket.rounding)))
+    (values, error), (again, other) = found
+    np.testing.assert_allclose(again, values, rtol=0, atol=1e-14)
+    assert other == pytest.approx(error, rel=0.5)

@@ -146,7 +146,7 @@ def _gaussian(step: GaussianStep) -> Any:
                         event, 1, int(top.steps_per_epoch)
                     )
     raise NotImplementedError(
-        f"{type(design).__name__} with clip_unit={step.clip_unit!r} and "
+        f"{design!r} with clip_unit={step.clip_unit!r} and "
         f"privacy_unit={step.privacy_unit!r} has no event in dp_accounting; covered: "
         "one level that is drawn, clipped and protected, by sizes that the specs say"
     )

@@ -5,19 +5,19 @@ from __future__ import annotations
 import math
 from fractions import Fraction
 from itertools import combinations
+from typing import Any
 
 import numpy as np
 
 from jaxdp_episodic.accounting.question import Question
 from jaxdp_episodic.accounting.run import Run
 from jaxdp_episodic.losses.finite import FiniteLoss, tails_of_values
-from jaxdp_episodic.losses.privacy_loss import PrivacyLoss
 from jaxdp_episodic.losses.randomized_response import RandomizedResponseLoss
 from jaxdp_episodic.losses.sampled_gaussian import SampledGaussianLoss
 from jaxdp_episodic.numerics.combinatorics import log_binomial
 from jaxdp_episodic.numerics.roots import smallest_within
 
-Taken = list[tuple[PrivacyLoss, float]]
+Taken = list[tuple[Any, float]]
 
 # Of the shift of composed Gaussians: of as many roundings as steps and a few.
 _SHIFT_ROUNDING = 4e-16
@@ -94,7 +94,8 @@ def _of_few_losses(
     loss, log_mass = np.zeros(1), np.zeros(1)
     off = move = 0.0
     for one, count in taken:
-        values, log_masses = _repeated(*one.values(), int(count))
+        once, log_once = one.values()
+        values, log_masses = _repeated(once, log_once, int(count))
         loss = (loss[:, None] + values).reshape(-1)
         log_mass = (log_mass[:, None] + log_masses).reshape(-1)
         most, size = np.abs(values).max(), np.abs(log_masses).max()

@@ -75,7 +75,7 @@ class EpisodicAccountant(_dp.PrivacyAccountant):
             names = {name: member for member, name in RELATIONS.items()}
             _validation.choice("neighboring_relation", neighboring_relation, names)
             neighboring_relation = names[neighboring_relation]
-        if neighboring_relation not in RELATIONS:
+        if not isinstance(neighboring_relation, _dp.NeighboringRelation):
             raise TypeError(
                 "neighboring_relation must be a NeighboringRelation or a name, got "
                 f"{neighboring_relation!r}"
@@ -202,11 +202,12 @@ class EpisodicAccountant(_dp.PrivacyAccountant):
         """Epsilon or delta, and the order; the order is NaN but for "rdp"."""
         if of == "epsilon":
             array = _validation.probability_array("target_delta", target)
+            given = _validation.single("target_delta", array)
             question = EpsilonAt(api.log_of(array))
         else:
             array = _validation.nonnegative_array("target_epsilon", target)
+            given = _validation.single("target_epsilon", array)
             question = DeltaAt(array)
-        given = _validation.single(f"target of {of}", array)
         if self._is_non_private:
             return float(question.everything if of == "epsilon" else 1.0), np.inf
         return self._once((of, given), lambda: self._ask(of, given, question))

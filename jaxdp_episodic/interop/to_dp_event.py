@@ -120,19 +120,17 @@ def _gaussian(step: GaussianStep) -> Any:
     each = design.sampling if isinstance(design, IndependentEpisodes) else design
     if step.population is None and isinstance(each, MultistageSampling):
         top: Any = each.levels[0]
+        kind = type(top)
         if each is not design:
-            if (
-                isinstance(top, WithoutReplacement)
-                and top.size == 1
-                and len(each.levels) == 1
-            ):
+            is_one = len(each.levels) == 1 and kind is WithoutReplacement
+            if is_one and top.size == 1:
                 return dp_event.SampledWithReplacementDpEvent(
                     top.population, design.num_episodes, event
                 )
         elif step.clip_unit == step.privacy_unit == top.name:
-            if isinstance(top, Poisson):
+            if kind is Poisson:
                 return _sampled(top.sampling_probability, event)
-            if isinstance(top, WithoutReplacement):
+            if kind is WithoutReplacement:
                 if top.size <= top.population and not top.population_is_exact:
                     return dp_event.SampledWithoutReplacementDpEvent(
                         top.population, top.size, event
@@ -140,13 +138,13 @@ def _gaussian(step: GaussianStep) -> Any:
                 if top.population_is_exact and top.size >= top.population:
                     return event
             # Of several times a subset of the steps, not one of each block.
-            if isinstance(top, RandomAllocation) and top.times == 1:
+            if kind is RandomAllocation and top.times == 1:
                 if hasattr(dp_event, "RandomAllocationDpEvent"):
                     return dp_event.RandomAllocationDpEvent(
                         event, 1, int(top.steps_per_epoch)
                     )
     raise NotImplementedError(
-        f"{type(design).__name__} with clip_unit={step.clip_unit!r} and "
+        f"{design!r} with clip_unit={step.clip_unit!r} and "
         f"privacy_unit={step.privacy_unit!r} has no event in dp_accounting; covered: "
         "one level that is drawn, clipped and protected, by sizes that the specs say"
     )

@@ -206,7 +206,6 @@ class GaussianMixtureLoss(PrivacyLoss):
         num_terms: int,
     ) -> LossNodes:
         """See `PrivacyLoss`; as of the sampled Gaussian."""
-        del num_terms
         xp = namespace(*self.fields, backward, log_cut, height)
         shift, log_weight = self._stacked(self.shape)
         rate = Rate.of(self.rate + xp.zeros(self.shape))
@@ -219,22 +218,17 @@ class GaussianMixtureLoss(PrivacyLoss):
         def place(low: Array, high: Array) -> Pair:
             return whole_line(low, high, turn, largest, num_nodes)
 
-        def loss(x: Pair) -> Pair:
-            return _complex_loss(x, shift[:, None], log_weight[:, None], rate, turn)
-
         nowhere = xp.full_like(largest, -xp.inf)
         x, element = path_points(
             map_first(place, low, high), nowhere, turn, largest, height
         )
-        y = map_first(loss, x)
-
-        def ends(x: Pair) -> Array:
-            at_ends = xp.stack([x[0][0], x[0][-1]])
-            bare = _loss(at_ends, shift[:, None], log_weight[:, None])
-            return real_log_mixture(bare, rate)
+        columns = shift[:, None], log_weight[:, None]
+        y = map_first(lambda x: _complex_loss(x, *columns, rate, turn), x)
 
         def finish(x: Pair, element: Pair, y: Pair) -> LossNodes:
-            return on_path(x, element, y, backward, ends(x))
+            ends = xp.stack([x[0][0], x[0][-1]])
+            end_loss = real_log_mixture(_loss(ends, *columns), rate)
+            return on_path(x, element, y, backward, end_loss)
 
         return map_first(finish, x, element, y)
 
@@ -274,8 +268,7 @@ def _loss(x: Array, shift: Array, log_weight: Array) -> Array:
 def _turn(shift: Array, log_weight: Array, rate: Rate) -> Array:
     """From where on the largest shift has half of P's density or more; (n,)."""
     xp = namespace(shift)
-    zero = xp.zeros_like(shift[:1])
-    every = xp.concatenate([zero, shift])
+    every = xp.concatenate([xp.zeros_like(shift[:1]), shift])
     weight = xp.concatenate([rate.log_rest[None], rate.log + log_weight])
     weight = xp.maximum(weight - 0.5 * every * every, -1e300)
     largest = shift[-1]

@@ -1,0 +1,52 @@
+"""Deltas that are next to nothing, and noises: what is not known must be said."""
+
+import numpy as np
+import pytest
+from scipy.stats import binom, norm
+
+import jaxdp_episodic as jde
+
+
+def sampled(rate, noise):
+    scheme = jde.Poisson("user", sampling_probability=rate)
+    return jde.GaussianStep(scheme, noise_multiplier=noise)
+
+
+def test_a_tiny_delta_is_not_answered_blindly():
+    # 0.033097 with a stated error of 6e-15 once; the truth by mpmath is 0.017833.
+    truth, run = 0.017833, {"num_steps": 2, "delta": 1e-195}
+    value, info = jde.epsilon(sampled(1e-6, 3.0), **run, return_info=True)
+    assert truth * (1 - 1e-4) <= value <= 0.0283
+    assert info.is_certified_bound and info.error >= value - truth
+
+
+@pytest.mark.slow
+def test_rare_units_at_a_tiny_delta_get_the_lowest_certified_end():
+    # 6.5284 once, above the certified end.
+    step = jde.GaussianStep(
+        jde.MultistageSampling(
+            jde.Poisson("a", sampling_probability=1e-5),
+            jde.WithoutReplacement("b", size=10, population=100),
+        ),
+        noise_multiplier=1.5634543719362126,
+        clip_unit="a",
+        privacy_unit="b",
+    )
+    run = {"num_steps": 100_000, "delta": 1e-200}
+    value, info = jde.epsilon(step, **run, return_info=True)
+    assert info.is_certified_bound and value <= 6.32
+    assert value <= jde.epsilon_interval(step, **run)[1] * (1 + 1e-12)
+    assert value < jde.epsilon(step, **run, method="rdp")
+
+
+def test_nearly_no_noise():
+    """Only how often the unit is drawn counts: six times or fewer, but for 1e-5."""
+    rate, noise, steps, delta = 0.1, 1e-3, 10, 1e-5
+    left = delta - binom.sf(6, steps, rate)
+    place = norm.isf(left / binom.pmf(6, steps, rate))
+    truth = 6 * (0.5 / noise**2 + np.log(rate)) + 4 * np.log1p(-rate)
+    truth += np.sqrt(6) / noise * place
+    step = sampled(rate, noise)
+    value, info = jde.epsilon(step, num_steps=steps, delta=delta, return_info=True)
+    assert truth * (1 - 1e-4) <= value <= truth * (1 + 1e-4)  # 3.689e6 once
+    assert info.is_certified_bound and value - info.error <= truth <= value

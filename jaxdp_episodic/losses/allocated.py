@@ -65,9 +65,6 @@ class AllocatedLoss(GaussianLoss):
 _SMALLEST_SHIFT, _LARGEST_SHIFT = 1e-4, 10.0
 
 
-# Added to the logarithm of a moment less 1: thirty times the largest amount that one
-# was seen to be too small against the closed sum at whole orders.
-EXCESS_MARGIN = 1e-3
 # By how many nats what is beyond a table must be below delta; see `log_cut` of nodes,
 # which are 50 nats below it.
 _BEYOND = 36.0

@@ -31,7 +31,7 @@ from jaxdp_episodic.losses.allocated_moments import antipodal_excess
 from jaxdp_episodic.losses.allocation_tables import antipodal_table, by_setting
 from jaxdp_episodic.losses.gaussian import drawn_tails, inner_exponent
 from jaxdp_episodic.losses.loss_nodes import LossNodes
-from jaxdp_episodic.losses.privacy_loss import Quadrature, Tails
+from jaxdp_episodic.losses.privacy_loss import Tails
 from jaxdp_episodic.numerics.loops import Array, namespace, on_host
 
 _SCOUTS, _PER_PANEL = 400, 16
@@ -92,27 +92,7 @@ class AllocatedAntipodalLoss(AllocatedLoss):
         fields = (self.inner_rate, self.shift, self.bins, self.taken)
         return nodes_from(_node_rows, backward, log_cut, num_nodes, *fields)
 
-    def log_excess(
-        self,
-        t: Array,
-        direction: str,
-        quadrature: Quadrature,
-        *,
-        with_derivatives: bool = False,
-    ) -> tuple[Array, ...]:
-        """See `PrivacyLoss`.
-
-        *Upper bound* up to quadrature error: see `losses.allocated_moments`.
-        """
-        del quadrature, direction
-        xp = namespace(t, *self.fields)
-        order, r, s, bins, taken = xp.broadcast_arrays(t, *self.fields[1:])
-
-        def rows(*arrays: np.ndarray) -> np.ndarray:
-            return by_setting(antipodal_excess, *arrays)
-
-        found = on_host(rows, order.shape, order, r, s, bins, taken, number=3)
-        return tuple(found[: 3 if with_derivatives else 1])
+    _excess = staticmethod(antipodal_excess)
 
 
 def _tails(v: np.ndarray, s: float, t: float, j: float) -> np.ndarray:

@@ -31,7 +31,7 @@ from jaxdp_episodic.losses.allocated_law import AllocatedLawLoss
 from jaxdp_episodic.losses.allocated_moments import sum_excess
 from jaxdp_episodic.losses.allocation_tables import by_setting, sum_tables
 from jaxdp_episodic.losses.loss_nodes import LossNodes
-from jaxdp_episodic.losses.privacy_loss import Quadrature, Tails
+from jaxdp_episodic.losses.privacy_loss import Tails
 from jaxdp_episodic.numerics.loops import Array, namespace, on_host
 
 # Places at which the range of a distribution is looked for.
@@ -106,30 +106,7 @@ class AllocatedGaussianLoss(AllocatedLoss):
         fields = (self.shift, self.bins, self.taken)
         return nodes_from(_node_rows, backward, log_cut, num_nodes, *fields)
 
-    def log_excess(
-        self,
-        t: Array,
-        direction: str,
-        quadrature: Quadrature,
-        *,
-        with_derivatives: bool = False,
-    ) -> tuple[Array, ...]:
-        """See `PrivacyLoss`; of "forward" the larger of both directions.
-
-        *Upper bound* up to quadrature error: see `losses.allocated_moments`.
-        """
-        del quadrature
-        xp = namespace(t, *self.fields)
-        order, s, bins, taken = xp.broadcast_arrays(t, *self.fields[1:])
-
-        def rows(*arrays: np.ndarray) -> np.ndarray:
-            def excess(z: np.ndarray, *setting: float) -> np.ndarray:
-                return sum_excess(z, direction, *setting)
-
-            return by_setting(excess, *arrays)
-
-        found = on_host(rows, order.shape, order, s, bins, taken, number=3)
-        return tuple(found[: 3 if with_derivatives else 1])
+    _excess = staticmethod(sum_excess)
 
 
 def _tails(u: np.ndarray, s: float, t: float, j: float) -> np.ndarray:

@@ -49,7 +49,7 @@ _QUARTERS = np.append(0.0, np.geomspace(1e-2, 1e9, 2000))
 
 
 def sum_excess(
-    order: np.ndarray, direction: str, s: float, t: float, j: float
+    direction: str, order: np.ndarray, s: float, t: float, j: float
 ) -> np.ndarray:
     """(3, m): ``log(E W^{1+z} - 1)`` and two derivatives; "forward" is of both.
 
@@ -60,9 +60,10 @@ def sum_excess(
 
 
 def antipodal_excess(
-    order: np.ndarray, r: float, s: float, t: float, j: float
+    direction: str, order: np.ndarray, r: float, s: float, t: float, j: float
 ) -> np.ndarray:
     """(3, m): log-excess of ``r D_t(1 + (g-1)/r)`` and two derivatives."""
+    del direction
     return _with_slopes(lambda z: _antipodal_excess(z, r, s, t, j), order)
 
 

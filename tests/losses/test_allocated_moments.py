@@ -13,12 +13,14 @@ TIGHT = 3e-11
 
 
 def excess_of(z, direction, s, t, j):
-    row = ours.sum_excess(np.array([float(z)]), direction, s, float(t), float(j))
+    row = ours.sum_excess(direction, np.array([float(z)]), s, float(t), float(j))
     return float(row[0, 0])
 
 
 def drawn_excess(z, r, s, t, j):
-    row = ours.antipodal_excess(np.array([float(z)]), r, s, float(t), float(j))
+    row = ours.antipodal_excess(
+        "forward", np.array([float(z)]), r, s, float(t), float(j)
+    )
     return float(row[0, 0])
 
 
@@ -77,9 +79,9 @@ def test_between_whole_orders_and_beyond_the_sums():
     for s, t, j in ((1.0, 10.0, 10.0), (0.2, 50.0, 20.0), (3.0, 100.0, 100.0)):
         z = np.array([0.3, 0.9, 0.97, 1.0, 1.5, 2.0, 7.0, 30.0, 31.5, 40.0, 200.0])
         for rows in (
-            ours.sum_excess(z, "forward", s, t, j),
-            ours.antipodal_excess(z, 1.0, s, t, j),
-            ours.antipodal_excess(z, 0.2, s, t, j),
+            ours.sum_excess("forward", z, s, t, j),
+            ours.antipodal_excess("forward", z, 1.0, s, t, j),
+            ours.antipodal_excess("forward", z, 0.2, s, t, j),
         ):
             log_moment = np.logaddexp(0.0, rows[0])
             assert np.all(np.isfinite(rows[0]))

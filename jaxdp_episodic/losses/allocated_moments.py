@@ -76,7 +76,7 @@ def _with_slopes(
     with np.errstate(invalid="ignore"):
         slope = (high - low) / (2 * h)
         bend = (high - 2 * value + low) / (h * h)
-    return np.stack([value, slope, np.maximum(bend, 0.0) + slope**2])
+    return np.stack([value, slope, np.maximum(bend + slope**2, 0.0)])
 
 
 def _sum_excess(

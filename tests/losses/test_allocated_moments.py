@@ -147,3 +147,18 @@ def test_both_engines_agree():
         assert epsilon(12, 1.5, relation, 36, engine="jax") == pytest.approx(
             one, rel=1e-5
         )
+
+
+def test_the_search_finds_the_best_order():
+    # Near order 1 too, where the excess grows like the order less one.
+    for noise, t, steps in ((0.6146, 2, 238), (0.35, 50, 100), (5.0, 7, 40)):
+        drawn = jde.RandomAllocation("unit", steps_per_epoch=t)
+        for relation in ("add_remove", "replace_one"):
+            step = jde.GaussianStep(
+                drawn, noise_multiplier=noise, neighboring_relation=relation
+            )
+            a = 1 + np.geomspace(0.01, 60, 200)
+            spent = jde.rdp(jde.compose((step, steps)), a)
+            spent = spent + np.log1p(-1 / a) - (math.log(1e-6) + np.log(a)) / (a - 1)
+            found = epsilon(t, noise, relation, steps)
+            assert found <= spent.min() * (1 + 1e-3)

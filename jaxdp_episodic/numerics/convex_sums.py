@@ -308,7 +308,9 @@ def _coarser(piece: _Piece | None, level: int) -> _Piece | None:
     first = piece.first // factor
 
     def rows(array: np.ndarray) -> np.ndarray:
-        return np.pad(array, (before, after)).reshape(-1, factor)
+        padded = np.zeros(before + len(array) + after)
+        padded[before : before + len(array)] = array
+        return padded.reshape(-1, factor)
 
     masses = rows(piece.masses)
     if piece.moments is not None:
@@ -359,7 +361,8 @@ def _convolved(a: _Piece, b: _Piece) -> _Piece:
 
 def _on_places(atoms: _Atoms, plan: _Plan) -> _Law:
     """Puts atoms on places, or into cells, and sends away what is too rare."""
-    order = np.argsort(atoms.values)
+    # Stretches are sorted already, which a stable sort makes use of.
+    order = np.argsort(atoms.values, kind="stable")
     values, masses, law = atoms.values[order], atoms.masses[order], atoms.law
     rare = _TRIMMED * law.count / plan.total
     begin = int(np.searchsorted(np.cumsum(masses), rare))

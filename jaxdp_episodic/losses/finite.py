@@ -87,7 +87,13 @@ class FiniteLoss(PrivacyLoss):
         xp = namespace(u, *self.fields)
         u = xp.broadcast_to(u, np.broadcast_shapes(np.shape(u), self.shape))
         loss, mass = self._stacked(u.shape)
-        return _tails(u, loss, mass), _tails(u, -loss, mass - loss)
+        return tails_of_values(u, loss, mass), tails_of_values(u, -loss, mass - loss)
+
+    def values(self) -> tuple[np.ndarray, np.ndarray]:
+        """See `PrivacyLoss`: those that occur."""
+        losses, log_masses = np.array(self.losses), np.array(self.log_masses)
+        occurs = log_masses > -np.inf
+        return losses[occurs], log_masses[occurs]
 
     def tail_displacement(self, u: Array) -> Array:
         """The losses are as far off as they are rounded."""
@@ -174,7 +180,8 @@ def log_excess_of_atoms(
     return excess, first / total, second / total
 
 
-def _tails(u: Array, loss: Array, log_mass: Array) -> Tails:
+def tails_of_values(u: Array, loss: Array, log_mass: Array) -> Tails:
+    """The tails at u of losses, first axis, and the logarithms of their masses."""
     xp = namespace(u, loss, log_mass)
     above = loss > u
     gap = xp.where(above, u - loss, -1.0)

@@ -15,8 +15,9 @@ from jaxdp_episodic.describe.step import GaussianStep
 from jaxdp_episodic.training.config import TrainingConfig, built_model
 from jaxdp_episodic.training.evaluation import Evaluation
 from jaxdp_episodic.training.features import FixedFeatures
-from jaxdp_episodic.training.learners import PLDA
-from jaxdp_episodic.training.statistics import PrivateStatistics, statistics_steps
+from jaxdp_episodic.training.learner_config import CLOSED_FORM
+from jaxdp_episodic.training.start import statistics_steps
+from jaxdp_episodic.training.statistics import PrivateStatistics
 from jaxdp_episodic.training.trainer import Trainer
 
 FEATURES = "features"
@@ -107,7 +108,7 @@ def plan(config: TrainingConfig, data: ExampleTable) -> PrivacyBudget:
         step,
         epsilon=config.epsilon,
         delta=config.delta,
-        num_steps=0 if config.learner.kind == PLDA else config.num_steps,
+        num_steps=0 if config.learner.kind in CLOSED_FORM else config.num_steps,
         before=before,
     )
 
@@ -155,11 +156,19 @@ def _evaluations(config: TrainingConfig, tables: Tables) -> dict[str, Evaluation
     wanted = config.evaluation
     if wanted is None:
         return {}
+    shape = tables.load("train").features.shape[1:]
+    for split in wanted.splits:
+        found = tables.load(split).features.shape[1:]
+        if found != shape:
+            raise ValueError(
+                f"features must be of shape {shape} as in training, got those of "
+                f"{split!r} of shape {found}"
+            )
     return {
         split: Evaluation(
             tables.load(split),
-            ways=_ways(config),
-            shots=config.learner.shots,
+            ways=_ways(config) if wanted.ways is None else wanted.ways,
+            shots=config.learner.shots if wanted.shots is None else wanted.shots,
             queries=wanted.queries,
             num_episodes=wanted.num_episodes,
         )

@@ -10,8 +10,8 @@ import numpy as np
 
 from jaxdp_episodic._engine import choose_engine, using_engine
 from jaxdp_episodic.accounting.closed_form import (
-    are_alike,
     composed,
+    have_closed_form,
     one_gaussian,
     shift_error,
 )
@@ -100,7 +100,7 @@ def _sorted_out(question: Question, run: Run) -> Answer:
         scale = size if question.is_epsilon else 1.0
         error[chosen] = _PROFILE_ERROR * scale + 4 * shift_error(run) * moved
         single[chosen] = True
-    for i in np.flatnonzero(open_ & ~single & are_alike(run)):
+    for i in np.flatnonzero(open_ & ~single & have_closed_form(run)):
         one = np.asarray(i)
         value[i], error[i] = composed(question.take(one), run.take(one))
         open_[i] = ~(error[i] <= TOLERANCE * np.max(question.scale(value[i])))

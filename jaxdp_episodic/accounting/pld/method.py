@@ -22,8 +22,8 @@ import numpy as np
 
 from jaxdp_episodic._engine import choose_engine, using_engine
 from jaxdp_episodic.accounting.closed_form import (
-    are_alike,
     composed,
+    have_closed_form,
     one_gaussian,
     shift_error,
 )
@@ -167,7 +167,7 @@ def _bounds(
         open_ &= (question.target > _LEAST_LOG_DELTA) & (upper > floor)
     else:
         open_ &= upper > _LEAST_LOG_DELTA
-    for i in np.flatnonzero(open_ & are_alike(run)):
+    for i in np.flatnonzero(open_ & have_closed_form(run)):
         one = np.asarray(i)
         value, error = composed(question.take(one), run.take(one))
         if np.isfinite(error):

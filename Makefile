@@ -143,6 +143,7 @@ bench-start: $(BENCH_VENV)/.stamp
 
 bench-exact: $(BENCH_VENV)/.stamp
 	$(BENCH_PY) experiments/benchmarks/exact.py
+	$(BENCH_PY) experiments/benchmarks/allocation.py
 
 bench-sweep: $(VENV)/.stamp
 	$(PY) experiments/benchmarks/sweep.py

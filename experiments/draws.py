@@ -10,6 +10,7 @@ often a unit is seen in ten epochs; and how much batches vary in size.
 from __future__ import annotations
 
 import argparse
+import dataclasses
 from pathlib import Path
 
 import numpy as np
@@ -75,6 +76,22 @@ def epsilons(make, epochs: int) -> dict[str, list[float]]:
         )
         for draw in STYLES
     }
+
+
+def one_epoch(steps: int = 10) -> dict[str, dict[str, float]]:
+    """Coins and bins in one epoch: examples, and examples that are replaced."""
+    result = {}
+    for draw in (COINS, BINS):
+        drawn = scheme(draw, "example", steps)
+        step = jde.GaussianStep(drawn, noise_multiplier=NOISE)
+        other = dataclasses.replace(step, neighboring_relation="replace_one")
+        epsilon = jde.epsilon(step, num_steps=steps, delta=DELTA)
+        delta = jde.delta(other, num_steps=steps, epsilon=1.0)
+        result[draw] = {
+            "epsilon": float(f"{epsilon:.4f}"),
+            "delta at epsilon 1, one replaced": float(f"{delta:.4g}"),
+        }
+    return result
 
 
 def binomial(trials: int, rate: float, most: int) -> np.ndarray:
@@ -151,6 +168,7 @@ def main() -> None:
         f"epsilon of an example, {EXAMPLE_EPOCHS} epochs": costs[0],
         f"epsilon of an example of an episode, inner rate {DRAWN / EXAMPLES:g}, "
         f"{EPISODE_EPOCHS} epoch(s)": costs[1],
+        "one epoch of 10 steps": one_epoch(),
         "share of units never seen in ten epochs of 100 steps": {
             "coins, fixed size": rounded(seen[:1], 3)[0],
             "epochs": 0.0,

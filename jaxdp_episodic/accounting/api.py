@@ -81,7 +81,8 @@ def rdp(
     series; the quadrature used for all real orders agrees with it (tested).
 
     Args:
-      step: a step, a release, or a run made by `compose`.
+      step: a step, a release, or a run made by `compose`. A step drawn by epochs is
+        one alone: curves of such steps may not be added up, compose the run.
       orders: real orders, each > 1, inf included; any shape, also empty.
       direction: "forward", "backward" or "both".
       engine: "numpy", "jax" or "auto", which compiles where that pays; None is what

@@ -35,6 +35,7 @@ _ROUGH, _EVALUATIONS = 1e-3, 10
 _NOISE_RANGE = (1e-9, 1e18)
 _SMALLEST_PROBABILITY = 1e-15
 _MAX_STEPS = 2**53
+_LONGEST_EPOCH = 2**30
 
 
 @on_engine
@@ -149,7 +150,7 @@ def calibrate_rate(
     Args:
       step: the step; the rate it has at ``level`` is ignored.
       level: name of the level. Where it is drawn by `Poisson`, its sampling
-        probability is sought; without replacement, its size.
+        probability is sought; without replacement, its size; by epochs, their length.
       epsilon: target, > 0 and finite, nats.
       delta: in (0, 1).
       num_steps: whole number >= 0.
@@ -159,7 +160,9 @@ def calibrate_rate(
     Returns:
       The broadcast shape: float64 probabilities (within 1e-7 relative of the largest,
       on the private side), or int64 sizes, at most the population's, 0 where not even
-      the smallest (one, or as many classes as an episode has) is within the target.
+      the smallest (one, or as many classes as an episode has) is within the target;
+      or int64 steps_per_epoch, a length that is within the target while that of one
+      step less is not (as a rule the shortest), 0 where none up to 2**30 is.
 
     Raises:
       TypeError: an argument of the wrong type.
@@ -168,10 +171,6 @@ def calibrate_rate(
     check_method(method)
     _check_is(step, GaussianStep)
     scheme = scheme_of(step, level)
-    if isinstance(scheme, EpochScheme):
-        raise NotImplementedError(
-            f"level must be drawn in every step, got {level!r}, drawn by epochs"
-        )
     smallest = smallest_size(step, level)
     one = dataclasses.replace(step, sampling=with_rate(step, level, smallest))
     run = _Targets(one, epsilon, delta, num_steps, method)
@@ -184,6 +183,8 @@ def calibrate_rate(
         changed = with_rate(step, level, shaped)
         return run.excess(active, step=dataclasses.replace(step, sampling=changed))
 
+    if isinstance(scheme, EpochScheme):
+        return run.shaped(_shortest_epoch(excess, all_rates.copy()))
     if isinstance(scheme, Poisson):
         least = np.full(run.size, _SMALLEST_PROBABILITY)
         most = np.ones(run.size)
@@ -201,6 +202,26 @@ def calibrate_rate(
     high = np.where(full | hopeless, 0.0, most)
     found = largest_within(excess, low, high, tolerance=0, integer=True)
     return run.shaped(np.where(full, most, np.where(hopeless, 0, found)).astype(int))
+
+
+def _shortest_epoch(excess: Any, least: np.ndarray) -> np.ndarray:
+    """Steps in an epoch, doubled until they are enough, then searched between."""
+    low, high = np.zeros(least.size), least
+    active = np.arange(least.size)
+    while active.size:
+        enough = excess(high[active], active) <= 0
+        more = active[~enough & (2 * high[active] <= _LONGEST_EPOCH)]
+        high[active[~enough & (2 * high[active] > _LONGEST_EPOCH)]] = 0.0
+        low[more], high[more] = high[more], 2 * high[more]
+        active = more
+
+    def shorter(inverse: np.ndarray, active: np.ndarray) -> np.ndarray:
+        return excess(low[active] + high[active] - inverse, active)
+
+    # Upside down: the longer an epoch, the less it costs.
+    start, stop = np.where(low > 0, low, high), np.where(low > 0, high, 0.0)
+    found = largest_within(shorter, start, stop, tolerance=0, integer=True)
+    return np.where(low > 0, low + high - found, high).astype(np.int64)
 
 
 class _Targets:

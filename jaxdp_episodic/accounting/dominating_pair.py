@@ -133,7 +133,7 @@ def _allocated(
     ):
         many, one = number * (taken > 1), number * (taken == 1)
         if np.any(many):
-            uses.append((_allocated_pair(step, bins, taken), many))
+            uses += _blocks(step, bins, taken, many)
         if np.any(one):
             uses.append((_drawn_pair(step, 1 / bins), one))
     return uses or [(_drawn_pair(step, 1 / steps), count)]
@@ -145,6 +145,25 @@ def _drawn_pair(step: GaussianStep, rate: np.ndarray) -> PrivacyLoss:
     if _is_whole(step):
         return SampledGaussianLoss(_ALWAYS, rate, shift)
     return AntipodalGaussianLoss(_ALWAYS, rate, inner, shift)
+
+
+def _blocks(
+    step: GaussianStep, bins: np.ndarray, taken: np.ndarray, number: np.ndarray
+) -> list[tuple[PrivacyLoss, np.ndarray]]:
+    """Blocks, or parts of one, of which two steps or more are taken.
+
+    Two antipodal steps of two are a Gaussian move: ``(A_1 + A_2) / (B_1 + B_2) =
+    e^{s (x_1 + x_2)}``, ``D_2(g) = D(sqrt(2) s, g)``.
+    """
+    pairs = np.zeros_like(number) if _is_whole(step) else number * (bins == 2)
+    others = number - pairs
+    uses: list[tuple[PrivacyLoss, np.ndarray]] = []
+    if np.any(others):
+        uses.append((_allocated_pair(step, bins, taken), others))
+    if np.any(pairs):
+        move = _shift(step, np.sqrt(2.0))
+        uses.append((SwappedGaussianLoss(_ALWAYS, _inner_rate(step), move), pairs))
+    return uses
 
 
 def _allocated_pair(

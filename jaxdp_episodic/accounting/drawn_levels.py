@@ -13,8 +13,10 @@ from jaxdp_episodic.describe.designs import (
     IndependentEpisodes,
 )
 from jaxdp_episodic.describe.schemes import (
+    EpochScheme,
     MultistageSampling,
     Poisson,
+    RandomAllocation,
     Scheme,
     WithoutReplacement,
 )
@@ -39,9 +41,11 @@ def scheme_of(step: GaussianStep, level: str) -> Scheme:
 
 
 def with_rate(step: GaussianStep, level: str, rate: np.ndarray) -> Sampling:
-    """The step's sampling with another probability or size at one level."""
+    """The step's sampling with another probability, size or epoch at one level."""
     scheme = scheme_of(step, level)
     field = "sampling_probability" if isinstance(scheme, Poisson) else "size"
+    if isinstance(scheme, EpochScheme):
+        field = "steps_per_epoch"
     changed = dataclasses.replace(scheme, **{field: rate})
     return _with_scheme(step.design, changed)
 
@@ -59,9 +63,11 @@ def _with_scheme(drawn: Sampling, changed: Scheme) -> Sampling:
 
 
 def smallest_size(step: GaussianStep, level: str) -> np.ndarray:
-    """One; of classes, as many as an episode needs."""
-    drawn = step.design
-    sized = isinstance(scheme_of(step, level), WithoutReplacement)
+    """One; of classes, as many as an episode needs; of an epoch, its blocks."""
+    drawn, scheme = step.design, scheme_of(step, level)
+    if isinstance(scheme, RandomAllocation):
+        return np.asarray(scheme.times)
+    sized = isinstance(scheme, WithoutReplacement)
     if sized and isinstance(drawn, GroupedClasses) and level == CLASS:
         return np.asarray(drawn.ways)
     return np.asarray(1)

@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar, Self
 
 import numpy as np
 
+from jaxdp_episodic.losses.allocation_tables import by_setting
 from jaxdp_episodic.losses.loss_nodes import LossNodes, collected
-from jaxdp_episodic.losses.privacy_loss import GaussianLoss, Hints, Tails
+from jaxdp_episodic.losses.privacy_loss import (
+    GaussianLoss,
+    Hints,
+    Quadrature,
+    Tails,
+)
 from jaxdp_episodic.numerics.loops import Array, map_first, namespace, on_host
 
 # Nodes of a distribution, for each that is asked for: they lie on the real line.
@@ -62,14 +69,38 @@ class AllocatedLoss(GaussianLoss):
         rate = self._inner_rate / self._bins
         return Hints(rate * xp.sqrt(self._taken), rate, self._shift, self._shift)
 
+    def log_excess(
+        self,
+        t: Array,
+        direction: str,
+        quadrature: Quadrature,
+        *,
+        with_derivatives: bool = False,
+    ) -> tuple[Array, ...]:
+        """See `PrivacyLoss`.
+
+        *Upper bound* up to quadrature error: see `losses.allocated_moments`.
+        """
+        del quadrature
+        xp = namespace(t, *self.fields)
+        order, *setting = xp.broadcast_arrays(t, *self.fields[1:])
+
+        def rows(*arrays: np.ndarray) -> np.ndarray:
+            return by_setting(functools.partial(self._excess, direction), *arrays)
+
+        found = on_host(rows, order.shape, order, *setting, number=3)
+        return tuple(found[: 3 if with_derivatives else 1])
+
+    @staticmethod
+    def _excess(direction: str, order: np.ndarray, *setting: float) -> np.ndarray:
+        """(3, m): the log-excess of one setting, and two derivatives."""
+        raise NotImplementedError
+
 
 # Of the noise: 1e4 and 0.1 clip norms. Less noise is none, more is taken for 1e4.
 _SMALLEST_SHIFT, _LARGEST_SHIFT = 1e-4, 10.0
 
 
-# Added to the logarithm of a moment less 1: thirty times the largest amount that one
-# was seen to be too small against the closed sum at whole orders.
-EXCESS_MARGIN = 1e-3
 # By how many nats what is beyond a table must be below delta; see `log_cut` of nodes,
 # which are 50 nats below it.
 _BEYOND = 36.0

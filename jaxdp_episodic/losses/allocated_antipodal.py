@@ -22,27 +22,19 @@ from typing import ClassVar
 import numpy as np
 
 from jaxdp_episodic.losses.allocated import (
-    EXCESS_MARGIN,
     AllocatedLoss,
     nodes_from,
     reaches,
     tails_from,
 )
+from jaxdp_episodic.losses.allocated_moments import antipodal_excess
 from jaxdp_episodic.losses.allocation_tables import antipodal_table, by_setting
 from jaxdp_episodic.losses.gaussian import drawn_tails, inner_exponent
 from jaxdp_episodic.losses.loss_nodes import LossNodes
-from jaxdp_episodic.losses.privacy_loss import Quadrature, Tails
+from jaxdp_episodic.losses.privacy_loss import Tails
 from jaxdp_episodic.numerics.loops import Array, namespace, on_host
-from jaxdp_episodic.numerics.power_excess import (
-    log_expm1,
-    scaled_power_excess,
-    scaled_power_excess_derivatives,
-)
 
-_MOMENT_NODES, _SCOUTS, _PER_PANEL = 768, 400, 16
-_LARGEST_EXPONENT = 600.0
-# By how much steeper h must fall at the end of the table than e^{zu} rises.
-_STEEPER = 1.1
+_SCOUTS, _PER_PANEL = 400, 16
 # By how much the laws' masses may be off.
 _MASS_ERROR = 1e-5
 
@@ -100,25 +92,7 @@ class AllocatedAntipodalLoss(AllocatedLoss):
         fields = (self.inner_rate, self.shift, self.bins, self.taken)
         return nodes_from(_node_rows, backward, log_cut, num_nodes, *fields)
 
-    def log_excess(
-        self,
-        t: Array,
-        direction: str,
-        quadrature: Quadrature,
-        *,
-        with_derivatives: bool = False,
-    ) -> tuple[Array, ...]:
-        """See `PrivacyLoss`; an *estimate* by quadrature, with a margin above it."""
-        del quadrature, direction
-        xp = namespace(t, *self.fields)
-        order, r, s, bins, taken = xp.broadcast_arrays(t, *self.fields[1:])
-
-        def rows(*arrays: np.ndarray) -> np.ndarray:
-            return by_setting(_excess, *arrays)
-
-        found = on_host(rows, order.shape, order, r, s, bins, taken, number=3)
-        excess = found[0] + EXCESS_MARGIN
-        return (excess, *found[1:]) if with_derivatives else (excess,)
+    _excess = staticmethod(antipodal_excess)
 
 
 def _tails(v: np.ndarray, s: float, t: float, j: float) -> np.ndarray:
@@ -173,41 +147,3 @@ def _node_rows(
             [end_density - end + far, -np.inf, far, 0.0, spacing],
         ]
     )
-
-
-def _excess(order: np.ndarray, r: float, s: float, t: float, j: float) -> np.ndarray:
-    """(3, m): log-excess at ``alpha - 1``, and two derivatives.
-
-    Beyond the end U of the table, where log h falls with the slope -l and ever more
-    steeply, ``z (1 + z) int e^{zu} h du <= z (1 + z) e^{zU} h(U) / (l - z)``. In all no
-    more than ``r (M - 1)`` with M of the Gaussian of shift 2s (joint convexity), which
-    is the answer where the table does not reach.
-    """
-    v, mass, _, _ = _law(_MOMENT_NODES, -np.inf, s, t, j)
-    end = antipodal_table(round(t), round(j), s).end
-    profile, tail = _tails(np.array([end]), s, t, j)[:, 0]
-    far = math.log1p(r * math.expm1(end))
-    fall = math.exp(tail - profile + far - end) / r
-    loss = np.log1p(r * np.expm1(v))
-    rows = np.empty((3, len(order)))
-    with np.errstate(all="ignore"):
-        log_mass = np.log(mass)
-        for i, z in enumerate(order.tolist()):
-            peak = float(np.max(log_mass + (1 + z) * loss))
-            scale = max(peak - _LARGEST_EXPONENT, 0.0)
-            given = (loss, log_mass - scale, np.asarray(z), "symmetric")
-            total = np.sum(scaled_power_excess(*given))
-            _, *slopes = scaled_power_excess_derivatives(*given)
-            rows[1:, i] = [np.sum(slope) / total for slope in slopes]
-            value = np.inf
-            if fall > _STEEPER * z:
-                added = math.log(r * z * (1 + z) / (fall - z)) + z * far + profile
-                value = np.logaddexp(np.log(total) + scale, added)
-            grown = 2 * s * s * z * (1 + z)
-            most = float(log_expm1(np.asarray(grown))) + math.log(r)
-            rows[0, i] = min(value, most) if not np.isnan(value) else most
-            if rows[0, i] == most:
-                share = -math.expm1(-grown) if grown > 0 else 1.0
-                slope = 2 * s * s * (1 + 2 * z)
-                rows[1:, i] = slope / share, (4 * s * s + slope**2) / share
-    return rows

@@ -22,28 +22,20 @@ from typing import ClassVar
 import numpy as np
 
 from jaxdp_episodic.losses.allocated import (
-    EXCESS_MARGIN,
     AllocatedLoss,
     nodes_from,
     reaches,
     tails_from,
 )
 from jaxdp_episodic.losses.allocated_law import AllocatedLawLoss
+from jaxdp_episodic.losses.allocated_moments import sum_excess
 from jaxdp_episodic.losses.allocation_tables import by_setting, sum_tables
 from jaxdp_episodic.losses.loss_nodes import LossNodes
-from jaxdp_episodic.losses.privacy_loss import Quadrature, Tails
+from jaxdp_episodic.losses.privacy_loss import Tails
 from jaxdp_episodic.numerics.loops import Array, namespace, on_host
-from jaxdp_episodic.numerics.power_excess import (
-    scaled_power_excess,
-    scaled_power_excess_derivatives,
-)
-from jaxdp_episodic.numerics.special import log_normal_tail
 
-# Nodes of a moment; and places at which the range of a distribution is looked for.
-_MOMENT_NODES, _SCOUTS = 768, 600
-_LARGEST_EXPONENT = 600.0
-# A moment is complete if its integrand has fallen by so many nats at the end.
-_COMPLETE = 14.0
+# Places at which the range of a distribution is looked for.
+_SCOUTS = 600
 
 
 @dataclass(frozen=True)
@@ -114,33 +106,7 @@ class AllocatedGaussianLoss(AllocatedLoss):
         fields = (self.shift, self.bins, self.taken)
         return nodes_from(_node_rows, backward, log_cut, num_nodes, *fields)
 
-    def log_excess(
-        self,
-        t: Array,
-        direction: str,
-        quadrature: Quadrature,
-        *,
-        with_derivatives: bool = False,
-    ) -> tuple[Array, ...]:
-        """See `PrivacyLoss`; of "forward" the larger of both directions.
-
-        *Estimate*, with a margin above it: by quadrature of tables, and what these
-        leave out. That the moments of P against Q are the larger ones is not proved.
-        """
-        del quadrature
-        xp = namespace(t, *self.fields)
-        order, s, bins, taken = xp.broadcast_arrays(t, *self.fields[1:])
-
-        def rows(*arrays: np.ndarray) -> np.ndarray:
-            both = by_setting(_excess_backward, *arrays)
-            if direction != "backward":
-                ahead = by_setting(_excess_forward, *arrays)
-                both = np.where(ahead[:1] >= both[:1], ahead, both)
-            return both
-
-        found = on_host(rows, order.shape, order, s, bins, taken, number=3)
-        excess = found[0] + EXCESS_MARGIN
-        return (excess, *found[1:]) if with_derivatives else (excess,)
+    _excess = staticmethod(sum_excess)
 
 
 def _tails(u: np.ndarray, s: float, t: float, j: float) -> np.ndarray:
@@ -228,83 +194,3 @@ def _node_rows(
     return np.concatenate(
         [sign * loss, weight, ends, sign * loss[order], spacing[None]]
     )
-
-
-def _excess(
-    order: np.ndarray, direction: str, s: float, t: float, j: float
-) -> tuple[np.ndarray, np.ndarray]:
-    """(3, m): log-excess of the nodes at ``alpha - 1``, and two derivatives.
-
-    And where the nodes hold all that counts of it.
-    """
-    loss, mass, _ = _law(_MOMENT_NODES, -np.inf, s, t, j)
-    forward = direction == "forward"
-    rows, complete = np.empty((3, len(order))), np.empty(len(order), bool)
-    with np.errstate(all="ignore"):
-        log_mass = np.log(mass)
-        for i, z in enumerate(order.tolist()):
-            size = log_mass + (1 + z if forward else -z) * loss
-            peak = float(np.max(size))
-            complete[i] = size[-1 if forward else 0] < peak - _COMPLETE
-            scale = max(peak - _LARGEST_EXPONENT, 0.0)
-            given = (loss, log_mass - scale, np.asarray(z), direction)
-            total = np.sum(scaled_power_excess(*given))
-            _, *slopes = scaled_power_excess_derivatives(*given)
-            rows[0, i] = np.log(total) + scale
-            rows[1:, i] = [np.sum(slope) / total for slope in slopes]
-    return rows, complete & np.isfinite(rows[0])
-
-
-def _bounded(
-    rows: np.ndarray, complete: np.ndarray, added: np.ndarray, most: list[np.ndarray]
-) -> np.ndarray:
-    """The excess with what is added, where it is complete, and no more than it is.
-
-    ``most`` is the logarithm of a moment that is larger, with two derivatives.
-    """
-    grown = -np.expm1(-most[0])
-    log_most = np.log(grown) + most[0]
-    slope = most[1] / grown
-    other = np.stack([log_most, slope, (most[2] + most[1] ** 2) / grown])
-    whole = np.where(complete, np.logaddexp(rows[0], added), np.inf)
-    own = np.concatenate([whole[None], rows[1:]])
-    return np.where(whole <= log_most, own, other)
-
-
-def _excess_forward(order: np.ndarray, s: float, t: float, j: float) -> np.ndarray:
-    """``E W^alpha``; what one jump beyond the table adds, with some to spare.
-
-    With a jump A, ``W^alpha <= 2^{alpha-1} (rest^alpha + (A/t)^alpha)``. In all no more
-    than without sampling, ``e^{s² alpha (alpha-1) / 2}`` (Jensen).
-    """
-    rows, complete = _excess(order, "forward", s, t, j)
-    top = sum_tables(round(j), s)[0].end
-    alpha = 1 + order
-    grown = 0.5 * s * s * alpha * order
-    with np.errstate(all="ignore"):
-        # The whole sum but its mean is the jump.
-        jump = np.asarray((math.log(j) + np.log(np.expm1(top)) + 0.5 * s * s) / s)
-        rest = np.logaddexp(0.0, rows[0]) + log_normal_tail(jump)
-        far = grown - alpha * math.log(t) + log_normal_tail(jump - alpha * s)
-        added = math.log(j) + order * math.log(2.0) + np.logaddexp(rest, far)
-        most = [grown, 0.5 * s * s * (1 + 2 * order), s * s + 0 * order]
-        return _bounded(rows, complete, added, most)
-
-
-def _excess_backward(order: np.ndarray, s: float, t: float, j: float) -> np.ndarray:
-    """``E W^{1-alpha}``; what is below the table by Cauchy and Schwarz.
-
-    ``W >= (A_1 ... A_j)^{1/t}``, so ``E W^-k <= e^{(k + k²/t) j s² / (2t)}``.
-    """
-    rows, complete = _excess(order, "backward", s, t, j)
-    table = sum_tables(round(j), s)[1]
-    rare = table.at(np.array([table.end]))[1, 0]
-
-    def bound(k: np.ndarray) -> np.ndarray:
-        return (k + k * k / t) * (j * s * s / (2 * t))
-
-    with np.errstate(all="ignore"):
-        added = 0.5 * (bound(2 * order) + rare)
-        share = j * s * s / (2 * t)
-        most = [bound(order), share * (1 + 2 * order / t), 2 * share / t + 0 * order]
-        return _bounded(rows, complete, added, most)

@@ -20,7 +20,7 @@ import numpy as np
 from jaxdp_episodic.losses.allocated import AllocatedLoss
 from jaxdp_episodic.losses.allocation_tables import by_setting
 from jaxdp_episodic.losses.finite import log_excess_of_atoms
-from jaxdp_episodic.losses.privacy_loss import Quadrature, Tails
+from jaxdp_episodic.losses.privacy_loss import Tails
 from jaxdp_episodic.numerics.convex_sums import lognormal_sum
 from jaxdp_episodic.numerics.loops import Array, namespace, on_host
 
@@ -93,36 +93,12 @@ class AllocatedLawLoss(AllocatedLoss):
         """The losses are logarithms, rounded, and so are inverse ratios."""
         return namespace(u).zeros_like(u) + _MOVE * (1 + self._facts()[3])
 
-    def log_excess(
-        self,
-        t: Array,
-        direction: str,
-        quadrature: Quadrature,
-        *,
-        with_derivatives: bool = False,
-    ) -> tuple[Array, ...]:
-        """Of a coarser law, above; see `PrivacyLoss`. Forward of both directions."""
-        del quadrature
-        xp = namespace(t, *self.fields)
-        order, *fields = xp.broadcast_arrays(t, *self.fields[1:])
-        number = 3 if with_derivatives else 1
-
-        def one(order: np.ndarray, *setting: float) -> np.ndarray:
-            loss, mass = _coarse(epoch_law(*setting))
-            return np.stack(
-                log_excess_of_atoms(
-                    loss[:, None],
-                    np.log(mass)[:, None],
-                    order,
-                    direction,
-                    with_derivatives=with_derivatives,
-                )
-            )
-
-        def rows(*arrays: np.ndarray) -> np.ndarray:
-            return by_setting(one, *arrays)
-
-        return tuple(on_host(rows, order.shape, order, *fields, number=number))
+    @staticmethod
+    def _excess(direction: str, order: np.ndarray, *setting: float) -> np.ndarray:
+        """Of a coarser law, above; forward of both directions."""
+        loss, mass = _coarse(epoch_law(*setting))
+        given = loss[:, None], np.log(mass)[:, None], order, direction
+        return np.stack(log_excess_of_atoms(*given, with_derivatives=True))
 
     def _facts(self) -> np.ndarray:
         """``(5, ...)``: `log_kept`, `law_error`, largest size of a loss, `grain`."""

@@ -17,6 +17,7 @@ import numpy as np
 
 from jaxdp_episodic.numerics.convex_sums import lognormal_sum
 from jaxdp_episodic.numerics.skewed_sums import Terms, log_tails
+from jaxdp_episodic.numerics.two_terms import log_tails_of_two
 
 # Chebyshev panels, each so long in asinh(place / core), with so many nodes.
 _PANEL, _NODES = 1.3, 16
@@ -235,6 +236,8 @@ def antipodal_table(bins: int, count: int, shift: float) -> Table:
     def evaluate(place: np.ndarray, *, finer: bool = False) -> np.ndarray:
         every = np.ones_like(place)
         constant = -np.expm1(place) * idle
+        if count == 2:
+            return np.stack(log_tails_of_two(constant, shift, place, idle))
         terms = Terms(count * every, constant, shift * every, place, True, idle * every)
         return np.stack(log_tails(terms, finer=finer))
 

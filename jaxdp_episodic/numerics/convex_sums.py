@@ -130,10 +130,10 @@ def lognormal_sum(count: int, shift: float, *, above: bool) -> SumLaw:
     power, total, left = _one_term(plan), None, count
     while left:
         if left % 2:
-            total = power if total is None else _sum(total, power, plan)
+            total = power if total is None else _on_places(_added(total, power), plan)
         left //= 2
         if left:
-            power = _sum(power, power, plan)
+            power = _on_places(_added(power, power), plan)
     assert total is not None  # count >= 1
     masses = np.concatenate([piece.masses for piece in total.pieces])
     if above:
@@ -245,10 +245,6 @@ def _cut_up(
 # --- The sum of two ---
 
 
-def _sum(a: _Law, b: _Law, plan: _Plan) -> _Law:
-    return _on_places(_added(a, b), plan)
-
-
 def _added(a: _Law, b: _Law) -> _Atoms:
     """The law of ``A + B``: on each lattice, what has its coarser one there."""
     same = a is b
@@ -264,7 +260,8 @@ def _added(a: _Law, b: _Law) -> _Atoms:
         low_b = low_a if same else _coarser(low_b, level)
         own_a, own_b = of_a.get(level), of_b.get(level)
         if same:
-            pairs = [(own_a, _joined(_doubled(low_a), own_a))]
+            twice = _joined(low_a, low_a)
+            pairs = [(own_a, _joined(twice, own_a))]
         else:
             pairs = [(own_a, _joined(low_b, own_b)), (low_a, own_b)]
         for one, other in pairs:
@@ -308,7 +305,9 @@ def _coarser(piece: _Piece | None, level: int) -> _Piece | None:
     first = piece.first // factor
 
     def rows(array: np.ndarray) -> np.ndarray:
-        return np.pad(array, (before, after)).reshape(-1, factor)
+        padded = np.zeros(before + len(array) + after)
+        padded[before : before + len(array)] = array
+        return padded.reshape(-1, factor)
 
     masses = rows(piece.masses)
     if piece.moments is not None:
@@ -318,13 +317,6 @@ def _coarser(piece: _Piece | None, level: int) -> _Piece | None:
     spread = np.append(masses @ (1 - share), 0.0)
     spread[1:] += masses @ share
     return _Piece(level, first, spread, None)
-
-
-def _doubled(piece: _Piece | None) -> _Piece | None:
-    if piece is None:
-        return None
-    moments = None if piece.moments is None else 2 * piece.moments
-    return piece._replace(masses=2 * piece.masses, moments=moments)
 
 
 def _joined(a: _Piece | None, b: _Piece | None) -> _Piece | None:
@@ -359,7 +351,8 @@ def _convolved(a: _Piece, b: _Piece) -> _Piece:
 
 def _on_places(atoms: _Atoms, plan: _Plan) -> _Law:
     """Puts atoms on places, or into cells, and sends away what is too rare."""
-    order = np.argsort(atoms.values)
+    # Stretches are sorted already, which a stable sort makes use of.
+    order = np.argsort(atoms.values, kind="stable")
     values, masses, law = atoms.values[order], atoms.masses[order], atoms.law
     rare = _TRIMMED * law.count / plan.total
     begin = int(np.searchsorted(np.cumsum(masses), rare))
@@ -377,14 +370,14 @@ def _on_places(atoms: _Atoms, plan: _Plan) -> _Law:
     firsts = np.array([first for _, first, _ in panels], np.float64)
     numbers = np.array([number for *_, number in panels])
     before = np.cumsum(numbers) - numbers
-    total = int(numbers.sum())
-    starts, top = firsts * widths, (firsts[-1] + numbers[-1]) * widths[-1]
+    total, starts = int(numbers.sum()), firsts * widths
+    top = (firsts[-1] + numbers[-1]) * widths[-1]
     panel = np.clip(np.searchsorted(starts, values, side="right") - 1, 0, None)
     number = values / widths[panel]
     cell = np.floor(number)
     share = number - cell
-    cell = np.clip(cell - firsts[panel], 0, numbers[panel] - 1) + before[panel]
-    cell = cell.astype(np.intp)
+    cell = np.clip(cell - firsts[panel], 0, numbers[panel] - 1).astype(np.intp)
+    cell += before[panel]
     crowd = 4 + int(np.bincount(cell).max())
     law = law._replace(mass_error=law.mass_error + _UNIT * crowd)
     moments = masses * values

@@ -362,3 +362,43 @@ class TestBadTargets:
         assert noise_of(epsilon=np.zeros(0)).shape == (0,)
         assert steps_of(epsilon=np.zeros(0)).shape == (0,)
         assert rate_of(epsilon=np.zeros(0)).shape == (0,)
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [pytest.param(jde.RandomAllocation, marks=pytest.mark.slow), jde.ShuffledEpochs],
+)
+def test_the_shortest_epoch(kind: Any):
+    def at(steps: Any) -> jde.GaussianStep:
+        scheme = kind("user", steps_per_epoch=steps)
+        return jde.GaussianStep(scheme, noise_multiplier=np.array([0.9, 4.0, 60.0]))
+
+    epsilon = np.array([[0.9], [6.0]])
+    found = rdp_rate(at(1), level="user", epsilon=epsilon, delta=DELTA, num_steps=60)
+    assert found.dtype == np.int64
+    assert found.shape == (2, 3)
+    if kind is jde.ShuffledEpochs:
+        # An epoch at least is charged; that of the noise alone may be too much.
+        assert np.all(found[:, 0] == 0)
+    reached = found > 0
+    asked = {"delta": DELTA, "num_steps": 60}
+    within = rdp_epsilon(at(np.maximum(found, 1)), **asked)
+    assert np.all(within[reached] <= np.broadcast_to(epsilon, (2, 3))[reached])
+    shorter = rdp_epsilon(at(np.maximum(found - 1, 1)), **asked)
+    above = shorter > np.broadcast_to(epsilon, (2, 3))
+    assert np.all(above[reached & (found > 1)])
+    assert found[1, 2] == 1
+
+
+@pytest.mark.slow
+def test_noise_and_number_of_steps_by_epochs():
+    bins = jde.RandomAllocation("user", steps_per_epoch=np.array([4, 25]))
+    step = jde.GaussianStep(bins, noise_multiplier=1.3)
+    noise = rdp_noise_multiplier(step, epsilon=2.0, delta=DELTA, num_steps=50)
+    again = dataclasses.replace(step, noise_multiplier=noise)
+    spent = rdp_epsilon(again, delta=DELTA, num_steps=50)
+    np.testing.assert_allclose(spent, 2.0, rtol=1e-5)
+    assert np.all(spent <= 2.0)
+    steps = rdp_num_steps(step, epsilon=4.0, delta=DELTA)
+    assert np.all(rdp_epsilon(step, delta=DELTA, num_steps=steps) <= 4)
+    assert np.all(rdp_epsilon(step, delta=DELTA, num_steps=steps + 1) > 4)

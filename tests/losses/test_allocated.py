@@ -177,3 +177,19 @@ def test_what_cannot_be_computed_is_never_small():
     assert np.isinf(jde.epsilon(step(4, 0.05), delta=1e-6, num_steps=8))
     assert jde.epsilon(step(4, np.inf), delta=1e-6, num_steps=8) == 0.0
     assert jde.epsilon(step(4, 1.0), delta=1e-6, num_steps=0) == 0.0
+
+
+def test_two_antipodal_steps_are_a_gaussian_move():
+    # By the integral over both steps' noise; was infinite, as tables ended too early.
+    for noise, epsilon in ((1 / 0.3, 0.2), (1.0, 1.0), (0.4, 3.0)):
+        whole = step(2, noise, "replace_one")
+        found = jde.delta(whole, epsilon=epsilon, num_steps=2)
+        exact = allocation.antipodal_of_two(1 / noise, epsilon)
+        assert found == pytest.approx(exact, rel=1e-9)
+    # Of two epochs and a half, with certified ends for the whole ones.
+    low, high = jde.epsilon_interval(whole, delta=1e-6, num_steps=4)
+    assert low <= jde.epsilon(whole, delta=1e-6, num_steps=4) <= high < 1.001 * low
+    batch = step(np.array([2, 3]), 1.0, "replace_one")
+    both = jde.epsilon(batch, delta=1e-6, num_steps=6, method="rdp")
+    alone = jde.epsilon(step(2, 1.0, "replace_one"), delta=1e-6, num_steps=6)
+    assert alone < both[0] < 1.2 * alone

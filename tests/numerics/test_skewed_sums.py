@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from jaxdp_episodic.numerics.skewed_sums import Terms, larger_saddle, log_tails
+from jaxdp_episodic.numerics.two_terms import log_tails_of_two
 from oracles import allocation
 
 ROWS = json.loads((Path(__file__).parents[1] / "allocation.json").read_text())["rows"]
@@ -43,6 +44,36 @@ def test_antipodal_sums_of_two(shift, epsilon):
     ours = np.exp(sums(2, 0.0, shift, epsilon)[0][0]) / 2
     true = allocation.antipodal_of_two(shift, epsilon)
     assert ours == pytest.approx(true, rel=1e-11)
+
+
+@pytest.mark.parametrize(
+    ("shift", "epsilon"), [(0.01, 0.02), (0.3, 0.2), (0.85, 8.0), (2.5, 3.0)]
+)
+def test_two_terms_in_closed_form(shift, epsilon):
+    # At 0.85 and 8 the contour has no value, at 0.01 a wrong one.
+    nothing, log_g = np.zeros(1), np.array([epsilon])
+    gain, first, second = log_tails_of_two(nothing, shift, log_g, 0.0)
+    true = allocation.antipodal_of_two(shift, epsilon)
+    assert np.exp(gain[0]) / 2 == pytest.approx(true, rel=1e-12)
+    # The second tail is minus the derivative in g of the first, the third is its own.
+    step = 1e-4 * min(shift, 1.0)
+    around = [
+        [np.exp(row[0]) for row in log_tails_of_two(nothing, shift, log_g + d, 0.0)]
+        for d in (-step, step)
+    ]
+    rise = (around[1][0] - around[0][0]) / (np.exp(epsilon) * 2 * np.sinh(step))
+    assert -rise == pytest.approx(np.exp(first[0]), rel=1e-5)
+    rise = (around[1][1] - around[0][1]) / (np.exp(epsilon) * 2 * np.sinh(step))
+    assert -rise == pytest.approx(np.exp(second[0]), rel=1e-5)
+
+
+def test_two_terms_and_idle_steps():
+    log_g = np.array([0.1, 0.5, 1.0])
+    constant = -3 * np.expm1(log_g)
+    ours = log_tails_of_two(constant, 1.0, log_g, 3.0)
+    for one, g, k in zip(np.transpose(ours), log_g, constant, strict=True):
+        contour = sums(2, k, 1.0, g, idle=3.0)
+        assert one == pytest.approx(np.ravel(contour), rel=1e-12)
 
 
 @pytest.mark.parametrize("direction", ["remove", "add"])

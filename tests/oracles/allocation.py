@@ -5,6 +5,8 @@ The last one's integral is in closed form (a Gaussian's tail).
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+
 import numpy as np
 from scipy.special import ndtr
 
@@ -54,3 +56,50 @@ def add_remove(
         gain = ndtr(s - d) - edge * ndtr(-d) + np.where(left > 0, 0.0, -left)
         return float(weight @ gain / steps)
     return float(g * (weight @ (edge * ndtr(d) - ndtr(d - s))) / steps)
+
+
+def whole_excess(n: int, steps: int, taken: int, shift: float) -> float:
+    """``E W^n - 1``: the mean over all ways to throw n balls into the steps."""
+    from mpmath import exp, factorial, mp, mpf
+
+    def ways(balls: int, bins: int) -> Iterator[tuple[int, ...]]:
+        if bins == 1:
+            yield (balls,)
+            return
+        for first in range(balls + 1):
+            for rest in ways(balls - first, bins - 1):
+                yield first, *rest
+
+    with mp.workdps(50):
+        total = mpf(0)
+        for idle, *counts in ways(n, taken + 1):
+            chance = factorial(n) / factorial(idle) * mpf(steps - taken) ** idle
+            for count in counts:
+                chance /= factorial(count)
+            pairs = sum(k * (k - 1) for k in counts)
+            total += chance * exp(mpf(shift) ** 2 / 2 * pairs)
+        return float(total / mpf(steps) ** n - 1)
+
+
+def mean_of_two(function: Callable[..., np.ndarray], steps: int, shift: float) -> float:
+    """``E f(W, W')`` of two of an epoch's steps, W' with the noise turned around."""
+    s = shift
+    x = np.arange(-13.0 - 5 * s, 13.0 + 5 * s, 0.1 / max(1, s))
+    w = np.exp(-x * x / 2) / np.sqrt(2 * np.pi) * (x[1] - x[0])
+    a, b = np.exp(s * x - s * s / 2), np.exp(-s * x - s * s / 2)
+    ratio = (steps - 2 + a[:, None] + a) / steps
+    other = (steps - 2 + b[:, None] + b) / steps
+    return float(w @ function(ratio, other) @ w)
+
+
+def drawn_moment_of_two(n: int, steps: int, shift: float, r: float) -> float:
+    """The moment, less 1, of a pair with ``r D_t(1 + (g-1)/r)`` both ways."""
+
+    def excess(v: np.ndarray, order: float) -> np.ndarray:
+        return (1 + v) ** order - 1 - order * v
+
+    def both(top: np.ndarray, base: np.ndarray) -> np.ndarray:
+        v = np.maximum(r * (top / base - 1), 0.0)
+        return base * (excess(v, n) + excess(v, 1 - n))
+
+    return mean_of_two(both, steps, shift)

@@ -1,0 +1,138 @@
+"""Random allocation: width and time of certified ends, next to random-allocation.
+
+    python experiments/benchmarks/allocation.py [--peer PYTHON] [--limit SECONDS]
+
+The peer, ``random-allocation==1.0.5`` of Feldman and Shenfeld (with pandas), needs an
+older NumPy than this library: ``--peer`` names the Python of an environment that has
+it; without one it is not asked. Its upper end is the least of its bounds
+(``allocation_epsilon_combined``, orders as in its README), its lower one
+``allocation_epsilon_lower_bound``, which is searched for to 1e-3 only and given for a
+single epoch alone. Both are asked in one process a setting, up to a limit.
+
+Times are of the processor, of one question each with nothing cached: "law" is that of
+one epoch's distribution, both ends. Nothing here fails for being slow.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+# Steps in an epoch, noise multiplier, epochs, delta.
+SETTINGS = (
+    (10, 1.0, 1, 1e-6),
+    (20, 1.0, 1, 9.8e-5),
+    (100, 0.5, 1, 1e-6),
+    (100, 1.0, 10, 1e-6),
+    (1_000, 0.7, 10, 1e-6),
+    (1_000, 1.0, 100, 1e-6),
+    (10_000, 1.0, 100, 1e-6),
+)
+
+
+def peer_ends(setting: list[float]) -> dict[str, float]:
+    """The peer's ends of epsilon and its time; in an environment that has it."""
+    from random_allocation.comparisons import structs
+    from random_allocation.random_allocation_scheme import (
+        allocation_epsilon_combined,
+        allocation_epsilon_lower_bound,
+    )
+
+    steps, noise, epochs, delta = setting
+    asked = structs.PrivacyParams(
+        sigma=noise, num_steps=steps, num_epochs=epochs, delta=delta
+    )
+    config = structs.SchemeConfig(allocation_direct_alpha_orders=list(range(2, 61)))
+    start = time.process_time()
+    lower = allocation_epsilon_lower_bound(asked, config) if epochs == 1 else 0.0
+    upper = allocation_epsilon_combined(asked, config)
+    spent = time.process_time() - start
+    return {"lower": float(lower), "upper": float(upper), "seconds": spent}
+
+
+def our_ends(setting: tuple[int, float, int, float]) -> dict[str, float]:
+    """Our ends of epsilon, the time they take, and that of the law alone."""
+    import jaxdp_episodic as jde
+    from jaxdp_episodic.losses.allocated_law import epoch_law
+    from jaxdp_episodic.numerics.convex_sums import lognormal_sum
+
+    steps, noise, epochs, delta = setting
+    drawn = jde.RandomAllocation("example", steps_per_epoch=steps)
+    step = jde.GaussianStep(
+        drawn, noise_multiplier=noise, neighboring_relation="add_remove"
+    )
+    lognormal_sum.cache_clear()
+    epoch_law.cache_clear()
+    start = time.process_time()
+    for above in (0.0, 1.0):
+        epoch_law(1 / noise, float(steps), float(steps), above)
+    law = time.process_time() - start
+    low, high = jde.epsilon_interval(step, delta=delta, num_steps=steps * epochs)
+    spent = time.process_time() - start
+    return {
+        "lower": float(low),
+        "upper": float(high),
+        "law_seconds": law,
+        "seconds": spent,
+    }
+
+
+def ask_peer(
+    python: str, setting: tuple[int, float, int, float], limit: float
+) -> dict[str, float] | str:
+    """The peer's answer, in a process of its own, or why there is none."""
+    command = [python, __file__, "--as-peer", json.dumps(setting)]
+    try:
+        found = subprocess.run(
+            command, capture_output=True, text=True, timeout=limit, check=False
+        )
+    except subprocess.TimeoutExpired:
+        return f"more than {limit:g} s"
+    if found.returncode:
+        return (found.stderr.strip().splitlines() or ["failed"])[-1]
+    return json.loads(found.stdout.strip().splitlines()[-1])
+
+
+def main() -> None:
+    """Prints the table, a line a setting, and writes it."""
+    parser = argparse.ArgumentParser(description="certified ends of random allocation")
+    parser.add_argument("--peer", help="Python of an environment with the peer")
+    parser.add_argument("--limit", type=float, default=300.0, help="seconds a setting")
+    parser.add_argument("--out", type=Path, help="file to write the results to")
+    parser.add_argument("--as-peer", help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.as_peer:
+        print(json.dumps(peer_ends(json.loads(arguments.as_peer))))
+        return
+    our_ends(SETTINGS[0])  # what is imported and computed once
+    rows = []
+    for setting in SETTINGS:
+        ours = our_ends(setting)
+        peers: dict[str, float] | str = "not asked"
+        if arguments.peer:
+            peers = ask_peer(arguments.peer, setting, arguments.limit)
+        rows.append({"setting": setting, "ours": ours, "peer": peers})
+        line = (
+            f"t {setting[0]:>6} noise {setting[1]:g} epochs {setting[2]:>3} "
+            f"delta {setting[3]:g}: [{ours['lower']:.6f}, {ours['upper']:.6f}] "
+            f"width {ours['upper'] - ours['lower']:.1e}, law "
+            f"{1e3 * ours['law_seconds']:.0f} ms, in all {ours['seconds']:.2f} s"
+        )
+        if isinstance(peers, str):
+            line += f"; random-allocation: {peers}"
+        else:
+            line += (
+                f"; random-allocation [{peers['lower']:.4f}, {peers['upper']:.4f}] "
+                f"width {peers['upper'] - peers['lower']:.1e}, {peers['seconds']:.1f} s"
+            )
+        print(line, flush=True)
+    if arguments.out:
+        arguments.out.write_text(json.dumps(rows, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

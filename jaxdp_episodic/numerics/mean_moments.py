@@ -1,0 +1,305 @@
+"""Moments of the mean of independent lognormal terms, without cancellation; NumPy.
+
+With ``A = e^{s x - s²/2}``, ``B = e^{-s x - s²/2}``, x standard normal, and sums over
+``count`` independent x, let
+
+    X = ((bins - count) + sum A) / bins,   Y = ((bins - count) + sum B) / bins,
+
+both of mean 1 and of the same law. Moments of whole orders are sums over the ways to
+throw n balls into the terms (the multinomial theorem), here by doubling the number of
+terms: every summand is positive, and the excess over 1 is kept apart, so that its
+digits do not depend on how small it is. Other powers are Mellin transforms,
+``y^-z = int_0^inf p^{z-1} e^{-py} dp / Gamma(z)``, of positive functions too: by the
+trapezoidal rule in u, ``log p = u - e^-u``, which converges geometrically.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+
+import numpy as np
+
+from jaxdp_episodic.numerics.combinatorics import log_binomial
+
+# Moments of one term are below e^_LARGEST, so that sums of them stay in range; and
+# where they are tilted.
+_LARGEST, _LARGEST_TILTED = 500.0, 220.0
+# How far out a normal variable matters, and its spacing: at most so many, so much of
+# the strip (pi / (2 s)) where e^{-e^{sx}} is tame, and of the deviation where the
+# density is narrower. Relative error below 1e-15.
+_WIDE, _SPACING, _STRIP, _NARROW = 9.5, 0.5, 0.27, 0.75
+# p begins at e^-37 of where it counts. And spacing of u over the integrand's width.
+_LEFT, _FINENESS, _COARSE = 37.0, 0.8, 0.2
+# From so large a log q on e^q is not formed.
+_FAR = math.log(300.0)
+
+
+def most_orders(shift: float, most: int, *, tilted: bool) -> int:
+    """Returns the highest order whose moments are in range, 2 to ``most``."""
+    largest = _LARGEST_TILTED if tilted else _LARGEST
+    half = 0.5 + 0.5 * math.sqrt(1 + 8 * largest / max(shift * shift, 1e-12))
+    return max(min(most, math.floor(half)), 2)
+
+
+def whole_orders(bins: float, count: float, shift: float, most: int) -> np.ndarray:
+    """``E X^n - 1`` at n = 0 .. most, (most + 1,); relative error about 1e-13."""
+    n = np.arange(most + 1.0)
+    single = np.expm1(0.5 * shift * shift * n * (n - 1))[:, None]
+    excess = _of_mean(single, count)
+    if count < bins:
+        # As many balls as fall into a term that is there.
+        excess = _shares(most, np.array(count / bins)) @ excess
+    return excess[:, 0]
+
+
+class Laplace:
+    """Moments of X to powers from ``-largest`` to ``2 - nearest``.
+
+    Attributes:
+      log_p: (P,) nodes.
+      log_excess: (P,) logarithm of ``E e^{-pX} - e^{-p}``, with the rule's weight.
+    """
+
+    def __init__(
+        self, bins: float, count: float, shift: float, largest: float, nearest: float
+    ) -> None:
+        s = shift
+        top = _top(largest, s * s * (largest / bins + 1), bins, count, s)
+        wide = max(2 * s * s + 4 * s - math.log(bins), 0.0)
+        spacing = min(_FINENESS / math.sqrt(largest + 4), 0.2)
+        self.log_p, log_weight = _places(wide, nearest, top, spacing)
+        excess = _log_excess_transform(self.log_p, bins, count, s)
+        self.log_excess = excess + log_weight
+
+    def log_excess_below(self, z: np.ndarray) -> np.ndarray:
+        """``log(E X^-z - 1)`` for z > 0, (m,)."""
+        return _log_sum(self.log_excess + z[:, None] * self.log_p) - _log_gamma(z)
+
+    def log_excess_between(self, a: np.ndarray) -> np.ndarray:
+        """``log(E X^a - 1)`` for 1 < a < 2, (m,)."""
+        total = _log_sum(self.log_excess - a[:, None] * self.log_p)
+        return total + np.log(a * (a - 1)) - _log_gamma(2 - a)
+
+
+class Tilted:
+    """``E[X^n e^{-pY}]``, or with X in place of Y, at n = 0 .. most and nodes p.
+
+    Attributes:
+      log_p: (P,).
+      log_moments: (most + 1, P), with the rule's weight.
+    """
+
+    def __init__(
+        self, bins: float, count: float, shift: float, most: int, *, of_other: bool
+    ) -> None:
+        """``of_other``: Y in the exponent, else X."""
+        s = shift
+        # 1 / Y may be as large as A and 1 / B are with all moved; X by one term.
+        moved = s * s * (2 * most if of_other else most / bins + 1)
+        top = _top(most, moved, bins, count, s)
+        wide = 0.0 if of_other else max(s * s * most + 4 * s - math.log(bins), 0.0)
+        spacing = _FINENESS / math.sqrt(max(most, 16))
+        self.log_p, log_weight = _places(wide, 1.0, top, spacing)
+        mass, mean, single = _tilted_moments(
+            self.log_p - math.log(bins), s, most, -1.0 if of_other else 1.0
+        )
+        excess = _of_mean(single, count)
+        # The mass again where its rounding, times the count, would tell.
+        log_q = self.log_p - math.log(bins)
+        centred = np.exp(_log_centred_transform(log_q, s)) - np.exp(log_q)
+        mass = np.where(log_q < _FAR, centred, mass)
+        idle = bins - count
+        scale = mean + math.log(count / bins)
+        if idle > 0:
+            own = scale
+            scale = np.logaddexp(own, math.log(idle / bins))
+            part = np.exp(own - scale)
+            excess = np.einsum("kip,ip->kp", _shares(most, part), excess)
+        n = np.arange(most + 1.0)[:, None]
+        rest = count * mass - np.exp(self.log_p) * (idle / bins) + log_weight
+        self.log_moments = np.log1p(excess) + n * scale + rest
+
+    def log_moment(self, n: int, z: float) -> float:
+        """``log E[X^n Y^-z]``, z >= 1."""
+        terms = self.log_moments[n] + z * self.log_p
+        return float(_log_sum(terms[None])[0]) - math.lgamma(z)
+
+
+def log_distance(bins: float, count: float, shift: float) -> float:
+    """``log E (X - Y)² / sqrt(X Y)``, by Mellin transforms of both square roots.
+
+    With D = A - B, ``E (sum D)² e^{-pX-qY}`` is a sum of squares: nothing cancels.
+    """
+    s = shift
+    top = _top(1.0, s * s, bins, count, s)
+    log_p, log_weight = _places(0.0, 0.5, top, _COARSE)
+    log_weight = log_weight + 0.5 * log_p
+    x, density = _normal(s, -2 * s, 2 * s, 0.0)
+    a, b = np.exp(s * x - 0.5 * s * s), np.exp(-s * x - 0.5 * s * s)
+    share = np.exp(log_p) / bins
+    one, other = np.exp(-share[:, None] * a), np.exp(-share[:, None] * b)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        mass, first, second = (
+            np.log(np.abs((one * (density * (a - b) ** k)) @ other.T)) for k in range(3)
+        )
+        alike = math.log(count) + second - mass
+        apart = 2 * (first - mass) + math.log(max(count * (count - 1), 1e-300))
+        idle = (share[:, None] + share) * (bins - count)
+        terms = np.logaddexp(alike, apart) + count * mass - idle
+        terms += log_weight[:, None] + log_weight
+    terms = np.where(np.isnan(terms), -np.inf, terms)
+    return float(_log_sum(terms.reshape(1, -1))[0] - math.log(math.pi * bins * bins))
+
+
+def _top(z: float, moved: float, bins: float, count: float, shift: float) -> float:
+    """Beyond it ``p^z e^{-pY}`` is nothing: log p."""
+    top = math.log(z + 45) + moved + _WIDE * shift
+    if count < bins:
+        top = min(top, math.log((z + 45) / (1 - count / bins)))
+    return top
+
+
+def _places(
+    wide: float, nearest: float, top: float, spacing: float
+) -> tuple[np.ndarray, np.ndarray]:
+    """``log p`` and the rule's log-weight, linear down to ``-wide``."""
+    u = np.arange(-wide - math.log(_LEFT / nearest), top + 1, spacing)
+    left = np.exp(-(u + wide))
+    return u - left, np.log1p(left) + math.log(spacing)
+
+
+def _mode(log_q: np.ndarray, shift: float) -> np.ndarray:
+    """Where ``x²/2 + q e^{-sx - s²/2}`` is least: ``x = s q e^{-sx - s²/2}``."""
+    # In w = log(s x), of w + e^w = log(s² q) - s²/2, whose left side is convex.
+    goal = log_q + 2 * math.log(shift) - 0.5 * shift * shift
+    w = np.where(goal > 1, np.log(np.maximum(goal, 1.0)), goal)
+    for _ in range(8):
+        w = w - (w + np.exp(w) - goal) / (1 + np.exp(w))
+    return np.exp(w) / shift
+
+
+def _normal(
+    shift: float, low: float, high: float, mode: float
+) -> tuple[np.ndarray, np.ndarray]:
+    """Equally spaced x, and the standard normal density times the spacing."""
+    narrow = _NARROW / math.sqrt(1 + shift * mode)
+    spacing = min(_SPACING, _STRIP / shift, narrow)
+    x = np.arange(low - _WIDE, high + _WIDE, spacing)
+    return x, np.exp(-0.5 * x * x) * (spacing / math.sqrt(2 * math.pi))
+
+
+def _tilted_moments(
+    log_q: np.ndarray, shift: float, most: int, sign: float
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """``log E e^{-qA}`` (or B), and the moments of A under that tilt.
+
+    Args:
+      log_q: (P,).
+      shift: s.
+      most: highest order.
+      sign: 1, or -1 of B.
+
+    Returns:
+      (P,), log of the tilted mean (P,), and (most + 1, P) excess moments over 1 of A
+      over that mean.
+    """
+    s, v = shift, _mode(log_q, shift)
+    y, density = _normal(s, 0.0, most * s, float(v.max()))
+    # About the middle -sign v: what the exponent adds to y²/2.
+    bend = np.expm1(sign * s * y) - sign * s * y
+    weight = np.exp(-(v / s)[:, None] * np.maximum(bend, 0.0)) * density
+    n = np.arange(most + 1.0)
+    with np.errstate(divide="ignore"):
+        logs = np.log(weight @ np.exp(s * y[:, None] * n)).T
+    mass = logs[0] - 0.5 * v * v - v / s
+    slope = logs[1] - logs[0] if most else np.zeros_like(v)
+    single = np.expm1(logs - logs[0] - n[:, None] * slope)
+    single[:2] = 0.0
+    return mass, slope - sign * s * v - 0.5 * s * s, np.maximum(single, 0.0)
+
+
+def _log_centred_transform(log_q: np.ndarray, shift: float) -> np.ndarray:
+    """``log log E e^{-q (A - 1)}`` at q below e^_FAR, (P,)."""
+    mode = float(_mode(np.full(1, _FAR), shift)[0])
+    # A² counts as far as 2s beyond the density.
+    x, density = _normal(shift, -mode, 2 * shift, mode)
+    away = np.expm1(shift * x - 0.5 * shift * shift)
+    # By the mean of (e^-y - 1 + y) / q², y = q (A - 1).
+    y = np.exp(np.minimum(log_q, _FAR))[:, None] * away
+    small = np.abs(y) < 0.02
+    z = np.where(small, y, 0.0)
+    near = 1 / 2 - z * (1 / 6 - z * (1 / 24 - z / 120 * (1 - z / 6)))
+    y = np.where(small, 1.0, y)
+    ratio = np.where(small, near, (np.expm1(-y) + y) / (y * y))
+    size = np.log((ratio * (away * away)) @ density) + 2 * log_q
+    grown = np.log1p(np.exp(np.clip(size, -40.0, 700.0)))
+    return np.where(size < -40, size, np.log(grown))
+
+
+def _log_excess_transform(
+    log_p: np.ndarray, bins: float, count: float, shift: float
+) -> np.ndarray:
+    """``log(E e^{-pX} - e^{-p})`` at p > 0, (P,)."""
+    p, log_q = np.exp(log_p), log_p - math.log(bins)
+    exponent = math.log(count) + _log_centred_transform(log_q, shift)
+    # log(e^{e^x} - 1): what is small is not exponentiated.
+    grown = np.exp(np.clip(exponent, -40.0, 700.0))
+    moderate = np.where(exponent < -40, exponent, grown + np.log(-np.expm1(-grown)))
+    # Where q is large, e^-p is nothing.
+    mass, _, _ = _tilted_moments(np.maximum(log_q, _FAR), shift, 0, 1.0)
+    huge = count * mass - p * ((bins - count) / bins)
+    return np.where(log_q < _FAR, moderate - p, huge)
+
+
+def _of_mean(single: np.ndarray, count: float) -> np.ndarray:
+    """Excess moments (K + 1, P) of the mean of ``count`` terms, from those of one."""
+    total, number = single, 1
+    for bit in bin(round(count))[3:]:
+        total, number = _combined(total, number, total, number), 2 * number
+        if bit == "1":
+            total, number = _combined(total, number, single, 1), number + 1
+    return total
+
+
+def _combined(x: np.ndarray, a: float, y: np.ndarray, b: float) -> np.ndarray:
+    """Of the mean of a + b terms, x of the mean of a and y of that of b."""
+    orders = len(x)
+    share = _shares(orders - 1, np.array(a / (a + b)))
+    result = np.zeros_like(x)
+    with np.errstate(over="ignore", invalid="ignore"):
+        for n in range(2, orders):
+            one, other = x[: n + 1], y[n::-1]
+            result[n] = share[n, : n + 1] @ (one + other + one * other)
+    # A product of 0 and inf; where all are finite there is none.
+    return np.where(np.isnan(result), np.inf, result)
+
+
+def _shares(most: int, part: np.ndarray) -> np.ndarray:
+    """Binomial masses (n, i, ...): i of n balls fall into a part."""
+    n = np.arange(most + 1.0)
+    column = (slice(None), slice(None)) + (None,) * part.ndim
+    rest = np.maximum(n[:, None] - n, 0.0)
+    with np.errstate(divide="ignore"):
+        logs = _log_binomials(most)[column]
+        logs = logs + n[None, :][column] * np.log(part)
+        logs = logs + np.where(rest > 0, rest, 0.0)[column] * np.log1p(-part)
+    return np.exp(logs)
+
+
+@functools.cache
+def _log_binomials(most: int) -> np.ndarray:
+    n = np.arange(most + 1.0)
+    k = np.broadcast_to(n, (most + 1, most + 1))
+    inside = k <= n[:, None]
+    found = log_binomial(n[:, None] + 0 * k, np.where(inside, k, 0.0))
+    return np.where(inside, found, -np.inf)
+
+
+def _log_sum(terms: np.ndarray) -> np.ndarray:
+    peak = np.max(terms, axis=-1, keepdims=True)
+    return np.log(np.sum(np.exp(terms - peak), axis=-1)) + peak[..., 0]
+
+
+def _log_gamma(z: np.ndarray) -> np.ndarray:
+    return np.array([math.lgamma(value) for value in z.tolist()])

@@ -31,7 +31,7 @@ class AllocatedLoss(GaussianLoss):
     # Its tables' errors are estimates: no end that rests on them would be certified.
     methods: ClassVar[tuple[str, ...]] = ("rdp", "exact")
     is_estimate: ClassVar[bool] = True
-    # Of one setting: direction and orders less one (m,), then the fields, to (3, m), the
+    # Of one setting: from direction, orders less one (m,) and fields to (3, m), the
     # log-excess and two derivatives.
     _excess: ClassVar[Callable[..., np.ndarray]]
 

@@ -31,6 +31,9 @@ class AllocatedLoss(GaussianLoss):
     # Its tables' errors are estimates: no end that rests on them would be certified.
     methods: ClassVar[tuple[str, ...]] = ("rdp", "exact")
     is_estimate: ClassVar[bool] = True
+    # Of one setting: from direction, orders less one (m,) and fields to (3, m), the
+    # log-excess and two derivatives.
+    _excess: ClassVar[Callable[..., np.ndarray]]
 
     def profile_reaches(self, u: Array) -> Array:
         """Up to the end of a table, beyond which its last value stands."""
@@ -90,11 +93,6 @@ class AllocatedLoss(GaussianLoss):
 
         found = on_host(rows, order.shape, order, *setting, number=3)
         return tuple(found[: 3 if with_derivatives else 1])
-
-    @staticmethod
-    def _excess(direction: str, order: np.ndarray, *setting: float) -> np.ndarray:
-        """(3, m): the log-excess of one setting, and two derivatives."""
-        raise NotImplementedError
 
 
 # Of the noise: 1e4 and 0.1 clip norms. Less noise is none, more is taken for 1e4.

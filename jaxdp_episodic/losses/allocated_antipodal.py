@@ -61,6 +61,8 @@ class AllocatedAntipodalLoss(AllocatedLoss):
         """By tables; their relative error is `profile_error`, an estimate."""
         xp = namespace(u, *self.fields)
         u, r, s, t, j = xp.broadcast_arrays(u, *self.fields[1:])
+        j = xp.maximum(j, 2.0)  # where none is taken nothing is asked
+        t = xp.maximum(t, j)
 
         def rows(*arrays: np.ndarray) -> np.ndarray:
             return by_setting(_tails, *arrays)
@@ -77,7 +79,9 @@ class AllocatedAntipodalLoss(AllocatedLoss):
             return np.full((1, len(_)), antipodal_table(round(t), round(j), s).error)
 
         nothing = np.zeros(self.shape)
-        return by_setting(error, nothing, self.shift, self.bins, self.taken)[0]
+        kept = self.kept_in_range()  # some may take no step
+        fields = kept._shift, kept._bins, kept._taken
+        return by_setting(error, nothing, *fields)[0]
 
     def nodes(
         self,

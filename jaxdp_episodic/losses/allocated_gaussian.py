@@ -77,6 +77,8 @@ class AllocatedGaussianLoss(AllocatedLoss):
         """By tables of the sum; its relative error is `profile_error`, an estimate."""
         xp = namespace(u, *self.fields)
         u, s, t, j = xp.broadcast_arrays(u, self.shift, self.bins, self.taken)
+        j = xp.maximum(j, 2.0)  # where none is taken nothing is asked
+        t = xp.maximum(t, j)
 
         def rows(*arrays: np.ndarray) -> np.ndarray:
             return by_setting(_tails, *arrays)
@@ -91,7 +93,8 @@ class AllocatedGaussianLoss(AllocatedLoss):
             return np.full((1, len(_)), max(table.error for table in tables))
 
         nothing = np.zeros(self.shape)
-        return by_setting(error, nothing, self.shift, self.taken)[0]
+        kept = self.kept_in_range()  # some may take no step
+        return by_setting(error, nothing, kept._shift, kept._taken)[0]
 
     def nodes(
         self,

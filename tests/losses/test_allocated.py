@@ -193,3 +193,12 @@ def test_two_antipodal_steps_are_a_gaussian_move():
     both = jde.epsilon(batch, delta=1e-6, num_steps=6, method="rdp")
     alone = jde.epsilon(step(2, 1.0, "replace_one"), delta=1e-6, num_steps=6)
     assert alone < both[0] < 1.2 * alone
+
+
+@pytest.mark.slow
+def test_parts_of_an_epoch_side_by_side():
+    # Where no step, or one, of an epoch is taken there is no table to be made.
+    steps = np.array([0, 1, 2, 10, 11, 31])
+    for relation in ("add_remove", "replace_one"):
+        found = jde.epsilon(step(10, 1.0171, relation), delta=1e-5, num_steps=steps)
+        assert np.all(np.diff(found) > 0)

@@ -193,7 +193,9 @@ def _run(request: EpsilonRequest, _: Any) -> dict[str, Any]:
     """Epsilon along the run; of epochs at their ends, where they are charged."""
     last, scheme = int(request.num_steps), epoch_scheme(request.step.design)
     every = 1 if scheme is None else int(scheme.steps_per_epoch)
-    wholes = np.linspace(0, last // every, _POINTS_OF_A_RUN).round() * every
+    # Epsilon grows like a root of the steps: denser where it is steep.
+    parts = np.linspace(0, 1, _POINTS_OF_A_RUN) ** 2
+    wholes = (last // every * parts).round() * every
     steps = np.unique(np.append(wholes, last)).astype(np.int64)
     values = epsilon(
         request.step, delta=request.delta, num_steps=steps, method=request.method

@@ -114,9 +114,9 @@ export function chart(spec, width, height, colours) {
       const [x, y] = [at.x(spec.x, inside(spec.x, mark[0])), at.y(spec.y, inside(spec.y, mark[1]))];
       root.append(svg("circle", { cx: x, cy: y, r: 4.5, fill: colours.surface, stroke: colour, "stroke-width": 2.2 }));
     }
-    const [x, y] = (spec.letterAt === "middle" ? path[Math.floor(path.length * (0.35 + 0.1 * place))] : path.at(-1))
-      .split(",").map(Number);
-    write(letter, x + 6, y + (spec.letterAt === "middle" ? -6 : 4), { fill: colour, "font-weight": 700 });
+    const start = spec.letterAt === "start";
+    const [x, y] = path.at(start ? 0 : -1).split(",").map(Number);
+    write(letter, start ? x + 2 : x + 6, start ? y - 11 : y + 4, { fill: colour, "font-weight": 700 });
   }
   return root;
 }

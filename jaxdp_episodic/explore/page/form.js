@@ -49,10 +49,13 @@ export function levelNames({ sampling }) {
   return inner === sampling ? names : ["episode", ...names];
 }
 
-// design: {name, request}; onChange(all) after an edit of this design, or of all;
-// onShape() after one that needs other fields.
-export function fields(design, page, { onChange, onShape }) {
-  const { request } = design;
+// Small and large numbers as one would type them.
+export const written = (value) =>
+  typeof value === "number" && value !== 0 && Math.abs(value) < 1e-3 ? value.toExponential() : String(value ?? "");
+
+// onChange() after an edit; onShape() after one that needs other fields; onDelta() and
+// onTarget() after one that concerns all designs.
+export function fields(request, page, { onChange, onShape, onDelta, onTarget }) {
   const { step } = request;
   let ids = 0;
 
@@ -60,14 +63,14 @@ export function fields(design, page, { onChange, onShape }) {
     const id = `field-${ids++}`;
     controls[0].id = id;
     controls[0].setAttribute("aria-describedby", `${id}-error`);
-    return element("div", { class: "field", "data-place": place },
+    return element("div", { class: controls[0].matches("select") ? "field wide" : "field", "data-place": place },
       element("label", { for: id }, label), ...controls,
       element("p", { class: "error", id: `${id}-error` }));
   }
 
-  function number(place, label, { optional = false, table = request, all = false } = {}) {
+  function number(place, label, { optional = false, table = request, then = onChange } = {}) {
     const [low, high, whole] = RANGES[keys(place).at(-1)];
-    const box = element("input", { inputmode: "decimal", value: get(table, place) ?? "" });
+    const box = element("input", { inputmode: "decimal", value: written(get(table, place)) });
     const slider = element("input", { type: "range", min: 0, max: STEPS, "aria-label": `${label}, slider` });
     const slide = () => {
       const value = Number(box.value) || low;
@@ -79,15 +82,14 @@ export function fields(design, page, { onChange, onShape }) {
       const value = text === "" ? (optional ? undefined : null) : Number(text);
       set(table, place, Number.isNaN(value) ? text : value);
       slide();
-      onChange(all);
+      then();
     });
     slider.addEventListener("input", () => {
-      const value = low * (high / low) ** (slider.value / STEPS);
-      box.value = whole ? Math.round(value) : Number(value.toPrecision(3));
-      if (whole && value > 1000) box.value = Number(value.toPrecision(3));
-      set(table, place, Number(box.value));
+      const value = Number((low * (high / low) ** (slider.value / STEPS)).toPrecision(3));
+      set(table, place, whole ? Math.round(value) : value);
+      box.value = written(get(table, place));
       slider.setAttribute("aria-valuetext", box.value);
-      onChange(all);
+      then();
     });
     slide();
     return field(place, label, box, ...(optional ? [] : [slider]));
@@ -102,7 +104,7 @@ export function fields(design, page, { onChange, onShape }) {
         if (change) change(event.target.value);
         else set(request, place, event.target.value || undefined);
         if (change) onShape();
-        else onChange(false);
+        else onChange();
       },
     }, ...made));
   }
@@ -158,7 +160,7 @@ export function fields(design, page, { onChange, onShape }) {
   function exactly(place) {
     const box = element("input", {
       type: "checkbox", checked: Boolean(get(request, place)),
-      onchange: (event) => { set(request, place, event.target.checked); onChange(false); },
+      onchange: (event) => { set(request, place, event.target.checked); onChange(); },
     });
     return field(place, "this is the exact number in every group", box);
   }
@@ -240,7 +242,7 @@ export function fields(design, page, { onChange, onShape }) {
       tree && element("p", { class: "note" }, `Real sizes, from the file: ${tree.join(", ")}. The worst path counts.`),
       ...drawn()),
     group("For all designs", "all",
-      number("delta", "delta", { all: true }),
-      number("epsilon", "target epsilon, to find the noise", { table: page, all: true })),
+      number("delta", "delta", { then: onDelta }),
+      number("epsilon", "target epsilon, to find the noise", { table: page, then: onTarget })),
   ];
 }

@@ -1,6 +1,6 @@
 // The page: up to four designs, their answers as they come, and nothing that is stale.
 import { chart, palette, picture, places, swatch, tick } from "./chart.js";
-import { element, fields } from "./form.js";
+import { element, fields, written } from "./form.js";
 
 const SLOW = ["run", "levels", "curve", "noise", "attack"];
 const MOST = 4;
@@ -20,7 +20,7 @@ const $ = (id) => document.getElementById(id);
 const page = { ...(await (await fetch("start")).json()), epsilon: 2 };
 const designs = [];
 const cursors = {};
-let [chosen, waiting, pumping, targetTimer] = [0, [], false, 0];
+let [chosen, waiting, pumping, targetTimer, dark] = [0, [], false, 0, false];
 
 function add(name, request) {
   const design = { name, request, answers: {}, before: {}, abort: new AbortController(), timer: 0 };
@@ -50,6 +50,7 @@ async function ask(design, part) {
     // Whatever else was changed meanwhile has asked anew.
     if (asked !== body(design, part) || !designs.includes(design)) return false;
     design.answers[part] = answer;
+    if (part === "epsilon") $("spoken").textContent = `${letter(design)}: epsilon ${answer.text ?? "refused"}`;
   } catch (error) {
     if (error.name !== "AbortError") $("said").textContent = `No answer: ${error.message}. Is the program still running?`;
     return false;
@@ -88,18 +89,12 @@ async function pump() {
   pumping = false;
 }
 
-function changedForAll() {
-  for (const design of designs) {
-    if (design.request.delta !== designs[chosen].request.delta) {
-      design.request.delta = designs[chosen].request.delta;
-      changed(design);
-    }
-  }
+function newTarget() {
   for (const design of designs) delete design.answers.noise;
   waiting = waiting.filter(({ part }) => part !== "noise");
   clearTimeout(targetTimer);
   targetTimer = setTimeout(() => {
-    for (const design of designs) if (design.answers.epsilon && !design.answers.epsilon.error) later(design, ["noise"]);
+    for (const design of designs) if (design.answers.run) later(design, ["noise"]);
   }, 150);
   show();
 }
@@ -111,6 +106,7 @@ function choose(place) {
   shape();
 }
 
+// The tabs and the fields, where they are others than before.
 function shape() {
   const open = [...$("form").querySelectorAll("details")].map((details) => details.open);
   const focused = document.activeElement?.id;
@@ -123,20 +119,28 @@ function shape() {
     designs.splice(chosen, 1);
     choose(Math.min(chosen, designs.length - 1));
   } }, `Remove design ${letter(design)}`);
-  const delta = design.request.delta;
+  $("form").setAttribute("aria-labelledby", `tab-${chosen}`);
   $("form").replaceChildren(
     element("div", { class: "field name" }, element("label", { for: "name" }, `Design ${letter(design)}`), name),
-    ...fields(design, page, {
+    ...fields(design.request, page, {
+      onChange: () => changed(design),
       onShape: () => { shape(); changed(design); },
-      onChange: (all) => {
-        if (!all) return changed(design);
-        if (design.request.delta !== design.askedDelta) { design.askedDelta = design.request.delta; changed(design); }
-        changedForAll();
-      },
+      onDelta: () => designs.forEach((one) => { one.request.delta = design.request.delta; changed(one); }),
+      onTarget: newTarget,
     }),
     ...(designs.length > 1 ? [remove] : []));
-  design.askedDelta = delta;
   [...$("form").querySelectorAll("details")].forEach((details, at) => { details.open = Boolean(open[at]); });
+  $("designs").replaceChildren(...designs.map((_, place) => element("button", {
+    type: "button", role: "tab", id: `tab-${place}`, class: `series-${place}`, "aria-controls": "form",
+    "aria-selected": String(place === chosen), tabindex: place === chosen ? 0 : -1, onclick: () => choose(place),
+    onkeydown: ({ key }) => {
+      const step = { ArrowRight: 1, ArrowLeft: -1 }[key];
+      if (!step) return;
+      choose((place + step + designs.length) % designs.length);
+      $(`tab-${chosen}`).focus();
+    },
+  })));
+  $("add").hidden = designs.length >= MOST;
   if (focused) $(focused)?.focus();
   show();
 }
@@ -147,30 +151,19 @@ const text = (design, part, render) => {
   return answer ? render(answer) : "…";
 };
 
-function unit({ request }) {
-  return `one ${request.step.privacy_unit}`;
-}
-
 function showTabs(colours) {
-  $("designs").replaceChildren(...designs.map((design, place) => {
+  designs.forEach((design, place) => {
     const answer = design.answers.epsilon;
-    const shown = answer?.error ? "refused" : text(design, "epsilon", () => answer.text);
-    const nature = answer?.error ? "see below" : answer ? answer.nature : "computing";
-    return element("button", {
-      type: "button", role: "tab", id: `tab-${place}`, "aria-controls": "form", "aria-selected": String(place === chosen),
-      tabindex: place === chosen ? 0 : -1, class: `series-${place}`, "aria-busy": String(!answer),
-      "data-epsilon": answer?.epsilon, onclick: () => choose(place),
-      onkeydown: (event) => {
-        const step = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
-        if (!step) return;
-        choose((place + step + designs.length) % designs.length);
-        $(`tab-${chosen}`).focus();
-      },
-    }, element("span", { class: "who" }, swatch(place, colours), ` ${letter(design)} `, element("span", {}, design.name)),
-    element("span", { class: "epsilon" }, element("small", {}, "ε "), shown),
-    element("span", { class: "what" }, `${unit(design)}, ${nature}`));
-  }));
-  $("add").hidden = designs.length >= MOST;
+    const { step, num_steps } = design.request;
+    const tab = $(`tab-${place}`);
+    tab.setAttribute("aria-busy", String(!answer));
+    tab.dataset.epsilon = answer?.epsilon ?? "";
+    tab.replaceChildren(
+      element("span", { class: "who" }, swatch(place, colours), ` ${letter(design)} `, element("span", {}, design.name)),
+      element("span", { class: "epsilon" }, element("small", {}, "ε "), answer?.error ? "refused" : answer?.text ?? "…",
+        element("small", { class: "nature" }, ` ${answer?.nature ?? ""}`)),
+      element("span", { class: "what" }, `one ${step.privacy_unit}, noise ${step.noise_multiplier}, ${num_steps} steps`));
+  });
 }
 
 function showError() {
@@ -210,10 +203,10 @@ function specs() {
   return {
     run: { title: "Epsilon along the run", lines: run, rises: true,
       x: { label: "steps", low: 0, high: largest(run, 0) },
-      y: { label: `epsilon at delta ${delta}`, low: 0, high: largest(run, 1) * 1.05 } },
+      y: { label: `epsilon at delta ${written(delta)}`, low: 0, high: largest(run, 1) * 1.05 } },
     curve: { title: "Privacy curve", lines: curve,
       x: { label: "epsilon", low: 0, high: largest(curve, 0) }, y: { label: "delta", low: 1e-12, high: 1, log: true } },
-    attack: { title: "Membership attack", lines: [guess, ...attack], letterAt: "middle", rises: true,
+    attack: { title: "Membership attack", lines: [guess, ...attack], letterAt: "start", rises: true,
       x: rate("false positive rate"), y: rate("true positive rate, at most") },
   };
 }
@@ -300,8 +293,8 @@ function save(name, content, type) {
 
 function drawn() {
   const legend = designs.flatMap((design, place) => design.answers.epsilon?.error ? [] : [{
-    place, text: `${letter(design)}  ${design.name}: epsilon ${design.answers.epsilon.text} at delta ${design.request.delta}, `
-      + `${unit(design)} (${design.request.step.neighboring_relation}), noise ${design.request.step.noise_multiplier}, ${design.request.num_steps} steps`,
+    place, text: `${letter(design)}  ${design.name}: epsilon ${design.answers.epsilon.text} at delta ${written(design.request.delta)}, `
+      + `one ${design.request.step.privacy_unit} (${design.request.step.neighboring_relation}), noise ${design.request.step.noise_multiplier}, ${design.request.num_steps} steps`,
   }]);
   return picture(Object.values(specs()), legend, palette());
 }
@@ -328,13 +321,12 @@ $("add").onclick = () => {
   const { name, request } = designs[chosen];
   add(`${name.replace(/ \d+$/, "")} ${designs.length + 1}`, structuredClone(request));
 };
-$("theme").onclick = () => {
-  const dark = getComputedStyle(document.documentElement).colorScheme === "light dark"
-    ? matchMedia("(prefers-color-scheme: dark)").matches : document.documentElement.style.colorScheme === "dark";
-  document.documentElement.style.colorScheme = dark ? "light" : "dark";
-  $("theme").textContent = dark ? "Dark" : "Light";
-  show();
-};
+function paint(isDark) {
+  [dark, document.documentElement.style.colorScheme] = [isDark, isDark ? "dark" : "light"];
+  $("theme").textContent = isDark ? "Light" : "Dark";
+  if (designs.length) show();
+}
+$("theme").onclick = () => paint(!dark);
 for (const name of Object.keys(CAPTIONS)) {
   const home = $(name).querySelector("div");
   const move = (part) => { cursors[name] = part; show(); };
@@ -352,7 +344,8 @@ for (const name of Object.keys(CAPTIONS)) {
     move(Math.min(1, Math.max(0, (cursors[name] ?? 0.5) + step)));
   };
 }
-matchMedia("(prefers-color-scheme: dark)").addEventListener("change", show);
+const night = matchMedia("(prefers-color-scheme: dark)");
+night.addEventListener("change", () => paint(night.matches));
+paint(night.matches);
 addEventListener("resize", show);
-if (matchMedia("(prefers-color-scheme: dark)").matches) $("theme").textContent = "Light";
 add(page.name, page.request);

@@ -6,7 +6,6 @@ here but by the functions that everybody calls.
 
 from __future__ import annotations
 
-import contextvars
 import dataclasses
 import re
 import warnings
@@ -37,7 +36,7 @@ from jaxdp_episodic.describe.schemes import (
     WithoutReplacement,
 )
 from jaxdp_episodic.describe.step import GaussianStep
-from jaxdp_episodic.files.json_file import plain
+from jaxdp_episodic.files.json_file import parse_json, plain
 from jaxdp_episodic.files.toml_file import to_toml
 from jaxdp_episodic.plots.curve import SMALLEST_DELTA, privacy_curve, summary
 from jaxdp_episodic.plots.labels import downward, upward
@@ -53,7 +52,6 @@ _POINTS_OF_A_RUN, _POINTS_OF_A_CURVE = 24, 81
 _DIGITS = 5
 _NATURES = {"exact": "exact, rounded up", "pld": "certified upper bound"}
 _PLACE = re.compile(r"request((?:\.\w+|\[\d+\])*): (?:(\w+)\b)?")
-_heard: contextvars.ContextVar[list[str]] = contextvars.ContextVar("heard")
 
 
 def start(path: Path | None) -> dict[str, Any]:
@@ -92,38 +90,23 @@ def answer(part: str, question: Any) -> dict[str, Any]:
       "remarks". For what is refused ``{"error": {"place": ..., "message": ...}}``: the
       library's message, and the field it is about ("step.noise_multiplier").
     """
-    remarks: list[str] = []
-    _heard.set(remarks)
     try:
-        with using_engine("numpy"):
+        with (
+            using_engine("numpy"),
+            warnings.catch_warnings(record=True, action="always") as caught,
+        ):
             request = _request(question)
             content = PARTS[part](request, question.get("epsilon"))
-        remarks += remarks_on(request)
     except (TypeError, ValueError, NotImplementedError, MemoryError) as error:
         return {"error": _error(error)}
+    remarks = [*(str(warning.message) for warning in caught), *remarks_on(request)]
     return plain({**content, "remarks": list(dict.fromkeys(remarks))})
 
 
-def request_toml(question: Any) -> dict[str, Any]:
-    """Returns the request file of a design, or what is wrong as `answer` does."""
-    try:
-        table = plain(_request(question).to_dict())
-    except (TypeError, ValueError, NotImplementedError) as error:
-        return {"error": _error(error)}
-    return {"toml": to_toml(table)}
-
-
-def hear_warnings() -> None:
-    """Makes what the library warns of a remark of the answer; for our own process.
-
-    Python's own way to catch warnings is not for several threads at a time.
-    """
-
-    def hear(message: Any, *_: Any, **__: Any) -> None:
-        _heard.get([]).append(str(message))
-
-    warnings.simplefilter("always")
-    warnings.showwarning = hear
+def reply(line: bytes) -> dict[str, Any]:
+    """Returns the answer to a line of JSON, the part's name and the question."""
+    part, question = parse_json(line, allow_infinity=False)
+    return answer(part, question)
 
 
 def _request(question: Any) -> EpsilonRequest:
@@ -242,6 +225,11 @@ def _noise(request: EpsilonRequest, target: Any) -> dict[str, Any]:
     return {"targets": noises.epsilon, "noise": found, "texts": texts}
 
 
+def _toml(request: EpsilonRequest, _: Any) -> dict[str, Any]:
+    """The design as a request file."""
+    return {"toml": to_toml(plain(request.to_dict()))}
+
+
 PARTS: dict[str, Callable[[EpsilonRequest, Any], dict[str, Any]]] = {
     "epsilon": _epsilon,
     "levels": _levels,
@@ -249,6 +237,7 @@ PARTS: dict[str, Callable[[EpsilonRequest, Any], dict[str, Any]]] = {
     "curve": _curve,
     "noise": _noise,
     "attack": _attack,
+    "toml": _toml,
 }
 
 _EXAMPLES = (

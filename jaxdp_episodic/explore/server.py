@@ -7,19 +7,16 @@ the disk once it has started.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import secrets
 import socket
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from importlib import resources
 from typing import Any
 
-from jaxdp_episodic.explore.questions import (
-    PARTS,
-    answer,
-    hear_warnings,
-    request_toml,
-)
+from jaxdp_episodic.explore.lane import Lane
+from jaxdp_episodic.explore.questions import PARTS
 from jaxdp_episodic.files.json_file import parse_json
 from jaxdp_episodic.files.optional import require
 
@@ -44,9 +41,7 @@ _HEADERS = {
 _LONGEST_QUESTION = 2**22  # bytes
 
 
-def serve(
-    start: dict[str, Any], *, port: int, on_ready: Callable[[str], None]
-) -> None:
+def serve(start: dict[str, Any], *, port: int, on_ready: Callable[[str], None]) -> None:
     """Serves the page to this machine until the process is interrupted.
 
     Args:
@@ -61,26 +56,27 @@ def serve(
     """
     uvicorn = _need("uvicorn")
     secret = secrets.token_urlsafe(16)
-    app = application(start, secret)
-    hear_warnings()
+    config = uvicorn.Config(
+        lambda: application(start, secret, lambda: Lane(lambda: server.should_exit)),
+        factory=True,
+        http="h11",
+        ws="none",
+        lifespan="on",
+        log_level="warning",
+        server_header=False,
+    )
+    server = uvicorn.Server(config)
     with socket.socket() as listener:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind((_ADDRESS, port))
         listener.listen()
         on_ready(f"http://{_ADDRESS}:{listener.getsockname()[1]}/{secret}/")
-        config = uvicorn.Config(
-            app,
-            http="h11",
-            ws="none",
-            lifespan="off",
-            log_level="warning",
-            server_header=False,
-            timeout_graceful_shutdown=1,
-        )
-        uvicorn.Server(config).run(sockets=[listener])
+        server.run(sockets=[listener])
 
 
-def application(start: dict[str, Any], secret: str) -> Any:
+def application(
+    start: dict[str, Any], secret: str, new_lane: Callable[[], Lane]
+) -> Any:
     """Returns the ASGI application whose addresses all begin with ``/secret/``."""
     routing = _need("starlette.routing")
     responses = _need("starlette.responses")
@@ -90,9 +86,6 @@ def application(start: dict[str, Any], secret: str) -> Any:
 
     def send(content: str | bytes, media_type: str, status: int = 200) -> Any:
         return responses.Response(content, status, _HEADERS, media_type)
-
-    def send_json(value: Any) -> Any:
-        return send(json.dumps(value, allow_nan=False), "application/json")
 
     def page(name: str, media_type: str) -> Callable[[Any], Any]:
         folder = resources.files("jaxdp_episodic.explore") / "page"
@@ -104,25 +97,28 @@ def application(start: dict[str, Any], secret: str) -> Any:
         return sent
 
     async def starting(request: Any) -> Any:
-        return send_json(start)
+        return send(json.dumps(start), "application/json")
 
-    # A number never waits for a picture: the first part has a lane of its own.
-    lanes = {part: asyncio.Semaphore(1) for part in ("epsilon", "others")}
+    # A number never waits for a picture: it has a lane of its own.
+    number, pictures = new_lane(), new_lane()
 
     async def answered(request: Any) -> Any:
         part = request.path_params["part"]
-        try:
-            question = await _body(request)
-        except ValueError as error:
-            return send(str(error), "text/plain", 400)
-        if part == "toml":
-            return send_json(request_toml(question))
         if part not in PARTS:
             return send("no such part", "text/plain", 404)
-        async with lanes.get(part, lanes["others"]):
-            if await request.is_disconnected():  # a newer question has replaced it
-                return send("", "text/plain", 204)
-            return send_json(await asyncio.to_thread(answer, part, question))
+        try:
+            line = json.dumps([part, await _question(request)]).encode() + b"\n"
+        except ValueError as error:
+            return send(str(error), "text/plain", 400)
+        lane = number if part in ("epsilon", "toml") else pictures
+        found = await lane.ask(line, request.is_disconnected)
+        return send(found or b"", "application/json", 200 if found else 204)
+
+    @contextlib.asynccontextmanager
+    async def lanes_open(app: Any) -> AsyncIterator[None]:
+        await asyncio.gather(number.start(), pictures.start())
+        yield
+        await asyncio.gather(number.end(), pictures.end())
 
     routes = [routing.Route(f"/{n}", page(*where)) for n, where in _PAGES.items()]
     routes.append(routing.Route("/start", starting))
@@ -132,7 +128,9 @@ def application(start: dict[str, Any], secret: str) -> Any:
         trustedhost.TrustedHostMiddleware, allowed_hosts=[_ADDRESS, "localhost"]
     )
     return applications.Starlette(
-        routes=[routing.Mount(f"/{secret}", routes=routes)], middleware=[hosts]
+        routes=[routing.Mount(f"/{secret}", routes=routes)],
+        middleware=[hosts],
+        lifespan=lanes_open,
     )
 
 
@@ -140,7 +138,7 @@ def _need(module: str) -> Any:
     return require(module, purpose="explore", extra="explore")
 
 
-async def _body(request: Any) -> Any:
+async def _question(request: Any) -> Any:
     """The question, which no other site's page can ask: JSON needs its permission.
 
     Raises:

@@ -53,7 +53,9 @@ def address():
         [*command, "--no-browser"], stdout=subprocess.PIPE, text=True, cwd=ROOT
     ) as server:
         try:
-            yield re.search(r"http://127\.0\.0\.1:\d+/\S+/", server.stdout.readline())[0]
+            yield re.search(r"http://127\.0\.0\.1:\d+/\S+/", server.stdout.readline())[
+                0
+            ]
         finally:
             server.send_signal(signal.SIGINT)
             said = server.communicate(timeout=30)[0]
@@ -80,6 +82,7 @@ def open_page(browser, address):
         page.wait_for_selector(SETTLED, timeout=60_000)
         return page
 
+    opened.faults = faults
     yield opened
     for context in contexts:
         context.close()
@@ -135,7 +138,7 @@ def test_nothing_old_stands_beside_new_settings(open_page):
     """Answers are held back: what is shown meanwhile, and which one counts."""
     page = open_page()
     held = []
-    page.route("**/answer/epsilon", held.append)
+    page.route("**/answer/epsilon", lambda route: held.append(route))
     noise, tab = box(page, "noise, in clip norms"), page.locator("#tab-0")
     noise.fill("3")
     page.wait_for_timeout(300)
@@ -156,7 +159,7 @@ def test_nothing_old_stands_beside_new_settings(open_page):
 
 
 def test_a_number_within_200_ms(open_page, record_property):
-    """From the moved slider to the painted number; the machine may be busy: the best."""
+    """From a moved slider to its number on the screen; of a busy machine the best."""
     page = open_page()
     times = page.evaluate(
         """async () => {
@@ -205,7 +208,7 @@ def test_four_designs_side_by_side(open_page):
         ("noise, in clip norms", "two", "noise_multiplier must be a number"),
         ("probability of each episode", "1.5", "sampling_probability must lie in"),
         ("out of how many", "0", "population must be a whole number >= 1"),
-        ("delta", "", "delta"),
+        ("delta", "", "delta must be a number"),
         ("target epsilon, to find the noise", "-1", "epsilon must be > 0"),
     ],
 )
@@ -260,13 +263,15 @@ def test_other_designs_and_levels(open_page):
     page.wait_for_selector(SETTLED, timeout=60_000)
     levels = page.locator("#levels tr[data-level]")
     assert levels.count() == 3
-    assert [r.get_attribute("data-epsilon") is None for r in levels.all()] == [False] * 3
+    assert [r.get_attribute("data-epsilon") is None for r in levels.all()] == [
+        False
+    ] * 3
     page.get_by_label("called", exact=True).nth(0).fill("school")
     page.get_by_label("called", exact=True).nth(0).blur()
     assert "each school" in box(page, "clipped").inner_text()
     page.get_by_label("drawn", exact=True).nth(0).select_option("RandomAllocation")
-    page.wait_for_selector(SETTLED, timeout=120_000)
-    assert "pld" in page.locator("#levels .message").first.inner_text()
+    page.locator("#tab-0[aria-busy=false]").wait_for(timeout=60_000)
+    assert epsilon(page) > 0  # of an epoch's tables; its pictures take long
     box(page, "design").select_option("IndependentEpisodes")
     page.wait_for_selector(SETTLED, timeout=60_000)
     assert epsilon(page) > 0
@@ -350,3 +355,4 @@ def test_a_strangers_name_and_an_ended_server(open_page, address):
     page.locator("#said:not(:empty)").wait_for()
     assert "Is the program still running?" in page.locator("#said").inner_text()
     assert page.locator("#tab-0").get_attribute("data-epsilon") == ""
+    assert "500" in open_page.faults.pop()

@@ -3,8 +3,6 @@
 import copy
 import dataclasses
 import json
-import threading
-import warnings
 
 import numpy as np
 import pytest
@@ -160,7 +158,7 @@ def test_errors_name_their_field_in_the_librarys_words(place, value, message):
         assert error["place"] == place
         assert message in error["message"]
         assert str(raised.value).endswith(error["message"])
-    assert questions.request_toml(question) == {"error": error}
+    assert questions.answer("toml", question) == {"error": error}
 
 
 @pytest.mark.parametrize(
@@ -189,7 +187,7 @@ def test_a_request_file_comes_in_and_goes_out(file, tmp_path, capsys):
     start = questions.start(ROOT / "configs" / file)
     question = json.loads(json.dumps({"request": start["request"]}))
     out = tmp_path / "saved.toml"
-    out.write_text(questions.request_toml(question)["toml"])
+    out.write_text(questions.answer("toml", question)["toml"])
     first = read_request(ROOT / "configs" / file, EpsilonRequest)
     assert read_request(out, EpsilonRequest) == first
     assert start["name"] == file.removesuffix(".toml")
@@ -211,26 +209,17 @@ def test_files_of_more_than_one_setting_are_refused(file, capsys):
     assert "the page shows" in said and said.count("\n") == 1
 
 
-def test_warnings_are_remarks_of_their_own_question():
-    """From several threads at a time, each hears its own."""
-    quiet = settings()
-    loud = json.loads(json.dumps(quiet))
-    loud["request"]["step"]["sampling"]["levels"][2]["size"] = 60  # of 50
-    found = {}
+def test_warnings_are_remarks():
+    assert questions.answer("epsilon", settings())["remarks"] == []
+    loud = changed("step.sampling.levels[2].size", 60)  # of 50
+    (remark,) = questions.answer("epsilon", loud)["remarks"]
+    assert "level 'example': more are asked for than there are" in remark
+    start = questions.start(ROOT / "configs" / "schools.toml")
+    request = {**start["request"], "delta": 0.5, "method": "rdp"}
+    (remark,) = questions.answer("epsilon", {"request": request})["remarks"]
+    assert "protected units is at least 1" in remark
 
-    def ask(name, question):
-        found[name] = questions.answer("epsilon", question)["remarks"]
 
-    with warnings.catch_warnings():
-        questions.hear_warnings()
-        start = questions.start(ROOT / "configs" / "schools.toml")
-        units = {"request": {**start["request"], "delta": 0.5, "method": "rdp"}}
-        asked = {"quiet": quiet, "loud": loud, "units": units}
-        threads = [threading.Thread(target=ask, args=item) for item in asked.items()]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-    assert found["quiet"] == []
-    assert len(found["loud"]) == 1 and "more are asked for" in found["loud"][0]
-    assert len(found["units"]) == 1 and "protected units" in found["units"][0]
+def test_a_line_is_a_part_and_its_question():
+    line = json.dumps(["epsilon", settings()]).encode()
+    assert questions.reply(line) == questions.answer("epsilon", settings())

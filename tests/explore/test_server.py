@@ -3,6 +3,7 @@
 import asyncio
 import json
 import re
+import sys
 from importlib import resources
 
 import pytest
@@ -13,14 +14,23 @@ from jaxdp_episodic.explore import questions
 pytest.importorskip("starlette", reason="the extra [explore] is not installed")
 pytest.importorskip("uvicorn", reason="the extra [explore] is not installed")
 
-from jaxdp_episodic.explore import server
+from jaxdp_episodic.explore import lane, server
 
 START = questions.start(None)
 JSON = {"content-type": "application/json"}
 QUESTION = {"request": {**START["request"], "method": "rdp"}, "epsilon": 2}
 
 
-def call(path, *, body=None, headers=None, host="127.0.0.1:8000", gone=False):
+class Here:
+    """A lane without a process."""
+
+    async def ask(self, question, is_given_up):
+        return json.dumps(questions.reply(question), allow_nan=False).encode()
+
+
+def call(
+    path, *, body=None, headers=None, host="127.0.0.1:8000", gone=False, new_lane=Here
+):
     """One call of the application, as a server makes it: (status, headers, body)."""
     sent, chunks = [], [b"" if body is None else body]
 
@@ -48,7 +58,7 @@ def call(path, *, body=None, headers=None, host="127.0.0.1:8000", gone=False):
         "client": ("127.0.0.1", 1),
         "server": ("127.0.0.1", 8000),
     }
-    asyncio.run(server.application(START, "secret")(scope, receive, send))
+    asyncio.run(server.application(START, "secret", new_lane)(scope, receive, send))
     found = {k.decode(): v.decode() for k, v in sent[0]["headers"]}
     return sent[0]["status"], found, b"".join(m.get("body", b"") for m in sent)
 
@@ -75,15 +85,11 @@ def test_every_file_of_the_page_is_in_its_list():
     assert {file.name for file in folder.iterdir()} == served
 
 
-@pytest.mark.parametrize("part", ["epsilon", "run"])
+@pytest.mark.parametrize("part", ["epsilon", "run", "toml"])
 def test_questions_are_answered(part):
     status, _, body = post(part, QUESTION)
     assert status == 200
     assert json.loads(body) == json.loads(json.dumps(questions.answer(part, QUESTION)))
-
-
-def test_the_file_of_a_design():
-    assert json.loads(post("toml", QUESTION)[2]) == questions.request_toml(QUESTION)
 
 
 def test_infinity_is_json():
@@ -138,13 +144,99 @@ def test_an_unknown_part_is_refused():
     assert post("answer", QUESTION)[0] == 404
 
 
-def test_a_question_that_was_given_up_costs_nothing(monkeypatch):
-    asked = []
-    monkeypatch.setattr(server, "answer", lambda *args: asked.append(args) or {})
-    assert post("epsilon", QUESTION, gone=True)[0] == 204
-    assert asked == []
-    assert post("epsilon", QUESTION)[0] == 200
-    assert len(asked) == 1
+# --- Lanes: the process is another program here, which says how long it takes ---
+
+SLEEPER = """
+import sys, time
+for line in sys.stdin:
+    time.sleep(float(line)) if float(line) >= 0 else sys.exit(1)
+    print(line.strip(), flush=True)
+"""
+
+
+@pytest.fixture
+def ask(monkeypatch):
+    """Asks a lane one question after the other; returns the answers."""
+    monkeypatch.setattr(lane, "_PROGRAM", (sys.executable, "-S", "-c", SLEEPER))
+    monkeypatch.setattr(lane, "_PATIENCE", 0.2)
+    monkeypatch.setattr(lane, "_LOOK", 0.02)
+
+    def asked(*seconds, waits=lambda place: True, is_over=lambda: False):
+        async def go():
+            one = lane.Lane(is_over)
+            answers = []
+            for place, line in enumerate(seconds):
+
+                async def gone(place=place):
+                    return not waits(place)
+
+                answers.append(await one.ask(f"{line}\n".encode(), gone))
+            await one.end()
+            return answers
+
+        return asyncio.run(go())
+
+    return asked
+
+
+def test_questions_one_after_the_other(ask):
+    assert ask(0, 0.05, 0) == [b"0\n", b"0.05\n", b"0\n"]
+
+
+def test_a_question_given_up_before_its_turn_costs_nothing(ask):
+    assert ask(3600, 0, waits=lambda place: place > 0) == [None, b"0\n"]
+
+
+def test_a_long_one_that_is_given_up_is_ended(ask):
+    begun = []
+
+    def waits(place):
+        begun.append(place)
+        return place > 0 or begun.count(0) == 1  # left while it was computed
+
+    assert ask(3600, 0, waits=waits) == [None, b"0\n"]
+
+
+def test_what_takes_too_long_says_so(ask, monkeypatch):
+    monkeypatch.setattr(lane, "_LONGEST", 0.1)
+    late, next_one = ask(3600, 0)
+    assert "not answered within 60 seconds" in json.loads(late)["error"]["message"]
+    assert next_one == b"0\n"
+
+
+def test_the_end_of_the_server_ends_it(ask):
+    over = iter([False, False, True])
+    assert ask(3600, is_over=lambda: next(over)) == [None]
+
+
+def test_a_process_that_dies_is_an_error_and_is_replaced(ask):
+    died, next_one = ask(-1, 0)
+    assert "has died" in json.loads(died)["error"]["message"]
+    assert next_one == b"0\n"
+
+
+def test_the_program_of_a_lane_answers():
+    line = json.dumps(["epsilon", QUESTION]).encode() + b"\n"
+
+    async def go():
+        one = lane.Lane(lambda: False)
+        try:
+            return await one.ask(line, lambda: asyncio.sleep(0, False))
+        finally:
+            await one.end()
+
+    assert json.loads(asyncio.run(go())) == json.loads(
+        asyncio.run(Here().ask(line, None))
+    )
+
+
+def test_nobody_is_answered_204():
+    class GivenUp:
+        async def ask(self, question, is_given_up):
+            return b"1" if not await is_given_up() else None
+
+    assert post("epsilon", QUESTION, gone=True, new_lane=GivenUp)[0] == 204
+    assert post("epsilon", QUESTION, new_lane=GivenUp)[0] == 200
 
 
 def test_errors_of_the_command_are_one_line(capsys, tmp_path):

@@ -79,7 +79,7 @@ export function fields(request, page, { onChange, onShape, onDelta, onTarget }) 
     };
     box.addEventListener("input", () => {
       const text = box.value.trim();
-      const value = text === "" ? (optional ? undefined : null) : Number(text);
+      const value = text === "" ? (optional ? undefined : NaN) : Number(text);
       set(table, place, Number.isNaN(value) ? text : value);
       slide();
       then();

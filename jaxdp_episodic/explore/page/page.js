@@ -2,7 +2,7 @@
 import { chart, palette, picture, places, swatch, tick } from "./chart.js";
 import { element, fields, written } from "./form.js";
 
-const SLOW = ["run", "levels", "curve", "noise", "attack"];
+const SLOW = ["run", "levels", "curve", "attack", "noise"];
 const MOST = 4;
 const FACTS = {
   "advantage": "true positives minus false ones",
@@ -60,6 +60,7 @@ async function ask(design, part) {
 }
 
 function changed(design) {
+  $("spoken").textContent = "";
   design.abort.abort();
   design.abort = new AbortController();
   Object.assign(design.before, design.answers);
@@ -170,7 +171,7 @@ function showError() {
   for (const place of $("form").querySelectorAll(".error")) place.textContent = "";
   for (const invalid of $("form").querySelectorAll("[aria-invalid]")) invalid.removeAttribute("aria-invalid");
   const { epsilon, noise } = designs[chosen].answers;
-  const error = epsilon?.error ?? (noise?.error && { ...noise.error, place: "epsilon" });
+  const error = epsilon?.error ?? (noise?.error?.message.startsWith("epsilon") && { ...noise.error, place: "epsilon" });
   if (!error) return;
   const around = (place) => error.place === place || [".", "["].includes(error.place[place.length]) && error.place.startsWith(place);
   const found = [...$("form").querySelectorAll("[data-place]")].filter(({ dataset }) => dataset.place && around(dataset.place))
@@ -275,8 +276,12 @@ function show() {
   showError();
   for (const [name, spec] of Object.entries(specs())) showChart(name, spec, colours);
   showTables(colours);
-  const said = designs.flatMap((d) => (d.answers.epsilon?.remarks ?? []).map((remark) => `${letter(d)}: ${remark}`));
-  $("remarks").textContent = said.join(" ");
+  const title = (part) => $(part).querySelector("h2").textContent;
+  const said = designs.flatMap((design) => [
+    ...(design.answers.epsilon?.remarks ?? []),
+    ...SLOW.flatMap((part) => design.answers[part]?.error ? [`${title(part)}: ${design.answers[part].error.message}`] : []),
+  ].map((remark) => element("li", {}, `${letter(design)}: ${remark}`)));
+  $("remarks").replaceChildren(...said);
   const whole = designs.every(({ answers }) => answers.epsilon?.error || SLOW.every((part) => answers[part]));
   for (const id of ["save-svg", "save-png"]) $(id).disabled = !whole;
   $("save-toml").disabled = !designs[chosen].answers.epsilon || Boolean(designs[chosen].answers.epsilon.error);

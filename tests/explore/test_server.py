@@ -211,7 +211,7 @@ def test_the_end_of_the_server_ends_it(ask):
 
 def test_a_process_that_dies_is_an_error_and_is_replaced(ask):
     died, next_one = ask(-1, 0)
-    assert "has died" in json.loads(died)["error"]["message"]
+    assert "died" in json.loads(died)["error"]["message"]
     assert next_one == b"0\n"
 
 

@@ -16,6 +16,7 @@ from jaxdp_episodic.training.episode import (
 from jaxdp_episodic.training.evaluation import Evaluation, Score
 from jaxdp_episodic.training.features import FixedFeatures
 from jaxdp_episodic.training.learners import ANIL, MAML, ProtoNet, Supervised
+from jaxdp_episodic.training.mixed import MixedModel
 from jaxdp_episodic.training.models import (
     MLP,
     ConvNet,
@@ -27,7 +28,8 @@ from jaxdp_episodic.training.models import (
 from jaxdp_episodic.training.private_gradient import PrivateGradient
 from jaxdp_episodic.training.report import load_parameters
 from jaxdp_episodic.training.run import run_training
-from jaxdp_episodic.training.statistics import PrivateStatistics, StartConfig
+from jaxdp_episodic.training.start import StartConfig
+from jaxdp_episodic.training.statistics import PrivateStatistics
 from jaxdp_episodic.training.trainer import Trainer
 
 __all__ = [
@@ -41,6 +43,7 @@ __all__ = [
     "FixedFeatures",
     "Learner",
     "Linear",
+    "MixedModel",
     "PatchConv",
     "PrivacyBudget",
     "PrivateGradient",

@@ -15,8 +15,9 @@ from jaxdp_episodic.describe.step import GaussianStep
 from jaxdp_episodic.training.config import TrainingConfig, built_model
 from jaxdp_episodic.training.evaluation import Evaluation
 from jaxdp_episodic.training.features import FixedFeatures
-from jaxdp_episodic.training.learners import PLDA
-from jaxdp_episodic.training.statistics import PrivateStatistics, statistics_steps
+from jaxdp_episodic.training.learner_config import CLOSED_FORM
+from jaxdp_episodic.training.start import statistics_steps
+from jaxdp_episodic.training.statistics import PrivateStatistics
 from jaxdp_episodic.training.trainer import Trainer
 
 FEATURES = "features"
@@ -107,7 +108,7 @@ def plan(config: TrainingConfig, data: ExampleTable) -> PrivacyBudget:
         step,
         epsilon=config.epsilon,
         delta=config.delta,
-        num_steps=0 if config.learner.kind == PLDA else config.num_steps,
+        num_steps=0 if config.learner.kind in CLOSED_FORM else config.num_steps,
         before=before,
     )
 

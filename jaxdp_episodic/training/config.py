@@ -7,9 +7,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
-import numpy as np
-import optax
-
 from jaxdp_episodic import _validation
 from jaxdp_episodic.accounting.api import epsilon as step_epsilon
 from jaxdp_episodic.data.sources import SOURCES, DataSource
@@ -20,14 +17,12 @@ from jaxdp_episodic.describe.schemes import Scheme, WithoutReplacement
 from jaxdp_episodic.describe.spec import (
     Spec,
     check_flags,
-    set_positive,
     set_whole_numbers,
 )
 from jaxdp_episodic.describe.step import GaussianStep, Sampling
 from jaxdp_episodic.files.toml_file import read_toml
-from jaxdp_episodic.training.averaging import averaged, checked_decay
 from jaxdp_episodic.training.features import FeaturesConfig
-from jaxdp_episodic.training.learners import PLDA, LearnerConfig
+from jaxdp_episodic.training.learner_config import CLOSED_FORM, MIXED, LearnerConfig
 from jaxdp_episodic.training.models import (
     CONV_CLASSIFIER,
     EMBEDDINGS,
@@ -35,11 +30,10 @@ from jaxdp_episodic.training.models import (
     ModelConfig,
     split_model,
 )
+from jaxdp_episodic.training.optimizers import OptimizerConfig
 from jaxdp_episodic.training.private_gradient import NOISES, checked_setting
-from jaxdp_episodic.training.statistics import StartConfig
+from jaxdp_episodic.training.start import StartConfig
 
-_OPTIMIZERS = ("adam", "adamw", "sgd")
-_SCHEDULES = ("constant", "cosine")
 # What an untrusted config may ask of an evaluation.
 _MOST_EPISODES = 10**7
 
@@ -129,61 +123,6 @@ def _states_its_sizes(sampling: Sampling | Scheme) -> bool:
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class OptimizerConfig(Spec):
-    """The optimizer of the outer loop, which sees noised gradients only.
-
-    Attributes:
-      kind: "adam", "adamw" or "sgd" (with momentum 0.9).
-      learning_rate: its start.
-      schedule: "constant" or "cosine" (down to zero at the last step).
-      warmup_steps: linear warm-up.
-      weight_decay: of "adamw".
-      ema: decay of the average of the parameters that is evaluated and released, in
-        [0, 1); None: the last parameters are. See `averaged`.
-    """
-
-    kind: str = "adam"
-    learning_rate: float = 2e-3
-    schedule: str = "constant"
-    warmup_steps: int = 0
-    weight_decay: float = 1e-4
-    ema: float | None = None
-
-    def __post_init__(self) -> None:
-        _validation.choice("kind", self.kind, _OPTIMIZERS)
-        _validation.choice("schedule", self.schedule, _SCHEDULES)
-        set_positive(self, "learning_rate")
-        set_whole_numbers(self, "warmup_steps", minimum=0)
-        decay = _validation.nonnegative_array("weight_decay", self.weight_decay)
-        if decay.ndim or not np.isfinite(decay):
-            raise ValueError(
-                f"weight_decay must be a finite number, got {self.weight_decay!r}"
-            )
-        object.__setattr__(self, "weight_decay", float(decay))
-        if self.ema is not None:
-            object.__setattr__(self, "ema", checked_decay(self.ema))
-
-    def build(self, num_steps: int) -> optax.GradientTransformation:
-        """Returns the optax optimizer of a run of that many steps."""
-        peak, warmup = self.learning_rate, min(self.warmup_steps, num_steps - 1)
-        if self.schedule == "cosine":
-            later = optax.cosine_decay_schedule(peak, max(num_steps - warmup, 1))
-        else:
-            later = optax.constant_schedule(peak)
-        schedule = later
-        if warmup:
-            rise = optax.linear_schedule(peak / (warmup + 1), peak, warmup)
-            schedule = optax.join_schedules([rise, later], [warmup])
-        if self.kind == "sgd":
-            optimizer = optax.sgd(schedule, momentum=0.9)
-        elif self.kind == "adamw":
-            optimizer = optax.adamw(schedule, weight_decay=self.weight_decay)
-        else:
-            optimizer = optax.adam(schedule)
-        return optimizer if self.ema is None else averaged(optimizer, self.ema)
-
-
-@dataclass(frozen=True, eq=False, kw_only=True)
 class EvaluationConfig(Spec):
     """How the model is judged on held-out tasks.
 
@@ -229,7 +168,7 @@ class TrainingConfig(Spec):
       num_steps: steps of the run; the noise is calibrated for them. None: the run takes
         as many as the step's own noise permits.
       learner: what an episode teaches, and how.
-      model: the network; not with ``learner.kind = "plda"``, as the next two.
+      model: the network; none with private statistics alone, like the next two.
       features: fixed features in place of the examples' own.
       start: private statistics that the run begins with; None: none.
       optimizer: of the outer loop.
@@ -286,35 +225,33 @@ class TrainingConfig(Spec):
         if not _validation.single("epsilon", target) > 0:
             raise ValueError(f"epsilon must be > 0, got {self.epsilon!r}")
         self._check_parts()
-        if self.learner.kind == PLDA:
+        if self.learner.kind in CLOSED_FORM:
             self._check_statistics_alone()
         else:
             self._check_steps()
+        if self.start is not None:
+            self.start.check_use(self.learner.kind, self.num_steps)
 
     @property
     def start_shares(self) -> tuple[float, ...]:
         """Of each statistic that the run begins with, in its budget."""
         if self.start is None:
             return ()
-        return self.start.shares(self.learner.kind == PLDA)
+        return self.start.shares(self.learner.kind in CLOSED_FORM)
 
     def _check_statistics_alone(self) -> None:
         """Refuses what a run of private statistics has no use for."""
+        kind = self.learner.kind
         names = ("model", "l2_clip_norm", "num_steps", "normalizer")
         given = [name for name in names if getattr(self, name) is not None]
         given += ["step.noise_multiplier"] * (self.step.noise_multiplier is not None)
         if given:
             raise ValueError(
-                f"{given[0]} must not be given with learner.kind={PLDA!r}, which takes "
+                f"{given[0]} must not be given with learner.kind={kind!r}, which takes "
                 "no gradient steps"
             )
-        start = StartConfig() if self.start is None else self.start
-        object.__setattr__(self, "start", start)
-        if start.kind != PLDA or start.share is not None:
-            raise ValueError(
-                f"start must be of kind {PLDA!r} and without a share with "
-                f"learner.kind={PLDA!r}, which spends all of the budget on it"
-            )
+        if self.start is None:
+            object.__setattr__(self, "start", StartConfig(kind=kind))
 
     def _check_steps(self) -> None:
         """Refuses a run of gradient steps without what they need."""
@@ -324,8 +261,6 @@ class TrainingConfig(Spec):
                     f"{name} must be given with learner.kind={self.learner.kind!r}"
                 )
         self._check_model()
-        if self.start is not None and self.num_steps is None:
-            raise ValueError("num_steps must be given with start, got None")
         if (self.num_steps is None) == (self.step.noise_multiplier is None):
             given = "neither" if self.num_steps is None else "both"
             raise ValueError(
@@ -391,6 +326,8 @@ def built_model(
     config: TrainingConfig, input_shape: tuple[int, ...], ways: int | None
 ) -> tuple[Any, Any]:
     """Returns ``(learner, params)`` of a config; ``ways`` is None for regression."""
+    if config.start is not None and config.start.kind == MIXED:
+        return config.start.mixed(), {}
     if config.model is None:  # statistics alone: as they project
         return config.learner.learner(lambda _, inputs: inputs, ways), {}
     module = config.model.build(input_shape, 1 if ways is None else ways)

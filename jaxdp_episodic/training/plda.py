@@ -6,8 +6,10 @@ is post-processing, in float64 on the host.
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Iterator
+import operator
+from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
 import jax
@@ -16,10 +18,10 @@ import numpy as np
 from jax import Array
 
 # Rows are cut to a little less than norm 1, so that rounding cannot exceed it.
-_MARGIN = 1e-5
+MARGIN = 1e-5
 _ROWS = 4096  # a product; always as many, so that it is compiled once
 # Of the noise's largest eigenvalue: what is added to those of a covariance.
-_OF_NOISE = 0.7
+OF_NOISE = 0.7
 # Variance within classes that is left in a whitened direction, of its mean.
 _LEFT = 1.2
 # Directions that must stand out of the noise, or none is weighed.
@@ -44,6 +46,10 @@ class Start(NamedTuple):
     whitening: Any
     projection: Any
 
+    def released(self) -> dict[str, Any]:
+        """The part that predictions need."""
+        return {"mean": self.mean, "projection": self.projection}
+
 
 def projected(features: Array, mean: Array, projection: Array) -> Array:
     """Returns the projected features, (n, d) of norm 1, or 0.
@@ -53,11 +59,11 @@ def projected(features: Array, mean: Array, projection: Array) -> Array:
       mean: (D,) is taken off.
       projection: (D, d).
     """
-    flat = _unit(features.reshape(len(features), -1).astype(jnp.float32))
-    return _unit((flat - mean) @ projection)
+    flat = unit(features.reshape(len(features), -1).astype(jnp.float32))
+    return unit((flat - mean) @ projection)
 
 
-def _unit(rows: Array) -> Array:
+def unit(rows: Array) -> Array:
     """Rows scaled to norm 1; those that are not finite, or too short, are zero."""
     largest = jnp.max(jnp.abs(rows), axis=1, keepdims=True)
     fits = jnp.isfinite(largest) & (largest > 1e-30)
@@ -66,7 +72,7 @@ def _unit(rows: Array) -> Array:
     return scaled / jnp.maximum(norms, 1.0)  # the largest entry is 1, or all are 0
 
 
-_compiled_unit = jax.jit(_unit)
+_compiled_unit = jax.jit(unit)
 
 
 def unit_rows(features: np.ndarray) -> np.ndarray:
@@ -92,11 +98,16 @@ def chunks(
         yield rows, shares
 
 
+def sum_of(parts: Iterable[Array]) -> Array:
+    """The sum of arrays, at least one, in their order."""
+    return functools.reduce(operator.add, parts)
+
+
 @jax.jit
 def sum_with_count(rows: Array, weights: Array) -> Array:
     """(D + 1,) the weighted sum of ``(x, 1) / sqrt(2)``, x of norm at most 1."""
-    rows = jnp.concatenate([_unit(rows), jnp.ones((len(rows), 1), jnp.float32)], axis=1)
-    return jnp.sum(weights[:, None] * rows, axis=0) * ((1 - _MARGIN) / math.sqrt(2))
+    rows = jnp.concatenate([unit(rows), jnp.ones((len(rows), 1), jnp.float32)], axis=1)
+    return jnp.sum(weights[:, None] * rows, axis=0) * ((1 - MARGIN) / math.sqrt(2))
 
 
 @jax.jit
@@ -105,8 +116,8 @@ def second_moment(
 ) -> Array:
     """(D, D) the weighted sum of outer products of whitened rows of norm 1."""
     highest = jax.lax.Precision.HIGHEST
-    white = _unit(jnp.matmul(rows - center, whitening, precision=highest))
-    white = white * ((1 - _MARGIN) * jnp.sqrt(weights))[:, None]
+    white = unit(jnp.matmul(rows - center, whitening, precision=highest))
+    white = white * ((1 - MARGIN) * jnp.sqrt(weights))[:, None]
     return jnp.matmul(white.T, white, precision=highest)
 
 
@@ -139,7 +150,7 @@ def whitened(state: Start, moment: np.ndarray, noise: float) -> Start:
     """
     number = len(moment)
     values, vectors = np.linalg.eigh(moment)
-    floor = _SINGULAR * max(values.mean(), 0.0) + _OF_NOISE * _edge(number, noise)
+    floor = _SINGULAR * max(values.mean(), 0.0) + OF_NOISE * noise_edge(number, noise)
     values = np.maximum(values, 0.0) + floor
     if not (values > 0).all():
         raise ValueError(
@@ -164,7 +175,7 @@ def weighed_projection(
     count = float(state.count)
     values, vectors = np.linalg.eigh(moment / count)
     order = np.argsort(-values)[:dimensions]
-    nothing = _LEFT / number + _edge(number, noise) / count
+    nothing = _LEFT / number + noise_edge(number, noise) / count
     shares = 1 - nothing / np.maximum(values[order], 1e-12)
     weights = np.sqrt(np.maximum(shares, 0.0))
     if np.count_nonzero(weights) < min(_FEWEST, len(weights)):
@@ -174,6 +185,6 @@ def weighed_projection(
     return state._replace(projection=jnp.asarray(projection, jnp.float32))
 
 
-def _edge(number: int, noise: float) -> float:
+def noise_edge(number: int, noise: float) -> float:
     """About the largest eigenvalue of symmetric noise (Wigner's semicircle)."""
     return noise * math.sqrt(2 * number)

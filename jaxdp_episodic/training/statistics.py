@@ -1,11 +1,12 @@
-"""Private statistics in closed form: a mean, variance within and between classes.
+"""Private statistics in closed form: a metric of classes, or a model of tasks.
 
 A private PLDA (probabilistic linear discriminant analysis): the noised mean of the
 features; then, stage by stage, the covariance of differences within classes, each taken
 in the space that the stages before have whitened; last, the covariance of everything
 there. The metric that follows weighs each direction by how much of its variance is
 between classes. There are no gradients: each statistic is one sum over all of the data,
-released once with Gaussian noise, one charged step of a run.
+released once with Gaussian noise, one charged step of a run. A private mixed model, for
+numbers, is made likewise: see `mixed`.
 
 What one protected unit can change of each sum is proved in docs/proofs.md, "Private
 statistics"; `PrivateStatistics.steps` says it to the accountant.
@@ -16,8 +17,6 @@ Reference: Ioffe (2006), doi:10.1007/11744085_41 (PLDA); Dwork, Talwar, Thakurta
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,16 +27,15 @@ from jax import Array
 
 from jaxdp_episodic import _validation
 from jaxdp_episodic.data.table import ExampleTable
-from jaxdp_episodic.describe.schemes import MultistageSampling, Poisson
-from jaxdp_episodic.describe.spec import Spec, set_positive, set_whole_numbers
-from jaxdp_episodic.describe.step import GaussianStep
 from jaxdp_episodic.training.episode import Episode
-from jaxdp_episodic.training.learners import PLDA
+from jaxdp_episodic.training.learner_config import MIXED, PLDA
+from jaxdp_episodic.training.mixed import Mixed
 from jaxdp_episodic.training.plda import (
     Start,
     chunks,
     projected,
     second_moment,
+    sum_of,
     sum_with_count,
     unit_rows,
     weighed_projection,
@@ -45,120 +43,21 @@ from jaxdp_episodic.training.plda import (
     with_mean,
     with_symmetric_noise,
 )
+from jaxdp_episodic.training.start import (
+    MEAN,
+    MOST_FEATURES,
+    StartConfig,
+    statistics_steps,
+)
 
-MEAN = "mean"
-KINDS = (MEAN, PLDA)
-PAIR = "pair"
 _WITHIN, _TOTAL = "within", "total"
-_SHARES = {MEAN: 0.02, PLDA: 0.6}
-_MOST_FEATURES = 4096  # a covariance has their square
-
-
-@dataclass(frozen=True, eq=False, kw_only=True)
-class StartConfig(Spec):
-    """Private statistics that a run begins with.
-
-    Attributes:
-      kind: "plda", or "mean": the mean alone, which is taken off.
-      share: of the budget, in (0, 1); see `plan_budget`. None: 0.6 of "plda", 0.02 of
-        "mean". All of it where ``learner.kind`` is "plda", as nothing follows.
-      mean: share of the mean among the statistics, like the next two; they sum to 1.
-      within: of each stage of the covariance within classes.
-      total: of the total covariance.
-      dimensions: most directions that are kept.
-    """
-
-    kind: str = PLDA
-    share: float | None = None
-    mean: float = 0.02
-    within: tuple[float, ...] = (0.05, 0.1, 0.2, 0.35)
-    total: float = 0.28
-    dimensions: int = 128
-
-    def __post_init__(self) -> None:
-        _validation.choice("kind", self.kind, KINDS)
-        if self.share is not None:
-            set_positive(self, "share")
-            if not self.share < 1:
-                raise ValueError(f"share must lie in (0, 1), got {self.share!r}")
-        set_positive(self, "mean", "total")
-        within = _validation.positive_array("within", self.within)
-        if within.ndim != 1 or not 1 <= within.size <= 64:
-            raise ValueError(
-                "within must be a list of 1 to 64 shares, got "
-                f"{_validation.shown(self.within)}"
-            )
-        object.__setattr__(self, "within", tuple(within.tolist()))
-        total = math.fsum((self.mean, *self.within, self.total))
-        if abs(total - 1) > 1e-9:
-            raise ValueError(
-                "the shares mean, within and total must sum to 1, got "
-                f"{self.mean}, {list(self.within)} and {self.total}: {total:.10g}"
-            )
-        set_whole_numbers(self, "dimensions", maximum=_MOST_FEATURES)
-
-    def shares(self, is_all: bool) -> tuple[float, ...]:
-        """Returns the share of each statistic in the budget of the run.
-
-        Args:
-          is_all: nothing follows the statistics.
-        """
-        given = _SHARES[self.kind] if self.share is None else self.share
-        own = (1.0,) if self.kind == MEAN else (self.mean, *self.within, self.total)
-        return tuple((1.0 if is_all else given) * share for share in own)
-
-
-def statistics_steps(
-    levels: Sequence[str],
-    config: StartConfig,
-    *,
-    privacy_unit: str,
-    neighboring_relation: str,
-) -> tuple[GaussianStep, ...]:
-    """Returns the step of each statistic, in order, with a noise multiplier of 1.
-
-    Everybody takes part in each. Examples are protected: each is clipped, or where it
-    is one of a pair, the pair, which the level "pair" stands for; classes are
-    protected: each is clipped.
-
-    Args:
-      levels: names of the data's levels, the last two of classes and examples.
-      config: which statistics.
-      privacy_unit: one of the last two levels.
-      neighboring_relation: as of `GaussianStep`.
-
-    Raises:
-      ValueError: another privacy unit, or a level named "pair".
-    """
-    *_, class_level, example_level = levels
-    _validation.choice("privacy_unit", privacy_unit, (class_level, example_level))
-    if PAIR in levels:
-        raise ValueError(
-            f"no level of the data may be named {PAIR!r} with private statistics, got "
-            f"{tuple(levels)}"
-        )
-
-    def step(names: Sequence[str], clip_unit: str) -> GaussianStep:
-        everybody = [Poisson(name, sampling_probability=1.0) for name in names]
-        return GaussianStep(
-            MultistageSampling(*everybody),
-            noise_multiplier=1.0,
-            clip_unit=clip_unit,
-            privacy_unit=privacy_unit,
-            neighboring_relation=neighboring_relation,
-        )
-
-    one = pairs = step(levels, privacy_unit)
-    if privacy_unit == example_level:
-        pairs = step((*levels[:-1], PAIR, example_level), PAIR)
-    return (one,) if config.kind == MEAN else (one, *[pairs] * len(config.within), one)
 
 
 class PrivateStatistics:
     """The statistics of a table: their steps, and their releases.
 
     Args:
-      data: the table; features are flattened and scaled to norm 1.
+      data: the table; features are flattened, and but for "mixed" scaled to norm 1.
       config: which statistics.
       privacy_unit: one of the last two levels of the table: an example, or a class.
       neighboring_relation: as of `GaussianStep`.
@@ -170,7 +69,8 @@ class PrivateStatistics:
       dimensions: columns of the projection.
 
     Raises:
-      ValueError: another privacy unit, too many features, fewer slots than examples.
+      ValueError: another privacy unit, too many features, fewer slots than examples;
+        of "mixed" no targets, or fewer features than slopes.
     """
 
     def __init__(
@@ -188,11 +88,20 @@ class PrivateStatistics:
         self._features = data.features.reshape(data.num_examples, -1)
         self._sizes = np.asarray(data.population.children_counts[-1], np.int64)
         number = self._features.shape[1]
-        if number > _MOST_FEATURES:
+        self._mixed = config.mixed() if config.kind == MIXED else None
+        columns = number if self._mixed is None else number * self._mixed.powers
+        if columns > MOST_FEATURES:
             raise ValueError(
-                f"private statistics take at most {_MOST_FEATURES} features, got "
-                f"{number}; take fixed features"
+                f"private statistics take at most {MOST_FEATURES} features, got "
+                f"{columns}; take fixed features"
             )
+        if self._mixed is not None:
+            self._mixed.initial(number)  # refuses too many slopes
+            if data.targets is None:
+                raise ValueError(
+                    f"data must have targets for statistics of kind {MIXED!r}, got a "
+                    "table without"
+                )
         self.dimensions = number
         if config.kind == PLDA:
             self.dimensions = min(config.dimensions, number)
@@ -211,9 +120,15 @@ class PrivateStatistics:
             neighboring_relation=neighboring_relation,
         )
 
-    def initial(self) -> Start:
+    def learner(self, learner: Any) -> Any:
+        """Returns a learner on examples, of one on what the statistics make of them."""
+        return learner if self._mixed is not None else Started(learner)
+
+    def initial(self) -> Start | Mixed:
         """Returns what is known before the first release: nothing."""
         number = self._features.shape[1]
+        if self._mixed is not None:
+            return self._mixed.initial(number)
         return Start(
             jnp.zeros(number, jnp.float32),
             jnp.zeros((), jnp.float32),
@@ -223,12 +138,12 @@ class PrivateStatistics:
 
     def release(
         self,
-        state: Start,
+        state: Any,
         place: int,
         generator: np.random.Generator,
         key: Array,
         noise_multiplier: float,
-    ) -> Start:
+    ) -> Start | Mixed:
         """Releases one statistic with its noise; returns what it adds to the state.
 
         Args:
@@ -238,6 +153,11 @@ class PrivateStatistics:
           key: of the noise, used for nothing else.
           noise_multiplier: of this statistic's step; 0 adds no noise.
         """
+        if self._mixed is not None:
+            total = self._mixed_sum(state, place, generator)
+            noised = with_symmetric_noise(total, key, noise_multiplier)
+            adds = self._mixed.with_tasks if place else self._mixed.with_line
+            return adds(state, np.asarray(noised, np.float64), noise_multiplier)
         kind = self._kind(place)
         if kind == MEAN:
             state = with_mean(state, self._mean(key, noise_multiplier))
@@ -272,6 +192,20 @@ class PrivateStatistics:
             return MEAN
         return _TOTAL if place == len(self.steps) - 1 else _WITHIN
 
+    def _mixed_sum(
+        self, state: Mixed, place: int, generator: np.random.Generator
+    ) -> Array:
+        """The sum of a mixed model's first statistic, or of its second."""
+        model, targets = self._mixed, self._data.targets
+        assert model is not None and targets is not None
+        rows = np.concatenate([self._features, targets[:, None]], axis=1)
+        if place == 0:
+            parts = chunks(rows, self._weights())
+            return sum_of(model.pooled_moment(*part) for part in parts)
+        first, second, weights = self._pairs(generator)
+        parts = chunks(np.concatenate([rows[first], rows[second]], axis=1), weights)
+        return sum_of(model.pair_moment(*part, state) for part in parts)
+
     def _weights(self) -> np.ndarray:
         """(R,) what each example counts: where a class is clipped, its share of it."""
         if not self._by_class:
@@ -280,9 +214,8 @@ class PrivateStatistics:
 
     def _mean(self, key: Array, noise: float) -> np.ndarray:
         """The noised sum of ``(x, 1) / sqrt(2)``: its last entry counts."""
-        total = jnp.zeros(self._features.shape[1] + 1, jnp.float32)
-        for rows, weights in chunks(self._features, self._weights()):
-            total = total + sum_with_count(rows, weights)
+        parts = chunks(self._features, self._weights())
+        total = sum_of(sum_with_count(*part) for part in parts)
         noised = total + jnp.float32(noise) * jax.random.normal(key, total.shape)
         return np.asarray(noised, np.float64)
 
@@ -321,16 +254,16 @@ class PrivateStatistics:
         pairs: tuple[np.ndarray, np.ndarray] | None = None,
     ) -> np.ndarray:
         """The noised sum of outer products of rows of norm 1 in the whitened space."""
-        number = features.shape[1]
-        total = jnp.zeros((number, number), jnp.float32)
         center = state.mean
         if pairs is not None:
             first, second = (unit_rows(features[rows]) for rows in pairs)
             features, center = first - second, jnp.zeros_like(state.mean)
         else:
             features = unit_rows(features)
-        for rows, shares in chunks(features, weights):
-            total = total + second_moment(rows, shares, center, state.whitening)
+        total = sum_of(
+            second_moment(*part, center, state.whitening)
+            for part in chunks(features, weights)
+        )
         return np.asarray(with_symmetric_noise(total, key, noise), np.float64)
 
 

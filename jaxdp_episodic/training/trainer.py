@@ -44,7 +44,7 @@ from jaxdp_episodic.training.private_gradient import (
     checked_setting,
 )
 from jaxdp_episodic.training.run_files import HELD_OUT, PRIVATE, StepProgress
-from jaxdp_episodic.training.statistics import PrivateStatistics, Started
+from jaxdp_episodic.training.statistics import PrivateStatistics
 
 _SINGLE_EXAMPLES_AT_ONCE = 64  # small and quick gradients: many side by side
 _EVERY = ("evaluate_every", "checkpoint_every", "log_every")
@@ -65,7 +65,7 @@ class Trainer:
         without one, its ``sampling`` then stating public bounds of the sizes, which
         the data must keep.
       shots: support examples, of each class or of the task; 0 for `Supervised`.
-      optimizer: an optax optimizer; it sees noised gradients only.
+      optimizer: of optax; it sees noised gradients only, and their ``noise_deviation``.
       l2_clip_norm: C > 0, bound of each clip unit's contribution.
       normalizer: public constant > 0 by which the noised sum is divided. Default: the
         mean number of clip units a step, where that is public.
@@ -116,6 +116,7 @@ class Trainer:
         checked_noise(step.noise_multiplier, noise == "discrete")
         checks.check_start(budget, start, noise)
         self._start = start
+        self._judged = learner if start is None else start.learner(learner)
         checks.warn_about_delta(step, budget.delta, data)
         self.sampler = EpisodeSampler(
             step.design,
@@ -149,7 +150,8 @@ class Trainer:
         # One attribute: whenever an interrupt comes, the two belong together.
         self._now = (self._gradient.on_devices(state), 0)
         self._folder: Path | None = None
-        self._update = updater(optimizer)
+        noise = float(step.noise_multiplier) * self.l2_clip_norm / self.normalizer
+        self._update = updater(optimizer, noise)
         self.is_seeded = seed is not None
         self.run = described_run(
             budget,
@@ -305,7 +307,6 @@ class Trainer:
         """`train` in a folder that is locked and holds this run or none."""
         start, last = self._now[1], self.budget.num_steps
         spent = SpentAhead(self.budget)
-
         first = max(start, len(self.budget.before)) + 1
         ahead = prefetched(self.draw_blocks, first, last)
         drawn = itertools.chain(itertools.repeat(None, first - start - 1), ahead)
@@ -395,6 +396,5 @@ class Trainer:
         return snapshot.charged_steps
 
     def _evaluate(self, evaluations: Mapping[str, Evaluation] | None) -> dict[str, Any]:
-        learner = self.learner if self._start is None else Started(self.learner)
-        scores = evaluated(evaluations or {}, learner, self.params)
+        scores = evaluated(evaluations or {}, self._judged, self.params)
         return {HELD_OUT: scores} if scores else {}

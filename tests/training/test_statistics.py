@@ -20,11 +20,8 @@ from jaxdp_episodic.training.plda import (
     sum_with_count,
     with_symmetric_noise,
 )
-from jaxdp_episodic.training.statistics import (
-    PrivateStatistics,
-    StartConfig,
-    statistics_steps,
-)
+from jaxdp_episodic.training.start import StartConfig, statistics_steps
+from jaxdp_episodic.training.statistics import PrivateStatistics
 from jaxdp_episodic.training.trainer import Trainer
 from training_runs import GROUPED, assert_same
 

@@ -6,13 +6,13 @@ const RANGES = { // of the sliders; the boxes take whatever the library does
   times: [1, 100, true], delta: [1e-12, 1e-2], epsilon: [0.1, 20],
 };
 const DESIGNS = {
-  MultistageSampling: "Units within units: tasks, classes, examples",
-  GroupedClasses: "N-way episodes from one pool of classes",
-  IndependentEpisodes: "A fixed number of independent episodes",
+  MultistageSampling: "units within units",
+  GroupedClasses: "N-way episodes from a pool",
+  IndependentEpisodes: "independent episodes",
 };
 const SCHEMES = {
-  Poisson: "each by a coin of its own", WithoutReplacement: "a fixed number",
-  RandomAllocation: "epochs, each at a random step", ShuffledEpochs: "epochs, shuffled",
+  Poisson: "each by its own coin", WithoutReplacement: "a fixed number",
+  RandomAllocation: "epochs, at random steps", ShuffledEpochs: "epochs, shuffled",
 };
 const FRESH = ["Poisson", "WithoutReplacement"];
 const METHODS = { exact: "exact", pld: "certified upper bound", rdp: "Rényi upper bound" };
@@ -204,7 +204,7 @@ export function fields(request, page, { onChange, onShape, onDelta, onTarget }) 
       delete sampling[by];
       sampling[made] = { type: "Poisson", name: made === "classes" ? "class" : "episode", sampling_probability: 0.2 };
     };
-    const units = { episodes: "episodes of a fresh partition", classes: "classes, then grouped" };
+    const units = { episodes: "episodes", classes: "classes, then grouped" };
     const which = element("select", { onchange: () => { other(); onShape(); } },
       ...Object.entries(units).map(([value, label]) => element("option", { value, selected: value === by }, label)));
     const schemes = by === "episodes" ? Object.keys(SCHEMES) : FRESH;

@@ -22,7 +22,8 @@ SETTLED = 'body[data-settled="true"]'
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    """Starts the page, sets it, and takes the picture."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--out", type=Path, required=True, help="folder")
     out = parser.parse_args().out
     out.mkdir(parents=True, exist_ok=True)

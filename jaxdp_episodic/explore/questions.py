@@ -144,7 +144,10 @@ def _error(error: Exception) -> dict[str, str]:
     return {"place": place, "message": text[text.index(": ") + 2 :]}
 
 
-def _epsilon(request: EpsilonRequest, _: Any) -> dict[str, Any]:
+# What follows takes requests that are checked, whose fields are single numbers.
+
+
+def _epsilon(request: Any, _: Any) -> dict[str, Any]:
     """Epsilon by the request's method."""
     value, info = request.answer_with_info()
     nature = _NATURES.get(request.method, "upper bound")
@@ -153,7 +156,7 @@ def _epsilon(request: EpsilonRequest, _: Any) -> dict[str, Any]:
     return {"epsilon": value, "text": upward(float(value), _DIGITS), "nature": nature}
 
 
-def _levels(request: EpsilonRequest, _: Any) -> dict[str, Any]:
+def _levels(request: Any, _: Any) -> dict[str, Any]:
     """Epsilon of every level that may be protected: exact, and between which ends."""
     asked: dict[str, Any] = {"num_steps": request.num_steps, "delta": request.delta}
     rows = []
@@ -172,10 +175,10 @@ def _levels(request: EpsilonRequest, _: Any) -> dict[str, Any]:
     return {"levels": rows}
 
 
-def _run(request: EpsilonRequest, _: Any) -> dict[str, Any]:
+def _run(request: Any, _: Any) -> dict[str, Any]:
     """Epsilon along the run; of epochs at their ends, where they are charged."""
     last, scheme = int(request.num_steps), epoch_scheme(request.step.design)
-    every = 1 if scheme is None else int(scheme.steps_per_epoch)
+    every = 1 if scheme is None else int(np.asarray(scheme.steps_per_epoch))
     # Epsilon grows like a root of the steps: denser where it is steep.
     parts = np.linspace(0, 1, _POINTS_OF_A_RUN) ** 2
     wholes = (last // every * parts).round() * every
@@ -186,7 +189,7 @@ def _run(request: EpsilonRequest, _: Any) -> dict[str, Any]:
     return {"num_steps": steps, "epsilon": values}
 
 
-def _curve(request: EpsilonRequest, _: Any) -> dict[str, Any]:
+def _curve(request: Any, _: Any) -> dict[str, Any]:
     """Delta against epsilon, from 0 to where delta is next to nothing."""
     asked: dict[str, Any] = {"num_steps": request.num_steps, "method": request.method}
     end = float(epsilon(request.step, delta=SMALLEST_DELTA, **asked))
@@ -197,7 +200,7 @@ def _curve(request: EpsilonRequest, _: Any) -> dict[str, Any]:
     }
 
 
-def _attack(request: EpsilonRequest, _: Any) -> dict[str, Any]:
+def _attack(request: Any, _: Any) -> dict[str, Any]:
     """What an attacker can reach at most."""
     curve = privacy_curve(
         request.step, num_steps=request.num_steps, method=request.method, methods=()
@@ -209,7 +212,7 @@ def _attack(request: EpsilonRequest, _: Any) -> dict[str, Any]:
     }
 
 
-def _noise(request: EpsilonRequest, target: Any) -> dict[str, Any]:
+def _noise(request: Any, target: Any) -> dict[str, Any]:
     """The least noise for some targets, and for the one that is asked for."""
     asked = _validation.single("epsilon", _validation.positive_array("epsilon", target))
     noises = CalibrationRequest(
@@ -225,12 +228,12 @@ def _noise(request: EpsilonRequest, target: Any) -> dict[str, Any]:
     return {"targets": noises.epsilon, "noise": found, "texts": texts}
 
 
-def _toml(request: EpsilonRequest, _: Any) -> dict[str, Any]:
+def _toml(request: Any, _: Any) -> dict[str, Any]:
     """The design as a request file."""
     return {"toml": to_toml(plain(request.to_dict()))}
 
 
-PARTS: dict[str, Callable[[EpsilonRequest, Any], dict[str, Any]]] = {
+PARTS: dict[str, Callable[[Any, Any], dict[str, Any]]] = {
     "epsilon": _epsilon,
     "levels": _levels,
     "run": _run,

@@ -62,6 +62,7 @@ def serve(start: dict[str, Any], *, port: int, on_ready: Callable[[str], None]) 
         http="h11",
         ws="none",
         lifespan="on",
+        log_config=None,  # the process may have logs of its own
         log_level="warning",
         server_header=False,
     )

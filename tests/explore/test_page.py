@@ -1,5 +1,6 @@
 """The page in a real browser: hands move, and every number is the API's."""
 
+import contextlib
 import json
 import re
 import shutil
@@ -150,8 +151,8 @@ def test_nothing_old_stands_beside_new_settings(open_page):
     noise.fill("4")
     page.wait_for_timeout(300)
     assert len(held) == 2
-    page.unroute("**/answer/epsilon")
-    held[0].continue_()  # nobody waits for it
+    with contextlib.suppress(playwright.Error):  # the page has given it up
+        held[0].continue_()
     page.wait_for_timeout(300)
     assert tab.get_attribute("data-epsilon") == ""
     held[1].continue_()
@@ -273,11 +274,10 @@ def test_other_designs_and_levels(open_page):
     page.locator("#tab-0[aria-busy=false]").wait_for(timeout=60_000)
     assert epsilon(page) > 0  # of an epoch's tables; its pictures take long
     box(page, "design").select_option("IndependentEpisodes")
-    page.wait_for_selector(SETTLED, timeout=60_000)
     assert epsilon(page) > 0
+    added = epsilon(page)
     box(page, "which").select_option("replace_one")
-    page.wait_for_selector(SETTLED, timeout=60_000)
-    assert epsilon(page) > 0
+    assert epsilon(page) > added
 
 
 def test_what_is_saved(open_page, tmp_path, capsys):

@@ -2,7 +2,7 @@
 const NS = "http://www.w3.org/2000/svg";
 const FONT = "system-ui, 'Segoe UI', Roboto, 'Liberation Sans', sans-serif";
 const DASHES = ["", "9 4", "2 4", "10 4 2 4"];
-const MARGIN = { left: 62, right: 24, top: 12, bottom: 44 };
+const MARGIN = { left: 62, right: 38, top: 12, bottom: 44 };
 
 export function svg(name, attributes = {}, ...children) {
   const element = document.createElementNS(NS, name);
@@ -98,6 +98,7 @@ export function chart(spec, width, height, colours) {
     transform: `translate(13 ${MARGIN.top + at.h / 2}) rotate(-90)`,
   });
   const inside = (axis, value) => Math.min(axis.high, Math.max(axis.low, value));
+  const letters = [];
   for (const { place, letter, points, faded, mark } of spec.lines) {
     const drawn = points.filter(([, y]) => Number.isFinite(y) && (!spec.y.log || y > 0));
     if (!drawn.length) continue;
@@ -115,8 +116,12 @@ export function chart(spec, width, height, colours) {
       root.append(svg("circle", { cx: x, cy: y, r: 4.5, fill: colours.surface, stroke: colour, "stroke-width": 2.2 }));
     }
     const start = spec.letterAt === "start";
-    const [x, y] = path.at(start ? 0 : -1).split(",").map(Number);
-    write(letter, start ? x + 2 : x + 6, start ? y - 11 : y + 4, { fill: colour, "font-weight": 700 });
+    let [x, y] = path.at(start ? 0 : -1).split(",").map(Number);
+    [x, y] = start ? [x + 2, y - 11] : [x + 6, y + 4];
+    // Lines that end at one place have their letters in a row.
+    while (letters.some((other) => Math.hypot(other[0] - x, other[1] - y) < 11)) x += 11;
+    letters.push([x, y]);
+    write(letter, x, y, { fill: colour, "font-weight": 700 });
   }
   return root;
 }

@@ -15,6 +15,7 @@ import pytest
 
 import jaxdp_episodic as jde
 from jaxdp_episodic import cli
+from jaxdp_episodic.explore import questions
 from jaxdp_episodic.requests.request import EpsilonRequest
 from jaxdp_episodic.requests.request_file import read_request
 from pages import ROOT
@@ -274,10 +275,13 @@ def test_other_designs_and_levels(open_page):
     page.locator("#tab-0[aria-busy=false]").wait_for(timeout=60_000)
     assert epsilon(page) > 0  # of an epoch's tables; its pictures take long
     box(page, "design").select_option("IndependentEpisodes")
-    assert epsilon(page) > 0
-    added = epsilon(page)
-    box(page, "which").select_option("replace_one")
-    assert epsilon(page) > added
+    example = questions.start(None)["examples"]["IndependentEpisodes"]
+    del example["small_units"]
+    for relation in ("replace_one", "zero_out"):
+        box(page, "which").select_option(relation)
+        step = {**example, "neighboring_relation": relation}
+        step = jde.GaussianStep.from_dict(step)
+        assert epsilon(page) == jde.epsilon(step, num_steps=300, delta=1e-5)
 
 
 def test_what_is_saved(open_page, tmp_path, capsys):

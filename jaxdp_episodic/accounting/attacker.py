@@ -33,6 +33,8 @@ from jaxdp_episodic.numerics.roots import largest_within
 
 # No finer than that is delta followed, unless a view asks for it.
 _SMALLEST_DELTA = 1e-15
+# Rates in the middle are not moved by deltas below that share of the least of them.
+_MIDDLE_RATE, _NEGLIGIBLE = 1e-3, 1e-4
 # Above the rounding of sums of a few numbers in [0, 1].
 _ROUNDING = 2.0**-50
 _BLOCK = 1 << 22  # rates of an attacker at a time
@@ -216,7 +218,9 @@ def _rates(
 ) -> tuple[Any, Any]:
     """The least false negative and the largest true positive rate."""
     alpha = _validation.probability_array("false_positive_rate", false_positive_rate)
-    epsilons, deltas, shape = _points(step, num_steps, method, _SMALLEST_DELTA)
+    in_the_middle = np.all(np.minimum(alpha, 1 - alpha) >= _MIDDLE_RATE)
+    floor = _NEGLIGIBLE * _MIDDLE_RATE if in_the_middle else _SMALLEST_DELTA
+    epsilons, deltas, shape = _points(step, num_steps, method, floor)
     missed, caught = np.empty((2, epsilons.shape[1], alpha.size))
     block = max(1, _BLOCK // len(epsilons))
     for row, (eps, d) in enumerate(zip(epsilons.T, deltas.T, strict=True)):
@@ -247,7 +251,10 @@ def _bounds(
 def _points(
     step: Any, num_steps: Any, method: str, floor: float
 ) -> tuple[np.ndarray, np.ndarray, tuple[int, ...]]:
-    """Points of the curve: epsilons and deltas (K, settings), the settings' shape."""
+    """Points of the curve: epsilons and deltas (K, settings), the settings' shape.
+
+    Deltas below ``floor`` may be much too large, yet not above it.
+    """
     if num_steps is None or isinstance(num_steps, int | np.integer):
         # Whoever asks for one reading of a curve often asks for another one next.
         return _remembered_points(step, num_steps, method, floor)

@@ -39,12 +39,20 @@ class Plan:
     def _planned(self) -> list[str]:
         """Searches, writes, and returns what to say."""
         description = read_plan(self.file)
-        plan = make_plan(description.request, description.population)
+        pipeline = _pipeline(description)
+        asked = description.request
+        if pipeline is not None:
+            asked = pipeline.left_for_steps(asked)
+        plan = make_plan(asked, description.population)
         self.out.mkdir(parents=True, exist_ok=True)
         write_table(self.out / TABLE, plan)
-        written = [str(self.out / TABLE), *self._config(plan, description)]
+        written = [str(self.out / TABLE), *self._config(plan, description, pipeline)]
         target = description.request
         lines = _table(plan)
+        if pipeline is not None:
+            lines += ["", f"pipeline: {pipeline.name}: {pipeline.reason}"]
+            if asked is not target:
+                lines += [f"steps are planned with what is left, {asked.epsilon:.4g}"]
         try:
             title = f"epsilon {target.epsilon:g} at delta {target.delta:g}"
             draw_plan(plan, self.out / PICTURE, title=title)
@@ -63,17 +71,21 @@ class Plan:
             lines.append("no config: the file has no data, or no table train")
         return [*lines, f"written: {', '.join(written)}"]
 
-    def _config(self, plan: Candidates, description: PlanDescription) -> list[str]:
+    def _config(
+        self, plan: Candidates, description: PlanDescription, pipeline: Any
+    ) -> list[str]:
         """Writes the recommended config, which the trainer's reader has accepted."""
         config = training_config(plan, description)
         if config is None:
             return []
+        if pipeline is not None:
+            config = pipeline.config(config)
         # Imported here: Flax costs a second, which only a config to train should pay.
         from jaxdp_episodic.training.config import TrainingConfig
 
         config = _relocated(config, self.file.parent)
         TrainingConfig.from_dict({"type": "TrainingConfig", **config}, where="config")
-        text = _comment(plan) + to_toml(config)
+        text = _comment(plan, pipeline) + to_toml(config)
         write_atomically(self.out / CONFIG, lambda file: file.write(text.encode()))
         return [str(self.out / CONFIG)]
 
@@ -97,10 +109,25 @@ def _relocated(config: dict[str, Any], base: Path) -> dict[str, Any]:
     return config | {"data": data}
 
 
-def _comment(plan: Candidates) -> str:
+def _pipeline(description: PlanDescription) -> Any:
+    """The recommended pipeline, if the file says what is trained."""
+    if description.train is None:
+        return None
+    # Imported here, as the config is: it takes what trains.
+    from jaxdp_episodic.training.pipelines import recommended_pipeline
+
+    return recommended_pipeline(description)
+
+
+def _comment(plan: Candidates, pipeline: Any) -> str:
     best = plan.recommended
+    head = "# Written by `jaxdp-episodic plan`.\n"
+    if pipeline is not None:
+        head += f"# {pipeline.name}: {pipeline.reason}.\n"
+        if pipeline.learner is not None:  # no episode is drawn
+            return head + "\n"
     return (
-        "# Written by `jaxdp-episodic plan`.\n"
+        f"{head}"
         f"# {plan.designs[int(plan.design[best])].name}: "
         f"{int(plan.episodes_per_step[best]):,} episodes a step, signal to noise "
         f"{plan.signal_to_noise[best]:.4g} at a noise multiplier of about "

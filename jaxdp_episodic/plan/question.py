@@ -194,12 +194,14 @@ class PlanDescription(NamedTuple):
       population: the tree of classes or tasks and their examples.
       train: the table ``train``, what a training config needs besides; or None.
       data: the table ``data`` as it stands; or None.
+      feature_shape: of an example of the data; or None.
     """
 
     request: PlanRequest
     population: Population
     train: dict[str, Any] | None
     data: dict[str, Any] | None
+    feature_shape: tuple[int, ...] | None = None
 
 
 def read_plan(path: Path) -> PlanDescription:
@@ -240,10 +242,10 @@ def read_plan(path: Path) -> PlanDescription:
     if (request.data is None) == (table is None):
         raise ValueError("give exactly one of the tables data and population")
     if request.data is None:
-        tree = _population(table)
-    else:
-        tree = request.data.load("train", path.parent).population
-    return PlanDescription(request, tree, train, mapping.get("data"))
+        return PlanDescription(request, _population(table), train, None)
+    loaded = request.data.load("train", path.parent)
+    shape = loaded.features.shape[1:]
+    return PlanDescription(request, loaded.population, train, mapping["data"], shape)
 
 
 def learning_rate(train: Mapping[str, Any] | None) -> float | None:

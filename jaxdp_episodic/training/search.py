@@ -20,6 +20,7 @@ from jaxdp_episodic.accounting.tuning import (
 )
 from jaxdp_episodic.data.table import ExampleTable
 from jaxdp_episodic.files.atomic import write_atomically
+from jaxdp_episodic.numerics.roots import largest_within
 from jaxdp_episodic.training import run_files
 from jaxdp_episodic.training.assemble import plan
 from jaxdp_episodic.training.evaluation import Score
@@ -217,7 +218,7 @@ def _statement(search: Search, budget: SearchBudget) -> str:
     )
 
 
-_BISECTIONS = 14
+_WIDTH = 1e-3  # relative, of the search for a run's epsilon
 # The smallest share of the whole epsilon that is tried for a run.
 _SMALLEST_SHARE = 1e-4
 
@@ -264,15 +265,18 @@ def search_budget(search: Search, base: Path | None = None) -> SearchBudget:
             f"for a search with {settings.trials!r}: runs of epsilon {low:.2g} make "
             f"it {least:.4g}; expect fewer runs, or a smaller eta"
         )
-    best = SearchBudget(low, least, is_public)
-    for _ in range(_BISECTIONS):
-        middle = float(np.sqrt(low * high))
-        total, is_public = _total(search, middle, data)
-        if total <= settings.epsilon:
-            low, best = middle, SearchBudget(middle, total, is_public)
-        else:
-            high = middle
-    return best
+    totals, target = {low: least}, settings.epsilon
+
+    def excess(run_epsilon: np.ndarray, _: np.ndarray) -> np.ndarray:
+        one = float(run_epsilon[0])
+        totals[one], _ = _total(search, one, data)
+        return np.atleast_1d(np.log(totals[one] / target))
+
+    if excess(np.array([high]), np.zeros(1, int)) <= 0:  # one run, for example
+        return SearchBudget(high, totals[high], is_public)
+    ends = np.array([low]), np.array([high])
+    found = float(largest_within(excess, *ends, tolerance=_WIDTH)[0])
+    return SearchBudget(found, totals[found], is_public)
 
 
 def _total(
@@ -281,8 +285,11 @@ def _total(
     """Epsilon of the search with such runs; whether it rests on public facts."""
     curve = np.zeros(DEFAULT_ORDERS.size)
     is_public = True
-    for values in search.variants():
-        budget = plan(search.config(values, run_epsilon), data)
+    configs = [search.config(values, run_epsilon) for values in search.variants()]
+    # Values that another one makes pointless leave equal runs.
+    different = {json.dumps(config.to_dict()): config for config in configs}
+    for config in different.values():
+        budget = plan(config, data)
         one = run_rdp(budget.run(budget.num_steps), DEFAULT_ORDERS)
         curve = np.maximum(curve, one)
         is_public &= public_view(budget) is not None

@@ -22,11 +22,15 @@ from jaxdp_episodic.describe.serialization import spec_from_dict
 from jaxdp_episodic.describe.spec import Spec
 from jaxdp_episodic.files.toml_file import read_toml
 from jaxdp_episodic.training.config import TrainingConfig
+from jaxdp_episodic.training.learner_config import CLOSED_FORM
 
 # Combinations of values that change what a run costs; each is calibrated by itself.
 _MOST_VARIANTS = 64
 # Fields of a run that the search sets, or that would break its guarantee.
 _FIXED = ("epsilon", "delta", "data", "evaluation", "seed", "version", "type")
+# What private statistics alone have no use for, of the run and of its start.
+_OF_STEPS = ("model", "l2_clip_norm", "num_steps", "normalizer")
+_OF_A_START = ("kind", "share")
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -213,6 +217,7 @@ class Search:
         table |= {"epsilon": epsilon, "delta": self.settings.delta, "version": 1}
         for name, value in values.items():
             _set(table, name, value)
+        _leave_out_steps(table)
         config = TrainingConfig.from_dict(
             {"type": TrainingConfig.__name__, **table}, where="run"
         )
@@ -235,8 +240,17 @@ class Search:
 
 
 def is_priced(name: str) -> bool:
-    """True if a field of a run changes what the run costs in privacy."""
-    return name == "num_steps" or name.split(".")[0] == "step"
+    """True if a field of a run changes what the run costs in privacy.
+
+    Of equal epsilon, runs with other statistics, or other shares of them, have another
+    Rényi-DP curve, by which a search is charged.
+    """
+    first = name.split(".")[0]
+    return first in ("step", "start") or name in (
+        "num_steps",
+        "learner",
+        "learner.kind",
+    )
 
 
 def read_search(path: Path) -> Search:
@@ -268,6 +282,22 @@ def read_search(path: Path) -> Search:
         SearchSettings, {"type": "SearchSettings", **mapping}, where="search"
     )
     return Search(settings, laws, tables["run"])
+
+
+def _leave_out_steps(table: dict[str, Any]) -> None:
+    """Leaves out what is for gradient steps where the learner that was drawn has none.
+
+    So one search can have pipelines with gradient steps and without, for example
+    ``"learner.kind"`` among "protonet" and "plda", ``"start.kind"`` "plda" and "mean".
+    """
+    learner, start = table.get("learner"), table.get("start")
+    if not isinstance(learner, dict) or learner.get("kind") not in CLOSED_FORM:
+        return
+    for name in _OF_STEPS:
+        table.pop(name, None)
+    if isinstance(start, dict):
+        table["start"] = {k: v for k, v in start.items() if k not in _OF_A_START}
+        table["start"]["kind"] = learner["kind"]
 
 
 def _table(name: str, law: Any) -> dict[str, Any]:

@@ -11,7 +11,8 @@ from jaxdp_episodic.accounting.tuning import tuning_cost
 from jaxdp_episodic.training import search as search_module
 from jaxdp_episodic.training.assemble import plan
 from jaxdp_episodic.training.search import STATE, run_search, search_budget
-from jaxdp_episodic.training.search_space import read_search
+from jaxdp_episodic.training.search_space import is_priced, read_search
+from pages import ROOT
 from training_runs import TINY
 
 HEAD = """
@@ -230,3 +231,19 @@ def test_a_real_search(tmp_path):
     assert result.num_runs == 1 and 0 <= result.score <= 1
     files = {path.name for path in (tmp_path / "out" / "release").iterdir()}
     assert {"parameters.npz", "privacy.md", "hyperparameters.json"} <= files
+
+
+def test_pipelines_can_be_drawn_and_what_they_share_is_priced():
+    search = read_search(ROOT / "configs" / "tune_pipelines.toml")
+    found = [search.config(values, 1.0) for values in search.variants()]
+    kinds = [(c.learner.kind, c.start.kind, c.num_steps) for c in found]
+    assert kinds == [
+        ("protonet", "plda", 300),
+        ("protonet", "mean", 300),
+        *[("plda", "plda", None)] * 2,
+    ]
+    assert all(c.model is None for c in found[2:])
+    # Each changes a run's Rényi-DP at equal epsilon, by which the search is charged.
+    for name in ("start", "start.share", "start.within", "learner", "learner.kind"):
+        assert is_priced(name)
+    assert not is_priced("learner.temperature") and not is_priced("l2_clip_norm")

@@ -66,6 +66,8 @@ FILES = {
 }
 # Paths that a reader has and a test has not.
 PLACES = {"/shared/": "shared/"}
+# A page that is there until it is ended: tests/explore opens it.
+SERVES = f"{pages.PROGRAM} explore"
 # A cluster is needed: tests/sweep/test_ray.py has the engine on a local one.
 NEEDS_CLUSTER = "--ray-address auto"
 
@@ -105,6 +107,8 @@ def test_what_a_page_shows_happens(page, folder):
         for command, output in pages.commands(block):
             if not command.startswith(pages.PROGRAM):
                 pages.check_command(command)
+            elif command.startswith(SERVES):
+                assert parse_command(shlex.split(command)[1:]).run
             elif NEEDS_CLUSTER not in command:
                 for place, here in PLACES.items():
                     command = command.replace(place, here)

@@ -36,6 +36,7 @@ LAYERS = (
     ("sweep",),
     ("plan",),
     ("plots",),
+    ("explore",),
     ("training",),
     ("audit",),
     ("cli",),
@@ -50,8 +51,8 @@ RANK = {name: rank for rank, layer in enumerate(LAYERS) for name in layer}
 # What `import jaxdp_episodic` must load neither directly nor through something else.
 HEAVY = frozenset(
     "chex datasets dp_accounting flax hypothesis jax_privacy matplotlib mpmath optax "
-    "opacus orbax pandas pyarrow pytest ray rich scipy tensorstore torch tyro "
-    "yaml".split()
+    "opacus orbax pandas pyarrow pytest ray rich scipy starlette tensorstore torch "
+    "tyro uvicorn yaml".split()
 )
 
 
@@ -195,7 +196,7 @@ def test_third_party_imports_are_declared():
     extras = {
         _distribution(line)
         for name, lines in project["optional-dependencies"].items()
-        if name not in ("test", "dev")
+        if name not in ("test", "explore-test", "dev")
         for line in lines
     }
     known = {*sys.stdlib_module_names, "jaxdp_episodic"}

@@ -9,7 +9,6 @@ own error, of 1e-6 or less, which is added.
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import math
 from statistics import NormalDist
@@ -19,7 +18,13 @@ import numpy as np
 
 from jaxdp_episodic import _validation
 from jaxdp_episodic._engine import float64_boundary
-from jaxdp_episodic.accounting.api import check_method, check_step, checked_run, delta
+from jaxdp_episodic.accounting.api import (
+    check_method,
+    check_step,
+    checked_run,
+    delta,
+    epsilon,
+)
 from jaxdp_episodic.accounting.curve_points import curve_points, lower_hull
 from jaxdp_episodic.accounting.run import Run
 from jaxdp_episodic.describe.step import AnyStep
@@ -264,19 +269,16 @@ def _computed_points(
         arrays["num_steps"] = np.empty(np.shape(num_steps), np.uint8)
     shape = _validation.broadcast_shape(**arrays)
 
+    # Far out delta is next to nothing and takes longest: it is left at what it is where
+    # nobody looks any more, which is an upper bound beyond.
+    end = epsilon(step, delta=floor / 100, num_steps=num_steps, method=method)
+
     def ask(epsilons: np.ndarray) -> np.ndarray:
-        how = {"num_steps": num_steps, "method": method}
-        at = epsilons.reshape(-1, *shape)
-        answer, rows = np.empty(at.shape), np.ones(len(at), bool)
-        if floor > _SMALLEST_DELTA and method != "rdp":
-            # The far tail takes longest to know; a bound says that it does not matter.
-            with contextlib.suppress(NotImplementedError):  # no Rényi moments
-                bound = upper_delta(step, epsilon=at, **{**how, "method": "rdp"})
-                answer = np.array(bound)
-                rows = np.any(answer.reshape(len(at), -1) > floor, axis=1)
-        if np.any(rows):
-            answer[rows] = upper_delta(step, epsilon=at[rows], **how)
-        return answer.reshape(epsilons.shape)
+        inside = np.minimum(epsilons, np.reshape(end, -1))
+        at, place = np.unique(inside, axis=0, return_inverse=True)
+        at = at.reshape(-1, *shape)
+        answer = upper_delta(step, epsilon=at, num_steps=num_steps, method=method)
+        return np.reshape(answer, (len(at), -1))[place.ravel()]
 
     epsilons, deltas = curve_points(ask, math.prod(shape), floor=floor)
     return epsilons, deltas, shape

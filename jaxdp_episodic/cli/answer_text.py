@@ -11,35 +11,15 @@ from jaxdp_episodic.cli.messages import aligned
 from jaxdp_episodic.describe.population import Population
 from jaxdp_episodic.describe.serialization import spec_fields
 from jaxdp_episodic.describe.spec import Spec
-from jaxdp_episodic.describe.step import STEP, ComposedSteps, GaussianStep
+from jaxdp_episodic.describe.step import STEP, ComposedSteps
 from jaxdp_episodic.requests.request import (
     CalibrationRequest,
     EpsilonRequest,
     Request,
+    steps_of,
 )
 
 _DIGITS = 5
-
-
-def steps_of(request: Request) -> tuple[GaussianStep, ...]:
-    """Returns the different Gaussian steps of the run."""
-    step = request.step
-    parts = step.steps if isinstance(step, ComposedSteps) else (step,)
-    return tuple(part for part in parts if isinstance(part, GaussianStep))
-
-
-def remarks_on(request: Request) -> list[str]:
-    """Returns what the answer does not show by itself."""
-    remarks = []
-    for step in steps_of(request):
-        levels = zip(step.level_names_used, step.path_rates.clipped, strict=True)
-        remarks += [
-            f"level {level!r}: more are asked for than there are, so all of them are "
-            "drawn (rate 1)"
-            for level, clipped in levels
-            if np.any(clipped)
-        ]
-    return list(dict.fromkeys(remarks))
 
 
 def answer_document(

@@ -14,8 +14,6 @@ import tyro
 from jaxdp_episodic.cli.answer_text import (
     answer_document,
     answer_table,
-    remarks_on,
-    steps_of,
 )
 from jaxdp_episodic.cli.messages import (
     USER_ERROR,
@@ -41,6 +39,8 @@ from jaxdp_episodic.requests.request import (
     CalibrationRequest,
     EpsilonRequest,
     Request,
+    remarks_on,
+    steps_of,
 )
 from jaxdp_episodic.requests.request_file import read_request
 

@@ -9,7 +9,6 @@ from typing import Annotated, Literal
 
 import tyro
 
-from jaxdp_episodic.cli.answer_text import remarks_on, steps_of
 from jaxdp_episodic.cli.messages import (
     File,
     Name,
@@ -22,7 +21,7 @@ from jaxdp_episodic.cli.messages import (
 from jaxdp_episodic.cli.process import ended_by_sigterm
 from jaxdp_episodic.plots.curve import plot_curve, summary
 from jaxdp_episodic.plots.pictures import draw
-from jaxdp_episodic.requests.request import EpsilonRequest
+from jaxdp_episodic.requests.request import EpsilonRequest, remarks_on, steps_of
 from jaxdp_episodic.requests.request_file import read_request
 
 _Field = Annotated[Name, option("FIELD")]

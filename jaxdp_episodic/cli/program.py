@@ -41,6 +41,10 @@ COMMANDS = {
         "pictures",
         "Draw a run's whole privacy curve, and what an attacker could do with it.",
     ),
+    "explore": (
+        "explore",
+        "Open a local page: move designs by hand, see at once what they cost.",
+    ),
     "sweep": (
         "sweep",
         "Evaluate a grid of settings into a table and a picture.\n\n"

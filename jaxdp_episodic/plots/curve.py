@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from statistics import NormalDist
 from typing import Any, NamedTuple
@@ -96,7 +96,7 @@ def plot_curve(
     figure = new_figure(10.0, 4.4)
     # Before the work, which takes its time.
     path.parent.mkdir(parents=True, exist_ok=True)
-    curve = _numbers(step, num_steps, method, on_part or (lambda *_: None))
+    curve = privacy_curve(step, num_steps=num_steps, method=method, on_part=on_part)
     figure.get_layout_engine().set(wspace=0.06)
     left, right = figure.subplots(1, 2)
     _draw_delta(left, curve)
@@ -108,28 +108,24 @@ def plot_curve(
     return curve
 
 
-def summary(curve: PrivacyCurve) -> dict[str, str]:
-    """Returns the few numbers that a person would ask for first, rounded up."""
-    facts = {"advantage": f"at most {upward(curve.advantage, 3)}"}
-    for rate in (0.001, 0.01, 0.1):
-        nearest = np.argmin(np.abs(curve.false_positive_rate - rate))
-        reached = upward(curve.true_positive_rate[nearest], 3)
-        facts[f"true positives at {rate:g}"] = f"at most {reached}"
-    facts["Gaussian mu"] = (
-        f"{upward(curve.gdp_mu, 3)} (delta above {curve.smallest_delta:g})"
-    )
-    return facts | {"method": curve.method}
-
-
-def _numbers(
-    step: Any, num_steps: Any, method: str, on_part: Callable[[str, int, int], None]
+def privacy_curve(
+    step: AnyStep,
+    *,
+    num_steps: Any = None,
+    method: str = "exact",
+    methods: Sequence[str] = METHODS,
+    on_part: Callable[[str, int, int], None] | None = None,
 ) -> PrivacyCurve:
-    """Everything that is drawn."""
+    """Returns the numbers of the picture, delta by these ``methods``.
+
+    The other arguments and the errors are those of `plot_curve`.
+    """
     run: dict[str, Any] = {"num_steps": num_steps}
     numbers = itertools.count(1)
 
     def begin(part: str) -> None:
-        on_part(part, next(numbers), 4 + len(METHODS))
+        if on_part is not None:
+            on_part(part, next(numbers), 4 + len(methods))
 
     begin("advantage")
     gain = advantage(step, method=method, **run)
@@ -148,7 +144,7 @@ def _numbers(
     begin("Gaussian mu")
     mu = gdp_mu(step, method=method, smallest_delta=SMALLEST_DELTA, **run)
     deltas = {}
-    for name in METHODS:
+    for name in methods:
         begin(f"delta by {name}")
         value = upper_delta(step, epsilon=epsilons, method=name, **run)
         deltas[name] = np.asarray(value)
@@ -162,6 +158,19 @@ def _numbers(
         gdp_mu=float(mu),
         smallest_delta=SMALLEST_DELTA,
     )
+
+
+def summary(curve: PrivacyCurve) -> dict[str, str]:
+    """Returns the few numbers that a person would ask for first, rounded up."""
+    facts = {"advantage": f"at most {upward(curve.advantage, 3)}"}
+    for rate in (0.001, 0.01, 0.1):
+        nearest = np.argmin(np.abs(curve.false_positive_rate - rate))
+        reached = upward(curve.true_positive_rate[nearest], 3)
+        facts[f"true positives at {rate:g}"] = f"at most {reached}"
+    facts["Gaussian mu"] = (
+        f"{upward(curve.gdp_mu, 3)} (delta above {curve.smallest_delta:g})"
+    )
+    return facts | {"method": curve.method}
 
 
 def _draw_delta(axes: Any, curve: PrivacyCurve) -> None:

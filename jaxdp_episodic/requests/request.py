@@ -207,6 +207,27 @@ class CalibrationRequest(Spec):
 Request = EpsilonRequest | CalibrationRequest
 
 
+def steps_of(request: Request) -> tuple[GaussianStep, ...]:
+    """Returns the different Gaussian steps of the run."""
+    step = request.step
+    parts = step.steps if isinstance(step, ComposedSteps) else (step,)
+    return tuple(part for part in parts if isinstance(part, GaussianStep))
+
+
+def remarks_on(request: Request) -> list[str]:
+    """Returns what the answer does not show by itself."""
+    remarks = []
+    for step in steps_of(request):
+        levels = zip(step.level_names_used, step.path_rates.clipped, strict=True)
+        remarks += [
+            f"level {level!r}: more are asked for than there are, so all of them are "
+            "drawn (rate 1)"
+            for level, clipped in levels
+            if np.any(clipped)
+        ]
+    return list(dict.fromkeys(remarks))
+
+
 def _shape(request: Request) -> tuple[int, ...]:
     """Broadcast shape of a request's step and targets."""
     shape = request.step.shape

@@ -1,0 +1,1 @@
+"""A local page on which designs of a run are set by hand and compared."""

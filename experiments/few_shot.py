@@ -1,43 +1,76 @@
 """Private few-shot learning on the glyphs: what each pipeline reaches at each epsilon.
 
-``python experiments/few_shot.py --out results/few_shot`` trains each pipeline at each
-epsilon, as often as ``--repeats`` says, every run with fresh entropy; a run that is in
-``scores.json`` is not trained again. It writes that file, ``table.md`` and
-``few_shot.png``. ``--ablation`` takes one part of the linear pipeline away at a time.
-Scores are those on the test classes, 600 episodes; the settings were chosen on the
-validation classes.
+``python experiments/few_shot.py --runs example class --repeats 5`` trains what is not yet
+in ``few_shot.csv``, which lies beside this script and gets one line a run as soon as it
+is finished, then writes ``table.md``, ``ablation.md`` and ``few_shot.png`` from all that
+is there; ``--runs`` alone only writes these. Every run has fresh entropy, and its epsilon
+is computed again from its ledger.
+
+Scores are those of 600 episodes; the settings were chosen on the validation classes.
 """
 
 from __future__ import annotations
 
 import argparse
+import csv
 import dataclasses
-import json
+import os
 import shutil
-from collections.abc import Callable
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
-from matplotlib.figure import Figure
+from drawing import logarithmic, new_figure, save
 
+from jaxdp_episodic import epsilon as epsilon_of
 from jaxdp_episodic.cli import use_all_cores
-from jaxdp_episodic.files.atomic import write_atomically
+from jaxdp_episodic.describe.schemes import Poisson
+from jaxdp_episodic.report.ledger_file import read_ledger
+from jaxdp_episodic.training.assemble import Tables, assembled
 from jaxdp_episodic.training.config import TrainingConfig, read_config
-from jaxdp_episodic.training.run import run_training
+from jaxdp_episodic.training.run_files import LEDGER
+from jaxdp_episodic.training.statistics import Started
 
-CONFIGS = Path(__file__).resolve().parents[1] / "configs"
+HERE = Path(__file__).resolve().parent
+CONFIGS, RESULTS = HERE.parent / "configs", HERE / "few_shot.csv"
 EPSILONS = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0)
-# Name in the table -> config.
+SCRATCH, P1, P2, P3 = "convolutions from scratch", "P1", "P2", "P3"
 PIPELINES = {
-    "convolutions from scratch": "glyphs_5w1s",
-    "P1: features, linear, episodes": "glyphs_linear",
-    "P2: features, private statistics": "glyphs_plda",
-    "P3: P2, then episodes": "demo",
-    "schools: mixed model, RMSE": "schools_mixed",  # under add_remove
+    SCRATCH: "glyphs_5w1s",
+    P1: "glyphs_linear",
+    P2: "glyphs_plda",
+    P3: "demo",
 }
-RELATIONS = ("zero_out", "add_remove")
+NAMES = {
+    SCRATCH: "convolutions from scratch",
+    P1: "P1: features, then a linear embedding by episodes",
+    P2: "P2: features, then private statistics",
+    P3: "P3: P2, then episodes",
+}
+# As far as rounding and the solver's stated error may lead the two apart.
+SAME_EPSILON = 1e-6
 Change = Callable[[TrainingConfig], dict[str, Any]]
+
+
+class Run(NamedTuple):
+    """What is trained.
+
+    Attributes:
+      pipeline: a key of `PIPELINES`.
+      change: a key of `CHANGES`; empty: none.
+      protected: "example" or "class".
+      relation: the neighbouring relation.
+      epsilon: the target, at the config's delta.
+    """
+
+    pipeline: str
+    change: str
+    protected: str
+    relation: str
+    epsilon: float
 
 
 def learner(**fields: Any) -> Change:
@@ -45,134 +78,171 @@ def learner(**fields: Any) -> Change:
     return lambda config: {"learner": dataclasses.replace(config.learner, **fields)}
 
 
-ABLATION: dict[str, Change] = {
-    "all of P1": lambda config: {},
+def optimizer(**fields: Any) -> Change:
+    """A run with other fields of its optimizer."""
+    return lambda config: {"optimizer": dataclasses.replace(config.optimizer, **fields)}
+
+
+def half_of_the_episodes(config: TrainingConfig) -> dict[str, Any]:
+    """Each episode of a partition with probability one half."""
+    episodes = Poisson("episode", sampling_probability=0.5)
+    sampling = dataclasses.replace(config.step.sampling, episodes=episodes)
+    return {"step": dataclasses.replace(config.step, sampling=sampling)}
+
+
+CHANGES: dict[str, Change] = {
     "Euclidean distances": learner(distance="euclidean", temperature=1.0),
-    "no average of the parameters": lambda config: {
-        "optimizer": dataclasses.replace(config.optimizer, ema=None)
-    },
+    "no average of the parameters": optimizer(ema=None),
     "no re-splits": learner(resplits=False),
     "the mean not taken off": lambda config: {"start": None},
+    "each episode with probability 1/2": half_of_the_episodes,
+    "100 steps instead of 300": lambda config: {"num_steps": 100},
+    "clip norm 1 instead of 0.1": lambda config: {"l2_clip_norm": 1.0},
 }
 
 
-def score_of(config: TrainingConfig, folder: Path) -> float:
-    """The test score of a run, which is not kept."""
+def runs_of(kind: str) -> Iterator[Run]:
+    """The runs of one of `KINDS`, those that say most first."""
+    if kind in ("example", "class"):
+        for epsilon in (1.0, 8.0, 0.25, 4.0, 2.0, 0.5):
+            for pipeline in (P1, P2, P3):
+                yield Run(pipeline, "", kind, "zero_out", epsilon)
+    elif kind == "scratch":
+        for epsilon in (1.0, 8.0, 0.25, 4.0, 2.0, 0.5):
+            yield Run(SCRATCH, "", "example", "zero_out", epsilon)
+    elif kind == "add_remove":
+        for epsilon in (1.0, 8.0, 0.25, 4.0, 2.0, 0.5):
+            yield Run(P3, "", "example", "add_remove", epsilon)
+    elif kind == "ablation":
+        for epsilon in (8.0, 1.0):
+            yield Run(P1, "", "example", "zero_out", epsilon)
+            yield Run(P1, "", "example", "add_remove", epsilon)
+            for change in CHANGES:
+                yield Run(P1, change, "example", "zero_out", epsilon)
+    else:
+        for pipeline in (P1, P2, P3):
+            yield Run(pipeline, "", "example", "zero_out", float("inf"))
+
+
+KINDS = ("example", "class", "add_remove", "ablation", "scratch", "without_noise")
+
+
+def config_of(run: Run, cache: Path) -> TrainingConfig:
+    """The run as a config; its features are those in ``cache``."""
+    config = read_config(CONFIGS / f"{PIPELINES[run.pipeline]}.toml")
     assert config.evaluation is not None
     config = dataclasses.replace(
         config,
-        checkpoint_every=10_000,
-        features=dataclasses.replace(config.features, cache=str(folder / "features")),
+        epsilon=run.epsilon,
+        step=dataclasses.replace(
+            config.step,
+            neighboring_relation=run.relation,
+            privacy_unit=run.protected,
+        ),
+        features=dataclasses.replace(config.features, cache=str(cache)),
         evaluation=dataclasses.replace(
-            config.evaluation, splits=("test",), every=None, without_noise=False
+            config.evaluation, splits=("validation", "test"), without_noise=False
         ),
     )
-    place = folder / "run"
+    if run.change:
+        config = dataclasses.replace(config, **CHANGES[run.change](config))
+    return config
+
+
+class Trained(NamedTuple):
+    """What one run came to: a line of the results.
+
+    Attributes:
+      validation: accuracy on the validation classes.
+      test: on the test classes.
+      ledger: epsilon that its ledger says it was charged.
+      seconds: of CPU.
+    """
+
+    validation: float
+    test: float
+    ledger: float
+    seconds: float
+
+
+def trained(run: Run, config: TrainingConfig, tables: Tables, place: Path) -> Trained:
+    """Trains once in the folder ``place``, which is removed."""
+    begun = time.process_time()
     shutil.rmtree(place, ignore_errors=True)
-    result = run_training(config, place, base=folder)
-    ledger = result.trainer.budget.spent(result.trainer.num_steps_charged)
-    assert config.epsilon == np.inf or ledger <= config.epsilon
+    trainer, evaluations, _ = assembled(config, tables)
+    trainer.train(place, checkpoint_every=10**6, log_every=10**6)
+    learner = trainer.learner if config.start is None else Started(trainer.learner)
+    scores = {
+        split: evaluation(learner, trainer.params).mean
+        for split, evaluation in evaluations.items()
+    }
+    charged = float("inf")
+    if run.epsilon != charged:
+        content = read_ledger(place / LEDGER)
+        step, num_steps = content.run_charged()
+        charged = float(epsilon_of(step, num_steps=num_steps, delta=content.delta))
+        stated = float(trainer.budget.spent(trainer.num_steps_charged))
+        if not charged <= run.epsilon or abs(charged / stated - 1) > SAME_EPSILON:
+            raise AssertionError(
+                f"{run}: the ledger says {charged!r}, the run {stated!r}"
+            )
     shutil.rmtree(place)
-    return result.scores["test"].mean
+    seconds = time.process_time() - begun
+    return Trained(scores["validation"], scores["test"], charged, seconds)
 
 
-def with_relation(config: TrainingConfig, relation: str) -> TrainingConfig:
-    """The same run under another neighbouring relation."""
-    step = dataclasses.replace(config.step, neighboring_relation=relation)
-    return dataclasses.replace(config, step=step)
+def read_results() -> dict[Run, list[Trained]]:
+    """All that was trained so far."""
+    found: dict[Run, list[Trained]] = defaultdict(list)
+    if RESULTS.exists():
+        with RESULTS.open(newline="", encoding="utf-8") as file:
+            for *run, epsilon, a, b, c, d in list(csv.reader(file))[1:]:
+                line = Trained(float(a), float(b), float(c), float(d))
+                found[Run(*run, float(epsilon))].append(line)
+    return found
 
 
-def wanted(options: argparse.Namespace) -> dict[str, TrainingConfig]:
-    """The runs that were asked for, by ``name | relation | epsilon``."""
-    runs = {}
-    names = [n for n in PIPELINES if any(p in n for p in options.pipelines)]
-    for name in [] if options.ablation else names:
-        config = read_config(CONFIGS / f"{PIPELINES[name]}.toml")
-        for relation in options.relations:
-            for epsilon in options.epsilons:
-                run = dataclasses.replace(config, epsilon=epsilon)
-                key = f"{name} | {relation} | {epsilon:g}"
-                runs[key] = with_relation(run, relation)
-    if options.ablation:
-        config = read_config(CONFIGS / "glyphs_linear.toml")
-        for name, change in ABLATION.items():
-            for epsilon in options.epsilons:
-                run = dataclasses.replace(config, epsilon=epsilon, **change(config))
-                runs[f"{name} | zero_out | {epsilon:g}"] = run
-    return runs
+def append_result(run: Run, line: Trained) -> None:
+    """Writes one line, on the disk before this returns."""
+    is_new = not RESULTS.exists()
+    with RESULTS.open("a", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        if is_new:
+            writer.writerow((*Run._fields, *Trained._fields))
+        numbers = [f"{value:.7g}" for value in (run.epsilon, *line[:3])]
+        writer.writerow((*run[:-1], *numbers, f"{line.seconds:.1f}"))
+        file.flush()
+        os.fsync(file.fileno())
 
 
-def table(scores: dict[str, list[float]]) -> str:
-    """Mean and standard deviation of all runs, as Markdown."""
-    keys = [tuple(key.split(" | ")) for key in scores]
-    epsilons = sorted({float(epsilon) for _, _, epsilon in keys})
-    lines = ["| pipeline | relation | " + " | ".join(f"{e:g}" for e in epsilons) + " |"]
-    lines.append("|---|---|" + "---|" * len(epsilons))
-    for name, relation in dict.fromkeys((n, r) for n, r, _ in keys):
-        cells = []
-        for epsilon in epsilons:
-            found = scores.get(f"{name} | {relation} | {epsilon:g}", [])
-            cell = f"{np.mean(found):.4f}" if found else ""
-            if len(found) > 1:
-                cell += f" ± {np.std(found, ddof=1):.4f}"
-            cells.append(cell + (f" ({len(found)})" if found else ""))
-        lines.append(f"| {name} | {relation} | " + " | ".join(cells) + " |")
-    return "\n".join(lines) + "\n"
-
-
-def draw(scores: dict[str, list[float]], path: Path) -> None:
-    """Score against epsilon, a line for each pipeline."""
-    figure = Figure((7.2, 4.4), layout="constrained")
-    axes = figure.subplots()
-    for name in PIPELINES:
-        for relation, style in zip(RELATIONS, ("-", "--"), strict=True):
-            points = [
-                (float(key.split(" | ")[2]), np.mean(found))
-                for key, found in scores.items()
-                if key.startswith(f"{name} | {relation} | ") and not key.endswith("inf")
-            ]
-            if points:
-                axes.plot(
-                    *zip(*sorted(points), strict=True),
-                    style,
-                    color=f"C{list(PIPELINES).index(name)}",
-                    marker="o",
-                    ms=4,
-                    label=f"{name} ({relation})",
-                )
-    axes.set_xscale("log", base=2)
-    axes.set_xlabel("epsilon at delta = 1e-5, one drawing protected")
-    axes.set_ylabel("test accuracy, 5-way 1-shot")
-    axes.legend(frameon=False, fontsize=8)
-    figure.savefig(path, dpi=150)
+def train_missing(kinds: Sequence[str], repeats: int, out: Path) -> None:
+    """Trains, repeat by repeat, what the results do not have so often yet."""
+    tables: dict[str, Tables] = {}
+    wanted = dict.fromkeys(run for kind in kinds for run in runs_of(kind))
+    for repeat in range(repeats):
+        for run in wanted:
+            if len(read_results()[run]) > repeat:
+                continue
+            config = config_of(run, out / "features")
+            data = repr((config.data.to_dict(), config.features.kind))
+            if data not in tables:
+                tables[data] = Tables(config, None)
+            line = trained(run, config, tables[data], out / "run")
+            append_result(run, line)
+            print(repeat, *run, f"{line.test:.4f}", f"{line.seconds:.0f} s", flush=True)
 
 
 def main() -> None:
-    """Trains what is not there yet; writes scores, table and figure."""
+    """Trains what is not there yet; writes tables and figure."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--out", type=Path, default=Path("results/few_shot"))
-    parser.add_argument("--epsilons", type=float, nargs="+", default=EPSILONS)
-    parser.add_argument("--relations", nargs="+", default=RELATIONS, choices=RELATIONS)
-    parser.add_argument("--pipelines", nargs="+", default=["P1", "P2", "P3"])
+    parser.add_argument("--runs", nargs="*", default=KINDS, choices=KINDS)
     parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--ablation", action="store_true")
     options = parser.parse_args()
     use_all_cores()
-    name = "ablation" if options.ablation else "scores"
-    path = options.out.resolve() / f"{name}.json"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    scores = json.loads(path.read_text()) if path.exists() else {}
-    for repeat in range(options.repeats):
-        for key, config in wanted(options).items():
-            if len(scores.get(key, [])) <= repeat:
-                found = score_of(config, path.parent)
-                scores.setdefault(key, []).append(round(found, 5))
-                text = json.dumps(scores, indent=1).encode()
-                write_atomically(path, lambda file, text=text: file.write(text))
-    (path.parent / f"{name}.md").write_text(table(scores))
-    print(table(scores))
-    if not options.ablation:
-        draw(scores, path.parent / "few_shot.png")
+    out = options.out.resolve()
+    out.mkdir(parents=True, exist_ok=True)
+    train_missing(options.runs, options.repeats, out)
 
 
 if __name__ == "__main__":

@@ -89,6 +89,12 @@ class FiniteLoss(PrivacyLoss):
         loss, mass = self._stacked(u.shape)
         return _tails(u, loss, mass), _tails(u, -loss, mass - loss)
 
+    def values(self) -> tuple[np.ndarray, np.ndarray]:
+        """See `PrivacyLoss`: those that occur."""
+        losses, log_masses = np.array(self.losses), np.array(self.log_masses)
+        occurs = log_masses > -np.inf
+        return losses[occurs], log_masses[occurs]
+
     def tail_displacement(self, u: Array) -> Array:
         """The losses are as far off as they are rounded."""
         xp = namespace(u, *self.fields)

@@ -188,6 +188,13 @@ class PrivacyLoss:
         """
         raise NotImplementedError(_lacks(self, "an exact privacy profile"))
 
+    def values(self) -> tuple[np.ndarray, np.ndarray] | None:
+        """(J,) losses and the logarithms of their masses, where there are no others.
+
+        Of scalar fields; forward, up to `profile_error` and `tail_displacement`.
+        """
+        return None
+
     def tail_displacement(self, u: Array) -> Array:
         """How far off a loss the backward tails may be read, because u is rounded."""
         return namespace(u).zeros_like(u)

@@ -91,6 +91,11 @@ class RandomizedResponseLoss(PrivacyLoss):
         )
         return tails, tails
 
+    def values(self) -> tuple[np.ndarray, np.ndarray]:
+        """See `PrivacyLoss`: the truth and the lie."""
+        losses = np.array([self.epsilon, -self.epsilon], np.float64)
+        return losses, np.minimum(losses, 0.0) - np.log1p(np.exp(-self.epsilon))
+
     def tail_displacement(self, u: Array) -> Array:
         """The loss is as far off as it is rounded."""
         xp = namespace(u, *self.fields)

@@ -28,7 +28,7 @@ class Averaged(NamedTuple):
 
 def averaged(
     optimizer: optax.GradientTransformation, decay: Any
-) -> optax.GradientTransformation:
+) -> optax.GradientTransformationExtraArgs:
     """Returns the optimizer, keeping an exponential average of the parameters.
 
     After t steps it is the mean of the parameters after each, the one i steps back
@@ -43,13 +43,16 @@ def averaged(
       ValueError: a decay out of range.
     """
     rate = checked_decay(decay)
+    optimizer = optax.with_extra_args_support(optimizer)
 
     def init(params: Any) -> Averaged:
         sums = jax.tree.map(lambda p: jnp.zeros(p.shape, jnp.float32), params)
         return Averaged(optimizer.init(params), sums, jnp.zeros((), jnp.float32))
 
-    def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, Averaged]:
-        moves, inner = optimizer.update(updates, state.inner, params)
+    def update(
+        updates: Any, state: Any, params: Any = None, **others: Any
+    ) -> tuple[Any, Averaged]:
+        moves, inner = optimizer.update(updates, state.inner, params, **others)
         moved = optax.apply_updates(params, moves)
         sums = jax.tree.map(
             lambda s, p: rate * s + (1 - rate) * p.astype(jnp.float32),
@@ -58,7 +61,7 @@ def averaged(
         )
         return moves, Averaged(inner, sums, rate * state.weight + (1 - rate))
 
-    return optax.GradientTransformation(init, update)
+    return optax.GradientTransformationExtraArgs(init, update)
 
 
 def average_of(params: Any, optimizer_state: Any) -> Any:

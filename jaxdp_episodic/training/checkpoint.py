@@ -116,15 +116,23 @@ def initial_state(
 
 
 def updater(
-    optimizer: optax.GradientTransformation,
+    optimizer: optax.GradientTransformation, noise_deviation: float
 ) -> Callable[[TrainingState, Any], TrainingState]:
-    """Returns the compiled ``(state, gradient) -> state``; types stay."""
+    """Returns the compiled ``(state, gradient) -> state``; types stay.
+
+    Args:
+      optimizer: gets the next as an extra argument, if it takes any.
+      noise_deviation: of the noise in each coordinate of a gradient.
+    """
+    optimizer = optax.with_extra_args_support(optimizer)
 
     @jax.jit
     def moved(params: Any, kept: Any, gradient: Any) -> tuple[Any, Any]:
         # Optax mixes types; a caller's strict promotion is about the caller's code.
         with jax.numpy_dtype_promotion("standard"):
-            updates, kept = optimizer.update(gradient, kept, params)
+            updates, kept = optimizer.update(
+                gradient, kept, params, noise_deviation=noise_deviation
+            )
             return optax.apply_updates(params, updates), kept
 
     def update(state: TrainingState, gradient: Any) -> TrainingState:
@@ -162,7 +170,7 @@ class Checkpoints:
 
         Raises:
           OSError: no space, or no permission. Earlier checkpoints are untouched; what
-            was written of this one is removed, at the latest with the next opening.
+            was written of this one is removed, at the latest with the next one.
         """
         ledger = snapshot.ledger
         meta = {
@@ -183,10 +191,13 @@ class Checkpoints:
                 force=True,
             )
             self._manager.wait_until_finished()
+        # When one of its writes fails Orbax does not wait for the others: they may have
+        # made the temporary folder again after it was removed.
+        self.remove_unfinished()
         _sync_folder(self.folder)
 
     def remove_unfinished(self) -> None:
-        """Removes what processes that were killed left of checkpoints.
+        """Removes what processes that were killed, or full disks, left of checkpoints.
 
         Only for whoever holds the folder: another process may be writing one.
         """

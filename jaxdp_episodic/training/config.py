@@ -7,9 +7,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
-import numpy as np
-import optax
-
 from jaxdp_episodic import _validation
 from jaxdp_episodic.accounting.api import epsilon as step_epsilon
 from jaxdp_episodic.data.sources import SOURCES, DataSource
@@ -20,12 +17,10 @@ from jaxdp_episodic.describe.schemes import Scheme, WithoutReplacement
 from jaxdp_episodic.describe.spec import (
     Spec,
     check_flags,
-    set_positive,
     set_whole_numbers,
 )
 from jaxdp_episodic.describe.step import GaussianStep, Sampling
 from jaxdp_episodic.files.toml_file import read_toml
-from jaxdp_episodic.training.averaging import averaged, checked_decay
 from jaxdp_episodic.training.features import FeaturesConfig
 from jaxdp_episodic.training.learner_config import CLOSED_FORM, MIXED, LearnerConfig
 from jaxdp_episodic.training.models import (
@@ -35,11 +30,10 @@ from jaxdp_episodic.training.models import (
     ModelConfig,
     split_model,
 )
+from jaxdp_episodic.training.optimizers import OptimizerConfig
 from jaxdp_episodic.training.private_gradient import NOISES, checked_setting
 from jaxdp_episodic.training.start import StartConfig
 
-_OPTIMIZERS = ("adam", "adamw", "sgd")
-_SCHEDULES = ("constant", "cosine")
 # What an untrusted config may ask of an evaluation.
 _MOST_EPISODES = 10**7
 
@@ -126,61 +120,6 @@ def _states_its_sizes(sampling: Sampling | Scheme) -> bool:
         for scheme in levels
         if isinstance(scheme, WithoutReplacement)
     )
-
-
-@dataclass(frozen=True, eq=False, kw_only=True)
-class OptimizerConfig(Spec):
-    """The optimizer of the outer loop, which sees noised gradients only.
-
-    Attributes:
-      kind: "adam", "adamw" or "sgd" (with momentum 0.9).
-      learning_rate: its start.
-      schedule: "constant" or "cosine" (down to zero at the last step).
-      warmup_steps: linear warm-up.
-      weight_decay: of "adamw".
-      ema: decay of the average of the parameters that is evaluated and released, in
-        [0, 1); None: the last parameters are. See `averaged`.
-    """
-
-    kind: str = "adam"
-    learning_rate: float = 2e-3
-    schedule: str = "constant"
-    warmup_steps: int = 0
-    weight_decay: float = 1e-4
-    ema: float | None = None
-
-    def __post_init__(self) -> None:
-        _validation.choice("kind", self.kind, _OPTIMIZERS)
-        _validation.choice("schedule", self.schedule, _SCHEDULES)
-        set_positive(self, "learning_rate")
-        set_whole_numbers(self, "warmup_steps", minimum=0)
-        decay = _validation.nonnegative_array("weight_decay", self.weight_decay)
-        if decay.ndim or not np.isfinite(decay):
-            raise ValueError(
-                f"weight_decay must be a finite number, got {self.weight_decay!r}"
-            )
-        object.__setattr__(self, "weight_decay", float(decay))
-        if self.ema is not None:
-            object.__setattr__(self, "ema", checked_decay(self.ema))
-
-    def build(self, num_steps: int) -> optax.GradientTransformation:
-        """Returns the optax optimizer of a run of that many steps."""
-        peak, warmup = self.learning_rate, min(self.warmup_steps, num_steps - 1)
-        if self.schedule == "cosine":
-            later = optax.cosine_decay_schedule(peak, max(num_steps - warmup, 1))
-        else:
-            later = optax.constant_schedule(peak)
-        schedule = later
-        if warmup:
-            rise = optax.linear_schedule(peak / (warmup + 1), peak, warmup)
-            schedule = optax.join_schedules([rise, later], [warmup])
-        if self.kind == "sgd":
-            optimizer = optax.sgd(schedule, momentum=0.9)
-        elif self.kind == "adamw":
-            optimizer = optax.adamw(schedule, weight_decay=self.weight_decay)
-        else:
-            optimizer = optax.adam(schedule)
-        return optimizer if self.ema is None else averaged(optimizer, self.ema)
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)

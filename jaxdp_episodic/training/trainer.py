@@ -65,7 +65,7 @@ class Trainer:
         without one, its ``sampling`` then stating public bounds of the sizes, which
         the data must keep.
       shots: support examples, of each class or of the task; 0 for `Supervised`.
-      optimizer: an optax optimizer; it sees noised gradients only.
+      optimizer: of optax; it sees noised gradients only, and their ``noise_deviation``.
       l2_clip_norm: C > 0, bound of each clip unit's contribution.
       normalizer: public constant > 0 by which the noised sum is divided. Default: the
         mean number of clip units a step, where that is public.
@@ -150,7 +150,8 @@ class Trainer:
         # One attribute: whenever an interrupt comes, the two belong together.
         self._now = (self._gradient.on_devices(state), 0)
         self._folder: Path | None = None
-        self._update = updater(optimizer)
+        noise = float(step.noise_multiplier) * self.l2_clip_norm / self.normalizer
+        self._update = updater(optimizer, noise)
         self.is_seeded = seed is not None
         self.run = described_run(
             budget,
@@ -306,7 +307,6 @@ class Trainer:
         """`train` in a folder that is locked and holds this run or none."""
         start, last = self._now[1], self.budget.num_steps
         spent = SpentAhead(self.budget)
-
         first = max(start, len(self.budget.before)) + 1
         ahead = prefetched(self.draw_blocks, first, last)
         drawn = itertools.chain(itertools.repeat(None, first - start - 1), ahead)

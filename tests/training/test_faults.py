@@ -150,6 +150,15 @@ def test_a_disk_that_is_full_at_a_checkpoint(tmp_path, monkeypatch, whole):
     assert {p.name for p in complete.iterdir() if p.name.isdigit()} == {"0", "2"}
     assert read_ledger(tmp_path / run_files.LEDGER).charged == 4
     monkeypatch.undo()
+    train_on, late = Trainer.train, complete / "4.orbax-checkpoint-tmp" / "state"
+
+    def with_a_late_write(self, folder):
+        # Orbax's writes go on after one has failed, as late as this.
+        train_on(
+            self, folder, on_step=lambda _: late.mkdir(parents=True, exist_ok=True)
+        )
+
+    monkeypatch.setattr(Trainer, "train", with_a_late_write)
     assert gone_on_with(tmp_path, whole) == 2
     assert {p.name for p in complete.iterdir()} == {"2", "6"}  # no debris
 

@@ -172,8 +172,12 @@ def _walk(
     return np.array(result)
 
 
-def splits(knots: np.ndarray) -> np.ndarray:
-    """Points ``(m,)`` between ``(m + 1,)`` knots, nearer to a narrower neighbour."""
+def with_splits(knots: np.ndarray) -> np.ndarray:
+    """The ``(m + 1,)`` knots and a point between any two, nearer to a narrower bin."""
+    if not len(knots):
+        return knots
     root = np.sqrt(np.diff(knots))
     before, after = np.append(root[0], root[:-1]), np.append(root[1:], root[-1])
-    return knots[:-1] + root**2 * before / (before + after)
+    points = np.empty(2 * len(knots) - 1)
+    points[::2], points[1::2] = knots, knots[:-1] + root**2 * before / (before + after)
+    return points

@@ -195,9 +195,11 @@ def tilted_row(
 
 
 def _log_sum(exponents: np.ndarray) -> float:
-    """Log of the sum of exponentials."""
-    top = float(exponents.max(initial=-1e4))
-    return top + math.log(max(float(np.exp(exponents - top).sum()), 1e-300))
+    """Log of the sum of exponentials; of none of them it is as good as nothing."""
+    if not len(exponents):
+        return -1e4
+    top = float(exponents.max())
+    return top + math.log(float(np.exp(exponents - top).sum()))
 
 
 def _slack(law: Bracket, *, certify_upper: bool) -> float:
@@ -364,9 +366,14 @@ def certified_epsilon(
     else:
         n = min(int(np.flatnonzero(fits)[-1]) + 1, len(excess) - 1)
     rest = float(ones[n]) - (level - sign * float(slack[n - 1]))
-    solved = -math.inf
-    if decays[n] > 0 and rest > 0:
+    if rest <= 0:
+        solved = -math.inf  # all of the cell fits
+    elif rest < math.inf and decays[n] > 0:
         solved = math.log(rest / float(decays[n]))
+    else:
+        # The slack at the cell's lower end is more than the level, inf or NaN, as of
+        # a cell that is many nats wide: only the end that fits is known to.
+        solved = sign * math.inf
     solved = min(max(solved, float(excess[n - 1])), float(excess[n]))
     epsilon = center + solved
     epsilon += sign * (law.shift + 1e-15 * (1 + abs(center) + abs(epsilon)))

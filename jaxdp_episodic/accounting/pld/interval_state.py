@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -58,15 +59,22 @@ class Setting:
     last_attempt: bool = False
     guessed: bool = True
     rounds: int = 0
-    contradicted: bool = False  # ends have crossed: one of them was wrong
+    contradicted: bool = False  # what cannot be was found
     aimed_at: int = 0  # the round in which the aim was taken
 
     def __post_init__(self) -> None:
         self._first = self.lower, self.upper
 
-    def forget_ends(self) -> None:
-        """Goes back to the ends that it began with, for good."""
+    def forget_ends(self, why: str) -> None:
+        """Goes back to the ends that it began with, for good: this cannot be."""
+        warnings.warn(
+            f"{why}: a fault of the certified method, please report it with the "
+            "question that was asked; the answer is Rényi's bound instead",
+            RuntimeWarning,
+            stacklevel=2,
+        )
         self.lower, self.upper = self._first
+        self.uppers = [self.upper] * len(self.uppers)
         self.contradicted = self.out_of_memory = True
         self.next_aims = []
 

@@ -200,6 +200,16 @@ def fine_law(points: np.ndarray, own: Tails, other: Tails) -> FineLaw:
         atom = max(1 - h[zero] - g[zero] - f[zero], 0.0)
         atom_error = float(h_off[zero] + g_off[zero] + f_off[zero])
         atom_error += _ARITHMETIC_ERROR
+    # Outside of the points: the tails, or all but the opposite direction's.
+    above, above_error = float(h[-1] + g[-1]), float(h_off[-1] + g_off[-1])
+    if points[-1] < 0:
+        above = 1 - float(weight_b[-1] * f[-1])
+        above_error = float(weight_b[-1] * f_off[-1])
+    if points[0] <= 0:
+        beneath = float(weight_a[0] * (f[0] + f_off[0]))
+    else:
+        beneath = 1 - float(h[0] + g[0]) + float(h_off[0] + g_off[0])
+        beneath += _ARITHMETIC_ERROR
     top = np.maximum(top, 0.0)
     mass_error = mass_error + 2 * _ARITHMETIC_ERROR * mass_size
     return FineLaw(
@@ -210,10 +220,11 @@ def fine_law(points: np.ndarray, own: Tails, other: Tails) -> FineLaw:
         mass_error=mass_error + np.maximum(top - mass, 0.0),
         atom=atom,
         atom_error=atom_error,
-        above=float(h[-1] + g[-1]),
-        above_error=float(h_off[-1] + g_off[-1] + 1e-15 * (h[-1] + g[-1])),
+        above=above,
+        above_error=above_error + _ARITHMETIC_ERROR * max(above, points[-1] < 0),
+        # the profile decreases: that of a loss below 0 is at least this
         above_gain=float(h[-1] - h_off[-1]),
-        below=float(np.exp(points[0]) * (f[0] + f_off[0])) if points[0] < 0 else 0.0,
+        below=beneath,
     )
 
 
@@ -232,6 +243,9 @@ def upper_masses(points: np.ndarray, law: FineLaw) -> tuple[np.ndarray, float]:
       ``((m + 1) / 2,)`` masses, and the mass that is moved to an infinite loss.
     """
     top, bottom = law.top + law.top_error, law.bottom + law.mass_error
+    # An atom at a point, a knot or not, belongs to the bin that begins there.
+    atom = np.where(points == 0, law.atom + law.atom_error, 0.0)
+    bottom = bottom + atom[:-1]
     knots = points[::2]
     share = np.expm1(knots[:-1] - points[1::2]) / np.expm1(knots[:-1] - knots[1:])
     middle = top[::2] + bottom[1::2]
@@ -239,6 +253,6 @@ def upper_masses(points: np.ndarray, law: FineLaw) -> tuple[np.ndarray, float]:
     masses[:-1] += bottom[::2] + (1 - share) * middle
     masses[1:] += top[1::2] + share * middle
     masses[0] += law.below * (1 + 1e-12)
-    masses = masses + np.where(knots == 0, law.atom + law.atom_error, 0.0)
+    masses[-1] += atom[-1]
     # What underflows lies above the last knot as well.
     return masses, law.above + law.above_error + 1e-300

@@ -13,12 +13,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from jaxdp_episodic.accounting.pld import atoms, window
 from jaxdp_episodic.accounting.pld import grid as loss_knots
 from jaxdp_episodic.accounting.pld import lattice as loss_lattice
-from jaxdp_episodic.accounting.pld import lower, window
 from jaxdp_episodic.accounting.pld.hockey_stick import (
     Bracket,
-    LatticeLaw,
     Row,
     certified_epsilon,
     certified_log_delta,
@@ -27,10 +26,16 @@ from jaxdp_episodic.accounting.pld.hockey_stick import (
     sum_window,
     tilted_row,
 )
-from jaxdp_episodic.accounting.pld.interval_state import Setting
-from jaxdp_episodic.accounting.pld.lattice import FineLaw, Tails
+from jaxdp_episodic.accounting.pld.interval_state import Setting, Step
+from jaxdp_episodic.accounting.pld.lattice import Tails
 from jaxdp_episodic.accounting.pld.low_frequencies import Spectrum, certified_ends
 from jaxdp_episodic.accounting.pld.pilot import bulk, pilot_of, pilot_points
+from jaxdp_episodic.accounting.pld.step_law import (
+    StepLaw,
+    fine_laws,
+    lower_law,
+    upper_law,
+)
 from jaxdp_episodic.accounting.pld.transform import transformed
 from jaxdp_episodic.accounting.pld.window import Direction, Estimate, Target
 
@@ -43,8 +48,8 @@ _SURE_SHARE = 0.3
 _MASS_CHECK = 1e-6
 # From where on that is no rounding.
 _MASS_ROUNDING = 1e-2
-# How many windows wide a cell may be; and by how much rounding may let ends cross.
-_WIDEST_CELL, _CROSSING = 4.0, 1e-9
+# By how much rounding may let ends cross, and an upper law lack mass.
+_CROSSING, _LACKING = 1e-9, 1e-9
 
 
 def _evaluate(
@@ -54,7 +59,8 @@ def _evaluate(
     where: dict[type, list[tuple[int, int]]] = {}
     for i, setting in enumerate(settings):
         for k, step in enumerate(setting.steps):
-            where.setdefault(type(step.loss), []).append((i, k))
+            if len(points[i][k]):  # of finitely many losses no tails are needed
+                where.setdefault(type(step.loss), []).append((i, k))
     result: list[list[Any]] = [[None] * len(s.steps) for s in settings]
     for places in where.values():
         tails = loss_lattice.evaluate_tails(
@@ -89,10 +95,12 @@ def lay_grids(settings: list[Setting]) -> None:
     for s in settings:
         counts = [step.count for step in s.steps]
         s.plans = _plans(s, counts)
-        medians = [
-            0.0 if step.loss.is_symmetric else bulk(law)
-            for law, step in zip(s.laws[0], s.steps, strict=True)
-        ]
+        medians = []
+        for law, step in zip(s.laws[0], s.steps, strict=True):
+            middle = 0.0 if step.loss.is_symmetric else bulk(law)
+            lead = s.plans[s.lead].tilt, s.signs[s.lead]
+            atom = atoms.best_center(step.loss, *lead)
+            medians.append(middle if atom is None else atom)
         s.spacing = min(
             loss_knots.choose_spacing(laws, counts, [sign * m for m in medians], plan)
             for laws, plan, sign in zip(s.laws, s.plans, s.signs, strict=True)
@@ -111,33 +119,44 @@ def lay_grids(settings: list[Setting]) -> None:
     for s in settings:
         s.knots, s.points = [], []
         for k, step in enumerate(s.steps):
-            ends = [
-                tuple(sorted(sign * e for e in plan.ranges[k]))
-                for plan, sign in zip(s.plans, s.signs, strict=True)
-            ]
-            span = min(e[0] for e in ends), max(e[1] for e in ends)
-            index = loss_knots.choose_knots(
-                [
-                    (laws[k], plan.weights[k], plan, sign)
-                    for laws, plan, sign in zip(s.laws, s.plans, s.signs, strict=True)
-                ],
-                1 / len(s.steps),
-                step.count,
-                s.spacing,
-                s.centers[k],
-                span,
-                _MOST_KNOTS,
+            s.knots.append(_knots(s, k, step))
+            s.out_of_memory |= len(s.knots[k]) == 0
+            s.points.append(
+                loss_knots.with_splits(s.centers[k] + s.knots[k] * s.spacing)
             )
-            s.out_of_memory |= len(index) == 0
-            knots = s.centers[k] + index * s.spacing
-            points = np.empty(max(2 * len(knots) - 1, 0))
-            if len(knots):
-                points[::2], points[1::2] = knots, loss_knots.splits(knots)
-            s.knots.append(index)
-            s.points.append(points)
     able = [s for s in settings if not s.out_of_memory]
-    for s, tails in zip(able, _evaluate(able, [s.points for s in able]), strict=True):
+    points = [
+        [
+            np.empty(0) if step.loss.values() else p
+            for step, p in zip(s.steps, s.points, strict=True)
+        ]
+        for s in able
+    ]
+    for s, tails in zip(able, _evaluate(able, points), strict=True):
         s.tails = tails
+
+
+def _knots(s: Setting, k: int, step: Step) -> np.ndarray:
+    """Lattice numbers of one step's knots; none where they would be too many."""
+    found = atoms.knots_beside(step.loss, s.centers[k], s.spacing)
+    if found is not None:
+        return found
+    ends = [
+        tuple(sorted(sign * e for e in plan.ranges[k]))
+        for plan, sign in zip(s.plans, s.signs, strict=True)
+    ]
+    return loss_knots.choose_knots(
+        [
+            (laws[k], plan.weights[k], plan, sign)
+            for laws, plan, sign in zip(s.laws, s.plans, s.signs, strict=True)
+        ],
+        1 / len(s.steps),
+        step.count,
+        s.spacing,
+        s.centers[k],
+        (min(e[0] for e in ends), max(e[1] for e in ends)),
+        _MOST_KNOTS,
+    )
 
 
 def _plans(s: Setting, counts: list[float]) -> list[Direction]:
@@ -190,6 +209,8 @@ def _center_spikes(settings: list[Setting]) -> None:
             for k, (grid, (own, other)) in enumerate(zip(grids, tails, strict=True)):
                 law = loss_lattice.fine_law(grid, own, other)
                 mass, loss = loss_lattice.merged_losses(grid, law)
+                if s.steps[k].loss.values():
+                    continue  # an atom is its center
                 if mass[0] > 1e-3 and grid[0] < loss[0] < grid[1]:
                     s.centers[k] = float(loss[0])
 
@@ -220,8 +241,7 @@ def compose(settings: list[Setting]) -> None:
         # Of a logarithm of delta an absolute rounding.
         slack = _CROSSING * (abs(s.lower) + (s.target.log_delta is None))
         if s.upper < s.lower - slack:
-            # One of them is wrong, and it is not known which.
-            s.forget_ends()
+            s.forget_ends("certified ends cross")
             continue
         s.lower, s.upper = min(s.lower, s.upper), max(s.lower, s.upper)
         # A direction that lies below the other one is done with.
@@ -248,15 +268,14 @@ def _jobs(s: Setting) -> list[_Job]:
     jobs: list[_Job] = []
     most_cells = 0
     for i, (sign, plan) in enumerate(zip(s.signs, s.plans, strict=True)):
-        fine = _fine_laws(s, sign)
-        uppers = [_upper_law(*law) for law in fine]
-        lowers = [_lower_law(*law, plan.tilt) for law in fine if i == s.lead]
+        fine = fine_laws(s, sign)
+        uppers = [upper_law(*law) for law in fine]
+        lowers = [lower_law(*law, plan.tilt) for law in fine if i == s.lead]
         off = max(
             *(abs(u.total - 1) for u in uppers), *(low.total - 1 for low in lowers), 0.0
         )
-        if s.spacing > _WIDEST_CELL * (plan.high - min(plan.low, plan.epsilon)):
-            # Such a lattice says nothing, and its ends are not to be trusted.
-            s.out_of_memory = True
+        if any(u.total < 1 - _LACKING for u in uppers):
+            s.forget_ends("an upper law lacks mass")
             return []
         if not off < _MASS_CHECK:
             # Errors of the masses grow with the inverse of the spacing and the number
@@ -287,49 +306,8 @@ def _jobs(s: Setting) -> list[_Job]:
     return []
 
 
-class _StepLaw(NamedTuple):
-    """One law of one step; its infinite mass, and how far all its losses are moved."""
-
-    law: LatticeLaw
-    infinite: float
-    move: float
-
-    @property
-    def total(self) -> float:
-        """All of the mass: 1 up to rounding, or less in a lower law."""
-        return float(self.law.masses.sum()) + self.infinite
-
-
-def _fine_laws(s: Setting, sign: int) -> list[tuple[np.ndarray, np.ndarray, FineLaw]]:
-    """Lattice numbers, points and the law between them, of each step."""
-    result = []
-    for index, points, (forward, backward) in zip(
-        s.knots, s.points, s.tails, strict=True
-    ):
-        if sign < 0:
-            index, points = -index[::-1], -points[::-1]
-            forward, backward = (
-                Tails(*(a[::-1] for a in t)) for t in (backward, forward)
-            )
-        law = loss_lattice.fine_law(points, forward, backward)
-        result.append((index, points, law))
-    return result
-
-
-def _upper_law(index: np.ndarray, points: np.ndarray, law: FineLaw) -> _StepLaw:
-    masses, infinite = loss_lattice.upper_masses(points, law)
-    return _StepLaw(LatticeLaw(index, points[::2], masses), infinite, 0.0)
-
-
-def _lower_law(
-    index: np.ndarray, points: np.ndarray, law: FineLaw, tilt: float
-) -> _StepLaw:
-    masses, move = lower.lower_law(points, law, tilt)
-    return _StepLaw(LatticeLaw(index, points[::2] + move, masses), 0.0, move)
-
-
 def _tilted_row(
-    s: Setting, plan: Direction, sign: int, steps: list[_StepLaw]
+    s: Setting, plan: Direction, sign: int, steps: list[StepLaw]
 ) -> tuple[Row, int]:
     """The laws of one direction, tilted, in the window of their sum; and its cells."""
     counts, laws = [step.count for step in s.steps], [step.law for step in steps]

@@ -26,6 +26,8 @@ _RARE_SHARE = 0.05
 # Nats that Chernoff's bound of delta is too large by where single large losses make up
 # the sum, and that are given up for a smaller tilt there.
 _FAR_BOUND, _SPARED = 4.0, 2.0
+# Logarithm of delta's bound above which delta is near 1.
+_NEAR_ONE = 0.1
 _SMALLER_TILTS = 10.0 ** (-np.arange(9) / 6)
 # Of a value that is surely below the answer, what errors may take of a direction
 # that is only shown to lie below it.
@@ -146,6 +148,8 @@ def plan_direction(
     if target.log_delta is not None:
         enough = max(target.floor, target.proportion * epsilon)
         tilt = min(tilt, _STEEPEST / enough)
+    elif ceiling is None:
+        tilt = max(tilt, _harmless_tilt(laws, counts, epsilon))
     here = float(_sum_moments(laws, counts, np.array([tilt]))[0])
     bound = min(here - tilt * epsilon + float(log_weight(tilt)), 0.0)
     log_delta, slope = bound, tilt
@@ -277,6 +281,20 @@ def _best_tilt(
     below = finer <= ceiling
     i = int(np.argmin(tilts[below]))
     return float(tilts[below][i]), float(finer[below][i])
+
+
+def _harmless_tilt(
+    laws: Sequence[Pilot], counts: Sequence[float], epsilon: float
+) -> float:
+    """The largest tilt that gives up little where delta is near 1, else 0.
+
+    The best one is next to none there, and tells nothing of the window.
+    """
+    moments = _sum_moments(laws, counts, _TILTS)
+    bounds = moments + log_weight(_TILTS) - _TILTS * epsilon
+    if bounds.min() < -_NEAR_ONE:
+        return 0.0
+    return float(_TILTS[bounds <= _NEAR_ONE].max(initial=0.0))
 
 
 def _short_tilt(

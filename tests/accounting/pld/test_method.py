@@ -481,9 +481,13 @@ def test_a_count_that_is_not_whole_is_refused():
         pld_bounds(epsilon_at(-10.0), one_run("sampled", 1.5))
 
 
+@pytest.mark.parametrize("guarded", [False, True])
 @pytest.mark.parametrize("fault", ["tail", "bottom", "optimist"])
-def test_a_planted_fault_is_found(fault, monkeypatch):
-    """Without a tail's mass, or with a lower law too high, the ends miss the truth."""
+def test_a_planted_fault_is_found(fault, guarded, monkeypatch):
+    """Without a tail's mass, or with a lower law too high, the ends miss the truth.
+
+    What guards against a fault then says so, and claims nothing.
+    """
     right_upper, right_lower = lattice.upper_masses, loss_lower.lower_law
 
     def upper_without(points, law):
@@ -495,28 +499,24 @@ def test_a_planted_fault_is_found(fault, monkeypatch):
 
     def lower_with(points, law, tilt):
         if fault == "optimist":
-            return loss_lower.LowerLaw(right_upper(points, law)[0], 0.0)
+            # ends cross where it is higher than the upper one
+            return loss_lower.LowerLaw((1 + guarded) * right_upper(points, law)[0], 0.0)
         return right_lower(points, law, tilt)
 
     monkeypatch.setattr(lattice, "upper_masses", upper_without)
     monkeypatch.setattr(loss_lower, "lower_law", lower_with)
-    monkeypatch.setattr(refine, "_MASS_CHECK", 1.0)
+    monkeypatch.setattr(refine, "_MASS_CHECK", math.inf)
     by_lattice(monkeypatch)
-    truth = gaussian_log_delta(4.0, 10, 3.0)
-    # Ends that cross would be given up.
+    truth, run = gaussian_log_delta(4.0, 10, 3.0), one_run("sampled", 10, noise=3.0)
+    if guarded:
+        with pytest.warns(RuntimeWarning, match="a fault of the certified method"):
+            lower, upper = pld_bounds(delta_at(4.0), run)
+        assert lower == -np.inf
+        assert upper == pytest.approx(rdp_bound(delta_at(4.0), run)[0], rel=1e-12)
+        return
     monkeypatch.setattr(refine, "_CROSSING", math.inf)
+    monkeypatch.setattr(refine, "_LACKING", math.inf)
     monkeypatch.setattr(method, "_MOST_ROUNDS", 1)
     monkeypatch.setattr(method, "rdp_bound", lambda *_: (np.zeros(1), 0))
-    lower, upper = pld_bounds(delta_at(4.0), one_run("sampled", 10, noise=3.0))
+    lower, upper = pld_bounds(delta_at(4.0), run)
     assert not lower <= truth <= upper
-
-
-def test_ends_that_cross_are_given_up():
-    """Of two finite losses in one step each, on lattices that are far too coarse."""
-    first = jde.RandomizedResponse(0.00424, 28, neighboring_relation="zero_out")
-    second = jde.DiscreteLaplaceRelease(
-        2.24, sensitivity=2, sampling_probability=0.15, neighboring_relation="zero_out"
-    )
-    run = jde.compose((first, 1), (second, 1))
-    low, high = jde.epsilon_interval(run, delta=0.01)
-    assert low <= 5.90109474691098 <= high < 5.95  # by enumeration

@@ -1,0 +1,153 @@
+"""The optimizer of the outer loop: it sees noised gradients only, and costs nothing."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from jaxdp_episodic import _validation
+from jaxdp_episodic.describe.spec import Spec, set_positive, set_whole_numbers
+from jaxdp_episodic.training.averaging import averaged, checked_decay
+
+_OPTIMIZERS = ("adam", "adamw", "sgd")
+_SCHEDULES = ("constant", "cosine")
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class OptimizerConfig(Spec):
+    """The optimizer of the outer loop, which sees noised gradients only.
+
+    Attributes:
+      kind: "adam", "adamw" or "sgd" (with momentum 0.9).
+      learning_rate: its start.
+      schedule: "constant" or "cosine" (down to zero at the last step).
+      warmup_steps: linear warm-up.
+      weight_decay: of "adamw".
+      ema: decay of the average of the parameters that is evaluated and released, in
+        [0, 1); None: the last parameters are. See `averaged`.
+      noise_floor: of "adam": takes the noise's variance off the second moments, of
+        which this multiple of it is left at least; None: nothing is taken off. See
+        `noise_corrected_adam`.
+    """
+
+    kind: str = "adam"
+    learning_rate: float = 2e-3
+    schedule: str = "constant"
+    warmup_steps: int = 0
+    weight_decay: float = 1e-4
+    ema: float | None = None
+    noise_floor: float | None = None
+
+    def __post_init__(self) -> None:
+        _validation.choice("kind", self.kind, _OPTIMIZERS)
+        _validation.choice("schedule", self.schedule, _SCHEDULES)
+        set_positive(self, "learning_rate")
+        set_whole_numbers(self, "warmup_steps", minimum=0)
+        decay = _validation.nonnegative_array("weight_decay", self.weight_decay)
+        if decay.ndim or not np.isfinite(decay):
+            raise ValueError(
+                f"weight_decay must be a finite number, got {self.weight_decay!r}"
+            )
+        object.__setattr__(self, "weight_decay", float(decay))
+        if self.ema is not None:
+            object.__setattr__(self, "ema", checked_decay(self.ema))
+        if self.noise_floor is not None:
+            set_positive(self, "noise_floor")
+            if self.kind != "adam":
+                raise ValueError(
+                    f"noise_floor goes with kind='adam' only, got kind={self.kind!r}"
+                )
+
+    def build(self, num_steps: int) -> optax.GradientTransformation:
+        """Returns the optax optimizer of a run of that many steps."""
+        peak, warmup = self.learning_rate, min(self.warmup_steps, num_steps - 1)
+        if self.schedule == "cosine":
+            later = optax.cosine_decay_schedule(peak, max(num_steps - warmup, 1))
+        else:
+            later = optax.constant_schedule(peak)
+        schedule = later
+        if warmup:
+            rise = optax.linear_schedule(peak / (warmup + 1), peak, warmup)
+            schedule = optax.join_schedules([rise, later], [warmup])
+        if self.kind == "sgd":
+            optimizer = optax.sgd(schedule, momentum=0.9)
+        elif self.kind == "adamw":
+            optimizer = optax.adamw(schedule, weight_decay=self.weight_decay)
+        elif self.noise_floor is not None:
+            optimizer = noise_corrected_adam(schedule, floor=self.noise_floor)
+        else:
+            optimizer = optax.adam(schedule)
+        return optimizer if self.ema is None else averaged(optimizer, self.ema)
+
+
+def noise_corrected_adam(
+    learning_rate: optax.ScalarOrSchedule,
+    *,
+    floor: float,
+    b1: float = 0.9,
+    b2: float = 0.999,
+    eps: float = 1e-8,
+) -> optax.GradientTransformationExtraArgs:
+    """Returns Adam whose second moments are those of the gradient without its noise.
+
+    A noised coordinate's second moment is its own plus the noise's variance s^2, which
+    is public: `Trainer` passes s as ``noise_deviation`` to every update. Adam's divisor
+    becomes ``sqrt(max(v - s^2, floor * s^2)) + eps``: where noise is all there is, the
+    floor decides, and steps are ``1 / sqrt(floor)`` times Adam's. Without noise it is
+    `optax.adam`.
+
+    Reference: Tang, Shpilevskiy, Lécuyer (2024), arXiv:2312.14334 (DP-AdamBC).
+
+    Args:
+      learning_rate: as of `optax.adam`, like the last three.
+      floor: > 0, a multiple of the noise's variance.
+      b1: see there.
+      b2: see there.
+      eps: see there.
+
+    Raises:
+      ValueError: a floor that is not positive and finite.
+      TypeError: one that is no number; an update without a ``noise_deviation``.
+    """
+    least = _validation.positive_array("floor", floor)
+    if least.ndim or not np.isfinite(least):
+        raise ValueError(f"floor must be a finite number > 0, got {floor!r}")
+    least = float(least)
+
+    def init(params: Any) -> optax.ScaleByAdamState:
+        first, second = (jax.tree.map(jnp.zeros_like, params) for _ in range(2))
+        return optax.ScaleByAdamState(jnp.zeros((), jnp.int32), first, second)
+
+    def update(
+        updates: Any,
+        state: Any,
+        params: Any = None,
+        *,
+        noise_deviation: Any,
+        **others: Any,
+    ) -> tuple[Any, optax.ScaleByAdamState]:
+        del params, others
+        count = optax.safe_increment(state.count)
+        first = optax.tree.update_moment(updates, state.mu, b1, 1)
+        second = optax.tree.update_moment(updates, state.nu, b2, 2)
+        variance = jnp.square(jnp.asarray(noise_deviation, jnp.float32))
+
+        def move(m: Any, v: Any) -> Any:
+            return m / (jnp.sqrt(jnp.maximum(v - variance, least * variance)) + eps)
+
+        moves = jax.tree.map(
+            move,
+            optax.tree.bias_correction(first, b1, count),
+            optax.tree.bias_correction(second, b2, count),
+        )
+        return moves, optax.ScaleByAdamState(count, first, second)
+
+    scaled = optax.GradientTransformationExtraArgs(init, update)
+    rate = optax.scale_by_learning_rate(learning_rate)
+    chained = optax.chain(scaled, rate)
+    return optax.GradientTransformationExtraArgs(chained.init, chained.update)

@@ -23,7 +23,7 @@ VENV := .venv
 BENCH_VENV := .venv-bench
 DOCS_VENV := .venv-docs
 PY := $(VENV)/bin/python
-PARALLEL := --numprocesses $(WORKERS) --dist loadfile
+PARALLEL := --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder
 BENCH_PY := $(BENCH_VENV)/bin/python
 BENCH_PINS := experiments/benchmarks/requirements.txt
 # The theme announces the end of MkDocs 1 in every build; it is pinned here.
@@ -82,8 +82,11 @@ $(DOCS_VENV)/.stamp: pyproject.toml constraints.txt
 demo: $(VENV)/.stamp
 	$(VENV)/bin/jaxdp-episodic $(DEMO)
 
+# Most of what the fast tests compile runs once: LLVM need not optimize it. Those of
+# test-all are compiled as users' programs are.
 test: $(VENV)/.stamp
-	$(PY) -m pytest $(PARALLEL) -m "not slow" $(PYTEST_FLAGS)
+	JAX_DISABLE_MOST_OPTIMIZATIONS=1 \
+	  $(PY) -m pytest $(PARALLEL) -m "not slow" $(PYTEST_FLAGS)
 
 test-all: $(VENV)/.stamp
 	$(PY) -m pytest $(PARALLEL) $(PYTEST_FLAGS)

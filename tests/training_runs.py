@@ -99,6 +99,9 @@ def _made_protonet(seed):
     return ProtoNet(apply, ways=WAYS), params
 
 
+# The same optimizer is compiled once.
+adam, sgd = functools.cache(optax.adam), functools.cache(optax.sgd)
+
 _BUDGETS: dict[tuple, PrivacyBudget] = {}
 
 
@@ -117,7 +120,7 @@ def plain_trainer(*, num_steps=6, data=None, learner=None, step=GROUPED, **chang
     """A run with noise, on public sizes, that starts and takes steps at once."""
     model, params = protonet() if learner is None else learner
     arguments = {"l2_clip_norm": 0.5, "shots": SHOTS, "seed": 1, **changes}
-    arguments.setdefault("optimizer", optax.adam(0.05))
+    arguments.setdefault("optimizer", adam(0.05))
     return Trainer(
         model,
         params,
@@ -156,7 +159,7 @@ def trainer(
         params,
         data=data,
         budget=budget,
-        optimizer=optax.adam(learning_rate),
+        optimizer=adam(learning_rate),
         **arguments,
     )
 

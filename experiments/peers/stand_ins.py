@@ -23,7 +23,7 @@ from dp_accounting.rdp import rdp_privacy_accountant
 import jaxdp_episodic as jde
 from jaxdp_episodic.accounting import trial_counts
 from jaxdp_episodic.accounting.tuning import curve_to_epsilon
-from jaxdp_episodic.interop.dp_accounting import EpisodicAccountant
+from jaxdp_episodic.interop.dp_accounting import RELATIONS, EpisodicAccountant
 from jaxdp_episodic.interop.dp_event import from_dp_event
 
 Relation = dp_accounting.NeighboringRelation
@@ -49,6 +49,7 @@ class Asked:
 ASKED: list[Asked] = []
 """What the running test has asked."""
 
+NAMES = {name: member for member, name in RELATIONS.items()}
 # What our messages begin with, and what a test looks for instead.
 WORDS = {
     "sampling_probability must": "Sampling rate",
@@ -84,9 +85,14 @@ class _StandIn(EpisodicAccountant):
         with reworded():
             read = self._as_ours(event)
             problem = super()._maybe_compose(read, count, do_compose)
-        if do_compose and problem is None:
+        if problem is not None:
+            words = problem.error_message
+            for name, member in NAMES.items():
+                words = words.replace(f"'{name}'", f"`{member.name}`")
+            return self.CompositionErrorDetails(problem.invalid_event, words)
+        if do_compose:
             self._composed.append((event, count))
-        return problem
+        return None
 
     def _as_ours(self, event: Any) -> Any:
         return event

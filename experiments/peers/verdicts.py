@@ -167,12 +167,52 @@ def is_right_to_the_last_digit() -> None:
 
 def covers_laplace_under_replacement() -> None:
     """A changed record moves the sum by two norms: theirs at half the noise."""
-    ours = stand_ins.EpisodicAccountant(Relation.REPLACE_ONE)
-    ours.compose(dp_event.LaplaceDpEvent(1.0))
-    half = TheirPld().compose(dp_event.LaplaceDpEvent(0.5))
-    for delta in (1e-2, 1e-6):
-        bound = half.get_epsilon(delta)
-        assert 0.999 * bound <= ours.get_epsilon(delta) <= bound * (1 + 1e-6)
+    for once, halved in (
+        (dp_event.LaplaceDpEvent(1.0), dp_event.LaplaceDpEvent(0.5)),
+        (
+            dp_event.DiscreteLaplaceDpEvent(0.1, 1),
+            dp_event.DiscreteLaplaceDpEvent(0.1, 2),
+        ),
+    ):
+        ours = stand_ins.EpisodicAccountant(Relation.REPLACE_ONE).compose(once)
+        half = TheirPld().compose(halved)
+        for delta in (1e-2, 1e-6):
+            bound = half.get_epsilon(delta)
+            assert 0.999 * bound <= ours.get_epsilon(delta) <= bound * (1 + 1e-6)
+
+
+def takes_it_for_any_pure_mechanism() -> None:
+    """Of epsilon-DP alone no other pair is known: theirs of less is never above it."""
+    claim = dp_event.EpsilonDeltaDpEvent(1.0, 0.0)
+    for event in (
+        dp_event.PermuteAndFlipDpEvent(1.0),
+        dp_event.ExponentialMechanismDpEvent(1.0),
+    ):
+        for relation in Relation.ADD_OR_REMOVE_ONE, Relation.REPLACE_ONE:
+            ours = stand_ins.EpisodicAccountant(relation).compose(event, 3)
+            pure = TheirPld(relation).compose(claim, 3)
+            for delta in (1e-2, 1e-5):
+                bound = pure.get_epsilon(delta)
+                assert 0.999 * bound <= ours.get_epsilon(delta) <= bound * (1 + 1e-6)
+        with stand_ins.their_functions():
+            orders = [1.5, 2.0]
+            theirs = stand_ins.TheirRdp(orders).compose(event).rdp
+        ours = stand_ins.RdpStandIn(orders).compose(event)
+        assert np.all(theirs <= ours.rdp * (1 + 1e-9)) and np.all(ours.rdp <= 1.0)
+
+
+def rounds_pure_dp_up() -> None:
+    """Two claims that add up to epsilon 3: theirs to twelve digits, never less."""
+    for failures, lost in (((0.0, 0.0), 0.0), ((0.1, 0.2), 0.28)):
+        ours = stand_ins.PldStandIn()
+        for epsilon, failure in zip((1.0, 2.0), failures, strict=True):
+            ours.compose(dp_event.EpsilonDeltaDpEvent(epsilon, failure))
+        assert lost <= ours.get_delta(3.0) <= lost + 4e-12
+        assert 3.0 <= ours.get_epsilon(lost) * (1 + 1e-15) <= 3.0 + 4e-12
+        expected = 0.91938 if lost else 0.8286
+        assert abs(ours.get_true_positive_rates(0.1) - expected) <= 1e-3
+        assert abs(ours.get_gdp_parameter_estimate() - 2.358) <= 1e-3 or lost
+        assert math.isinf(ours.get_gdp_parameter_estimate()) or not lost
 
 
 def loses_nothing_but_rounding() -> None:
@@ -183,7 +223,14 @@ def loses_nothing_but_rounding() -> None:
 
 
 def covers_every_small_data_set() -> None:
-    """A cut Poisson sample of at most four records, told apart by enumeration."""
+    """A cut Poisson sample of at most four records, told apart by enumeration.
+
+    And where a batch is hardly ever cut theirs is not below ours.
+    """
+    event = dp_event.TruncatedSubsampledGaussianDpEvent(50_000, 0.02048, 1152, 4.0)
+    theirs = TheirPld().compose(event, 10_000).get_epsilon(1e-5)
+    ours = stand_ins.EpisodicAccountant().compose(event, 10_000).get_epsilon(1e-5)
+    assert 0.999 * theirs < ours <= theirs
     rate, batch, noise = 0.4, 2, 0.8
     for relation in ("add_remove", "zero_out"):
         release = jde.TruncatedPoissonRelease(
@@ -229,15 +276,31 @@ def _hockey_stick(
 
 
 NAMED: dict[str, tuple[str, str, Callable[[], None]]] = {
-    r"MaxBatchSizeTest.test_compute_epsilon_via_pld[0-3]|test_truncated_subsampled": (
+    r"MaxBatchSizeTest.test_compute_epsilon_via_pld|test_truncated_subsampled|"
+    r"CalibrateTest.test_calibrate_(noise|num_updates|batch_size)_truncated$": (
         "tighter",
         "another theorem for cut samples (docs/proofs.md), checked by enumeration",
         covers_every_small_data_set,
     ),
-    r"composition_errors_for_neighboring_relation1$": (
+    r"composition_errors_for_neighboring_relation[13]$": (
         "tighter",
-        "covers more: Laplace noise under REPLACE_ONE",
+        "covers more: (discrete) Laplace noise under REPLACE_ONE",
         covers_laplace_under_replacement,
+    ),
+    r"composition_errors_for_neighboring_relation5$": (
+        "tighter",
+        "covers more: permute-and-flip under REPLACE_ONE, as any epsilon-DP mechanism",
+        takes_it_for_any_pure_mechanism,
+    ),
+    r"test_permute_and_flip_matches_laplace|rdp_exponential_mechanism": (
+        "not expressible",
+        "more than epsilon-DP of permute-and-flip and the exponential mechanism",
+        takes_it_for_any_pure_mechanism,
+    ),
+    r"test_epsilon_basic|test_epsilon_delta_basic|test_exponential_mechanism_basic": (
+        "passed",
+        "3.000000000003 for 3: an upper bound, rounded up",
+        rounds_pure_dp_up,
     ),
     r"test_poisson_subsampling_with_zero_probability": (
         "passed",

@@ -9,6 +9,7 @@ own error, of 1e-6 or less, which is added.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import math
 from statistics import NormalDist
@@ -27,6 +28,8 @@ from jaxdp_episodic.numerics.roots import largest_within
 
 # No finer than that is delta followed, unless a view asks for it.
 _SMALLEST_DELTA = 1e-15
+# Rates in the middle are not moved by deltas below that share of the least of them.
+_MIDDLE_RATE, _NEGLIGIBLE = 1e-3, 1e-4
 # Above the rounding of sums of a few numbers in [0, 1].
 _ROUNDING = 2.0**-50
 _BLOCK = 1 << 22  # rates of an attacker at a time
@@ -210,7 +213,9 @@ def _rates(
 ) -> tuple[Any, Any]:
     """The least false negative and the largest true positive rate."""
     alpha = _validation.probability_array("false_positive_rate", false_positive_rate)
-    epsilons, deltas, shape = _points(step, num_steps, method, _SMALLEST_DELTA)
+    in_the_middle = np.all(np.minimum(alpha, 1 - alpha) >= _MIDDLE_RATE)
+    floor = _NEGLIGIBLE * _MIDDLE_RATE if in_the_middle else _SMALLEST_DELTA
+    epsilons, deltas, shape = _points(step, num_steps, method, floor)
     missed, caught = np.empty((2, epsilons.shape[1], alpha.size))
     block = max(1, _BLOCK // len(epsilons))
     for row, (eps, d) in enumerate(zip(epsilons.T, deltas.T, strict=True)):
@@ -241,7 +246,10 @@ def _bounds(
 def _points(
     step: Any, num_steps: Any, method: str, floor: float
 ) -> tuple[np.ndarray, np.ndarray, tuple[int, ...]]:
-    """Points of the curve: epsilons and deltas (K, settings), the settings' shape."""
+    """Points of the curve: epsilons and deltas (K, settings), the settings' shape.
+
+    Deltas below ``floor`` may be much too large, yet not above it.
+    """
     if num_steps is None or isinstance(num_steps, int | np.integer):
         # Whoever asks for one reading of a curve often asks for another one next.
         return _remembered_points(step, num_steps, method, floor)
@@ -257,9 +265,18 @@ def _computed_points(
     shape = _validation.broadcast_shape(**arrays)
 
     def ask(epsilons: np.ndarray) -> np.ndarray:
+        how = {"num_steps": num_steps, "method": method}
         at = epsilons.reshape(-1, *shape)
-        answer = upper_delta(step, epsilon=at, num_steps=num_steps, method=method)
-        return np.reshape(answer, epsilons.shape)
+        answer, rows = np.empty(at.shape), np.ones(len(at), bool)
+        if floor > _SMALLEST_DELTA and method != "rdp":
+            # The far tail takes longest to know; a bound says that it does not matter.
+            with contextlib.suppress(NotImplementedError):  # no Rényi moments
+                bound = upper_delta(step, epsilon=at, **{**how, "method": "rdp"})
+                answer = np.array(bound)
+                rows = np.any(answer.reshape(len(at), -1) > floor, axis=1)
+        if np.any(rows):
+            answer[rows] = upper_delta(step, epsilon=at[rows], **how)
+        return answer.reshape(epsilons.shape)
 
     epsilons, deltas = curve_points(ask, math.prod(shape), floor=floor)
     return epsilons, deltas, shape

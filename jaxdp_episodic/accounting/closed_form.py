@@ -1,18 +1,38 @@
-"""Runs of one mechanism whose composition has a closed form."""
+"""Runs whose composition has a closed form: of one mechanism, or of few losses."""
 
 from __future__ import annotations
+
+import math
+from fractions import Fraction
+from itertools import combinations
 
 import numpy as np
 
 from jaxdp_episodic.accounting.question import Question
 from jaxdp_episodic.accounting.run import Run
+from jaxdp_episodic.losses.finite import FiniteLoss, tails_of_values
+from jaxdp_episodic.losses.privacy_loss import PrivacyLoss
+from jaxdp_episodic.losses.randomized_response import RandomizedResponseLoss
 from jaxdp_episodic.losses.sampled_gaussian import SampledGaussianLoss
+from jaxdp_episodic.numerics.combinatorics import log_binomial
+from jaxdp_episodic.numerics.roots import smallest_within
+
+Taken = list[tuple[PrivacyLoss, float]]
 
 # Of the shift of composed Gaussians: of as many roundings as steps and a few.
 _SHIFT_ROUNDING = 4e-16
+# So many losses of a whole run are listed: a millisecond or two.
+_MOST_LOSSES = 4096
+# Rounding of a loss, or of the logarithm of a mass, relative to 1 and its size.
+_ROUNDING = 1e-15
 
 
-def are_alike(run: Run) -> np.ndarray:
+def have_closed_form(run: Run) -> np.ndarray:
+    """Where `composed` answers."""
+    return _are_alike(run) | _have_few_losses(run)
+
+
+def _are_alike(run: Run) -> np.ndarray:
     """Where all steps are of one mechanism that has a closed form of several."""
     shape = run.shape  # of all losses: a run of thousands would ask for it as often
     alike = np.ones(shape, bool)
@@ -30,19 +50,98 @@ def are_alike(run: Run) -> np.ndarray:
     return alike & (kind >= 0)
 
 
+def _have_few_losses(run: Run) -> np.ndarray:
+    """Where all steps have finitely many losses, and the run at most so many."""
+    number = np.ones(run.shape)
+    for loss, count in zip(run.losses, run.counts, strict=True):
+        taken = (count > 0) & ~loss.loses_nothing
+        if isinstance(loss, FiniteLoss | RandomizedResponseLoss):
+            size = 2 if isinstance(loss, RandomizedResponseLoss) else len(loss.losses)
+            ways = 1.0  # (count + size - 1)! / (count! (size - 1)!)
+            for i in range(1, size):
+                ways = ways * (count + i) / i
+                ways = np.minimum(ways, 1e9)
+            number = np.where(taken, number * ways, number)
+        else:
+            number = np.where(taken, np.inf, number)
+    return number <= _MOST_LOSSES
+
+
 def composed(question: Question, run: Run) -> tuple[float, float]:
-    """One setting by the closed form of its mechanism."""
+    """One setting by a closed form, and a bound of the error, as of `PrivacyLoss`."""
     taken = [
-        (loss, float(count))
+        (loss.kept_in_range(), float(count))
         for loss, count in zip(run.losses, run.counts, strict=True)
         if count > 0 and not loss.loses_nothing
     ]
-    loss = taken[0][0].kept_in_range()
-    count = sum(count for _, count in taken)
-    with np.errstate(divide="ignore", over="ignore", under="ignore"):
-        return loss.composed(
-            float(question.target), count, of_epsilon=question.is_epsilon
+    target = float(question.target)
+    with np.errstate(all="ignore"):
+        if _are_alike(run):
+            count = sum(count for _, count in taken)
+            return taken[0][0].composed(target, count, of_epsilon=question.is_epsilon)
+        return _of_few_losses(target, taken, of_epsilon=question.is_epsilon)
+
+
+def _of_few_losses(
+    target: float, taken: Taken, *, of_epsilon: bool
+) -> tuple[float, float]:
+    """Sums over all the losses of a run, in both directions."""
+    if not of_epsilon and all(type(a) is RandomizedResponseLoss for a, _ in taken):
+        # What an (epsilon, delta) claim can lose is known exactly.
+        most = sum(Fraction(float(a.epsilon)) * int(n) for a, n in taken)
+        if Fraction(target) >= most:
+            return -np.inf, 0.0
+    loss, log_mass = np.zeros(1), np.zeros(1)
+    off = move = 0.0
+    for one, count in taken:
+        values, log_masses = _repeated(*one.values(), int(count))
+        loss = (loss[:, None] + values).reshape(-1)
+        log_mass = (log_mass[:, None] + log_masses).reshape(-1)
+        most, size = np.abs(values).max(), np.abs(log_masses).max()
+        off += float(one.profile_error()) * (count + size + most)
+        move += _ROUNDING * most
+
+    def tails(u: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """The larger profile's logarithm, and that of its tail, at (1,) u."""
+        both = (
+            tails_of_values(u, loss[:, None], log_mass[:, None]),
+            tails_of_values(u, -loss[:, None], (log_mass - loss)[:, None]),
         )
+        return max(both, key=lambda tail: float(tail[0][0]))
+
+    value = target
+    if of_epsilon:
+        zero = np.zeros(1)
+        if tails(zero)[0] <= target:
+            return 0.0, 0.0
+        value = float(smallest_within(lambda u: tails(u)[0] - target, zero + 1.0)[0])
+    profile, fall = (float(tail[0]) for tail in tails(np.array([value])))
+    move += _ROUNDING * abs(value)
+    if of_epsilon:
+        return value, off * math.exp(min(target - fall, 700.0)) + move
+    if profile == -np.inf:  # At the largest loss rounding decides.
+        return profile, (0.0 if value > loss.max() + 2 * move else np.inf)
+    return min(profile, 0.0), off + move * math.exp(min(fall - profile, 700.0))
+
+
+def _repeated(
+    loss: np.ndarray, log_mass: np.ndarray, count: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """The losses of so many steps alike: how often each value, and in how many ways."""
+    size = len(loss)
+    if size == 1:
+        return count * loss, count * log_mass
+    if size == 2:
+        first = np.arange(count + 1)
+        times = np.stack([first, count - first], axis=1)
+    else:
+        # Bars between the values; what lies between two of them is a number.
+        bars = np.array(list(combinations(range(count + size - 1), size - 1)))
+        ends = np.full((len(bars), 1), count + size - 1)
+        times = np.diff(np.hstack([0 * ends - 1, bars, ends]), axis=1) - 1
+    left = count - np.cumsum(times, axis=1) + times
+    ways = log_binomial(left.astype(np.float64), times.astype(np.float64)).sum(axis=1)
+    return times @ loss, ways + times @ log_mass
 
 
 def one_gaussian(shift: np.ndarray) -> SampledGaussianLoss:

@@ -149,7 +149,7 @@ def _truncated(release: TruncatedPoissonRelease) -> PrivacyLoss:
         # The data at hand may be the smaller neighbour: the worse of two paths.
         size = np.concatenate([size, size + 1], axis=-1)
     rate = field(release.sampling_probability)
-    whole, cut, cut_rate = cut_weights(size, field(release.batch_size), rate)
+    whole, cut, cut_rate, sure = cut_weights(size, field(release.batch_size), rate)
     with np.errstate(divide="ignore", over="ignore"):
         shift = np.divide(1.0, field(release.noise_multiplier))
     kinds = {
@@ -157,4 +157,4 @@ def _truncated(release: TruncatedPoissonRelease) -> PrivacyLoss:
         "replace_one": ReplacedTruncatedLoss,
         "zero_out": ZeroedTruncatedLoss,
     }
-    return kinds[relation](_ALWAYS, whole, cut, rate, cut_rate, shift)
+    return kinds[relation](_ALWAYS, whole, cut, rate, cut_rate, shift, sure)

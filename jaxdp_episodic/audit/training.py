@@ -13,6 +13,7 @@ from jaxdp_episodic.audit.canaries import (
     gradient_canaries,
     input_canaries,
 )
+from jaxdp_episodic.audit.confidence import check_confidence
 from jaxdp_episodic.audit.in_out import (
     OnStep,
     Training,
@@ -101,6 +102,7 @@ def audit_run(
       NotImplementedError: input canaries for episodes with levels within.
     """
     _validation.choice("kind", kind, KINDS)
+    check_confidence(confidence)  # before the training, not after it
     steps = training.budget.num_steps
     if num_steps is not None:
         steps = _validation.whole_number("num_steps", num_steps)
@@ -148,6 +150,7 @@ def audit_steps(
       on_step: is called after every step.
     """
     draws = _validation.whole_number("num_draws", num_draws, minimum=100)
+    check_confidence(confidence)
     scheme = epoch_scheme(training.budget.step.design)
     lengths = np.ones(1, int) if scheme is None else block_lengths(scheme)
     length = int(lengths.sum())

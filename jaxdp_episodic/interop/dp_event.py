@@ -24,6 +24,7 @@ from jaxdp_episodic.describe.releases import (
 )
 from jaxdp_episodic.describe.schemes import (
     MultistageSampling,
+    RandomAllocation,
     WithoutReplacement,
 )
 from jaxdp_episodic.describe.step import ComposedSteps, GaussianStep, OneStep, compose
@@ -130,7 +131,8 @@ def steps_of(
         if population_is_exact and isinstance(step, GaussianStep):
             step = _of_exact_population(step)
         if step is not None:
-            yield part, step, count
+            # An event that is a whole epoch is as many steps.
+            yield part, step, count * int(getattr(part, "num_steps", 1))
 
 
 def nothing(relation: str) -> OneStep:
@@ -188,13 +190,15 @@ def _poisson(event: Any, relation: str) -> OneStep:
     kinds = {kind(part) for part, _ in parts}
     if kinds <= {"GaussianDpEvent"}:
         return release.sampled_gaussian(rate, joint_noise(parts), relation)
-    if kinds == {"LaplaceDpEvent"} and relation != "replace_one":
+    if kinds == {"LaplaceDpEvent"}:
+        if relation == "replace_one":
+            raise release.wrong_relation(event, relation, "'add_remove' or 'zero_out'")
         return LaplaceRelease(
             joint_scale(parts), sampling_probability=rate, neighboring_relation=relation
         )
     one = parts[0][0] if sum(count for _, count in parts) == 1 else None
-    if kinds == {"EpsilonDeltaDpEvent"} and one is not None:
-        return _sampled_claim(rate, one, relation)
+    if kinds <= set(_CLAIMS) and one is not None:
+        return _sampled_claim(rate, _CLAIMS[kind(one)](one, relation), relation)
     if kinds == {"DiscreteLaplaceDpEvent"} and one is not None:
         return release.discrete_laplace(one, relation, rate)
     if kinds == {"MixtureOfGaussiansDpEvent"} and one is not None:
@@ -222,6 +226,27 @@ def _fixed_size(event: Any, relation: str) -> OneStep | None:
         )
     return GaussianStep(
         sampling, noise_multiplier=joint_noise(parts), neighboring_relation=relation
+    )
+
+
+def _random_allocation(event: Any, relation: str) -> OneStep | None:
+    """An epoch: each record in so many of the steps, a uniform subset of its own.
+
+    Of a random partition into blocks one step each: at most what the blocks lose, see
+    docs/proofs.md, "Random allocation", `times`.
+    """
+    parts = _gaussian_parts(event, relation)
+    steps = whole(event, "num_steps", minimum=1)
+    selected = whole(event, "num_selected", minimum=0)
+    if selected > steps:
+        raise ValueError(
+            f"num_selected must be at most num_steps, got {selected!r} of {steps!r}"
+        )
+    if selected == 0:
+        return None
+    scheme = RandomAllocation(LEVEL, steps_per_epoch=steps, times=selected)
+    return GaussianStep(
+        scheme, noise_multiplier=joint_noise(parts), neighboring_relation=relation
     )
 
 
@@ -255,15 +280,14 @@ def _unsampled(sampled: Any, parts: Parts, relation: str) -> EventNotCovered:
     )
 
 
-def _sampled_claim(rate: float, event: Any, relation: str) -> OneStep:
+def _sampled_claim(rate: float, claim: ApproximateDP, relation: str) -> OneStep:
     """A sample of something (epsilon, delta)-DP.
 
     With a record more or less ``log(1 + rate (e^epsilon - 1))`` and ``rate delta``
     (Balle, Barthe, Gaboardi 2018, arXiv:1807.01647, Theorem 8); where it is replaced
     the draws are the same, and by joint convexity delta alone shrinks.
     """
-    epsilon, delta = nonnegative(event, "epsilon"), number(event, "delta")
-    delta = float(_validation.probability_array("delta", delta))
+    epsilon, delta = float(claim.epsilon), float(claim.delta)
     if relation == "add_remove":
         with np.errstate(over="ignore"):
             amplified = np.log1p(rate * np.expm1(epsilon))
@@ -271,12 +295,16 @@ def _sampled_claim(rate: float, event: Any, relation: str) -> OneStep:
     return ApproximateDP(epsilon, min(rate * delta * (1 + ROUNDING_MARGIN), delta))
 
 
+_CLAIMS: dict[str, Callable[[Any, str], ApproximateDP]] = {
+    "EpsilonDeltaDpEvent": release.epsilon_delta,
+    "ExponentialMechanismDpEvent": release.pure,
+    "PermuteAndFlipDpEvent": release.pure,
+}
 # One entry for each of `COVERED`, but RepeatAndSelectDpEvent.
 _READERS: dict[str, Callable[[Any, str], OneStep | None]] = {
-    # RandomAllocationDpEvent goes here, once its theorem is there.
+    **_CLAIMS,
     "DiscreteGaussianDpEvent": release.discrete_gaussian,
     "DiscreteLaplaceDpEvent": release.discrete_laplace,
-    "EpsilonDeltaDpEvent": release.epsilon_delta,
     "GaussianDpEvent": release.gaussian,
     "LaplaceDpEvent": release.laplace,
     "MixtureOfGaussiansDpEvent": release.gaussian_mixture,
@@ -284,6 +312,7 @@ _READERS: dict[str, Callable[[Any, str], OneStep | None]] = {
         1.0, 0.0, relation
     ),
     "PoissonSampledDpEvent": _poisson,
+    "RandomAllocationDpEvent": _random_allocation,
     "RandomizedResponseDpEvent": release.randomized_response,
     "SampledWithReplacementDpEvent": _fixed_size,
     "SampledWithoutReplacementDpEvent": _fixed_size,

@@ -8,6 +8,7 @@ a `training_config`.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from typing import Any
 
@@ -16,11 +17,28 @@ from jaxdp_episodic.describe.step import ComposedSteps
 from jaxdp_episodic.files.optional import require
 from jaxdp_episodic.interop.dp_accounting import RELATIONS, EpisodicAccountant
 from jaxdp_episodic.interop.dp_event import from_dp_event
+from jaxdp_episodic.interop.event_tree import joint
 
 _events = require(
     "dp_accounting.dp_event", purpose="an execution plan", extra="jax-privacy"
 )
 _REPLACE_ONE = "replace_one"
+
+
+@dataclasses.dataclass(frozen=True)
+class _RandomAllocationDpEvent:
+    """As proposed to dp_accounting, while it has none."""
+
+    event: Any
+    num_selected: int
+    num_steps: int
+
+    class_name = "RandomAllocationDpEvent"
+
+
+RandomAllocationDpEvent = getattr(
+    _events, "RandomAllocationDpEvent", _RandomAllocationDpEvent
+)
 
 
 def from_execution_plan(
@@ -40,9 +58,13 @@ def from_execution_plan(
       BandMF with as many bands at most (arXiv:2306.08153). With
       ``truncated_batch_size`` the batch is truncated afterwards.
     * ``FixedBatchSampling``: batches of one size, with or without replacement.
+    * ``BallsInBinsSampling``, with independent noise: the same bins in every cycle,
+      which together are one epoch of `RandomAllocation` with less noise; not under
+      replace_one, unless there is one cycle only.
+    * ``RandomAllocationSampling`` (version 2.3), with independent noise.
 
-    Others (``BallsInBinsSampling``, ``BMinSepSampling``, users by
-    ``UserSelectionStrategy``) are refused by name.
+    Others (``BMinSepSampling``, users by ``UserSelectionStrategy``) are refused by
+    name.
 
     Args:
       plan: a ``BandMFConfig`` or ``BandMFExecutionPlanConfig``, a ``DPExecutionPlan``,
@@ -190,11 +212,7 @@ def _cyclic_poisson(
 def _fixed_batch(
     strategy: Any, noise: float, relation: str, size: int | None, num_bands: int
 ) -> Any:
-    if num_bands > 1:
-        raise NotImplementedError(
-            f"FixedBatchSampling with num_bands={num_bands} is not covered: the rounds "
-            "of one record may overlap"
-        )
+    _check_is_independent(strategy, num_bands)
     sampled = (
         _events.SampledWithReplacementDpEvent
         if strategy.replace
@@ -205,6 +223,51 @@ def _fixed_batch(
     return _events.SelfComposedDpEvent(step, strategy.iterations)
 
 
+def _balls_in_bins(
+    strategy: Any, noise: float, relation: str, size: int | None, num_bands: int
+) -> Any:
+    """Given its bin a record is in all of a cycle's rounds: their noises are joined.
+
+    See docs/proofs.md, "Random allocation", the same bins in every epoch.
+    """
+    del size
+    _check_is_independent(strategy, num_bands)
+    cycles = math.ceil(strategy.iterations / strategy.cycle_length)
+    if cycles == 0:
+        return _events.NoOpDpEvent()
+    if cycles > 1 and relation == _REPLACE_ONE:
+        raise NotImplementedError(
+            "BallsInBinsSampling under replace_one is covered for one cycle alone: "
+            f"iterations={strategy.iterations} must be at most "
+            f"cycle_length={strategy.cycle_length}"
+        )
+    return RandomAllocationDpEvent(
+        _events.GaussianDpEvent(joint([(noise, cycles)])), 1, strategy.cycle_length
+    )
+
+
+def _random_allocation(
+    strategy: Any, noise: float, relation: str, size: int | None, num_bands: int
+) -> Any:
+    del relation, size
+    _check_is_independent(strategy, num_bands)
+    if strategy.iterations == 0:
+        return _events.NoOpDpEvent()
+    return RandomAllocationDpEvent(
+        _events.GaussianDpEvent(noise),
+        strategy.total_participations,
+        strategy.iterations,
+    )
+
+
+def _check_is_independent(strategy: Any, num_bands: int) -> None:
+    if num_bands > 1:
+        raise NotImplementedError(
+            f"{type(strategy).__name__} with num_bands={num_bands} is not covered: the "
+            "rounds of one record may overlap"
+        )
+
+
 def _known(what: str, size: int | None) -> int:
     if size is None:
         raise ValueError(f"num_examples must be given with {what}, got None")
@@ -212,8 +275,10 @@ def _known(what: str, size: int | None) -> int:
 
 
 _STRATEGIES = {
+    "BallsInBinsSampling": _balls_in_bins,
     "CyclicPoissonSampling": _cyclic_poisson,
     "FixedBatchSampling": _fixed_batch,
+    "RandomAllocationSampling": _random_allocation,
 }
 
 

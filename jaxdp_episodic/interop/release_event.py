@@ -39,11 +39,14 @@ COVERED = (
     "DiscreteGaussianDpEvent",
     "DiscreteLaplaceDpEvent",
     "EpsilonDeltaDpEvent",
+    "ExponentialMechanismDpEvent",
     "GaussianDpEvent",
     "LaplaceDpEvent",
     "MixtureOfGaussiansDpEvent",
     "NonPrivateDpEvent",
+    "PermuteAndFlipDpEvent",
     "PoissonSampledDpEvent",
+    "RandomAllocationDpEvent",
     "RandomizedResponseDpEvent",
     "RepeatAndSelectDpEvent",
     "SampledWithReplacementDpEvent",
@@ -88,10 +91,16 @@ def zcdp(event: Any, relation: str) -> OneStep:
     return ZeroConcentratedDP(nonnegative(event, "rho"), xi=nonnegative(event, "xi"))
 
 
-def epsilon_delta(event: Any, relation: str) -> OneStep:
+def epsilon_delta(event: Any, relation: str) -> ApproximateDP:
     """What is known to be (epsilon, delta)-DP alone."""
     del relation
     return ApproximateDP(nonnegative(event, "epsilon"), number(event, "delta"))
+
+
+def pure(event: Any, relation: str) -> ApproximateDP:
+    """What is epsilon-DP: no more is used of its loss, an upper bound."""
+    del relation
+    return ApproximateDP(nonnegative(event, "epsilon"))
 
 
 def tree(event: Any, relation: str) -> OneStep | None:
@@ -101,7 +110,7 @@ def tree(event: Any, relation: str) -> OneStep | None:
     n has bits (Kairouz et al. 2021, arXiv:2103.00039, appendix D).
     """
     if relation != "zero_out":
-        raise _wrong_relation(event, relation, "'zero_out'")
+        raise wrong_relation(event, relation, "'zero_out'")
     noise = nonnegative(event, "noise_multiplier")
     counts = _validation.integer_array(
         "step_counts", field(event, "step_counts"), minimum=0
@@ -117,7 +126,7 @@ def tree(event: Any, relation: str) -> OneStep | None:
 def randomized_response(event: Any, relation: str) -> OneStep:
     """One answer of several, changed or made null."""
     if relation == "add_remove":
-        raise _wrong_relation(event, relation, "'replace_one' or 'zero_out'")
+        raise wrong_relation(event, relation, "'replace_one' or 'zero_out'")
     return RandomizedResponse(
         number(event, "noise_parameter"),
         whole(event, "num_buckets", minimum=1),
@@ -153,7 +162,7 @@ def discrete_gaussian(event: Any, relation: str) -> OneStep:
 def gaussian_mixture(event: Any, relation: str, rate: float = 1.0) -> OneStep:
     """A sum that moves by one of several distances."""
     if relation == "replace_one":
-        raise _wrong_relation(event, relation, "'add_remove' or 'zero_out'")
+        raise wrong_relation(event, relation, "'add_remove' or 'zero_out'")
     return GaussianMixtureRelease(
         np.asarray(field(event, "sensitivities")),
         np.asarray(field(event, "sampling_probs")),
@@ -183,7 +192,8 @@ def truncated(event: Any, relation: str) -> OneStep | None:
     )
 
 
-def _wrong_relation(event: Any, relation: str, covered: str) -> EventNotCovered:
+def wrong_relation(event: Any, relation: str, covered: str) -> EventNotCovered:
+    """The refusal of an event under another relation than those of its theorem."""
     return EventNotCovered(
         event, f"neighboring_relation must be {covered}, got {relation!r}"
     )

@@ -18,7 +18,12 @@ from jaxdp_episodic.describe.releases import (
     LaplaceRelease,
     ZeroConcentratedDP,
 )
-from jaxdp_episodic.describe.schemes import MultistageSampling, Poisson
+from jaxdp_episodic.describe.schemes import (
+    MultistageSampling,
+    Poisson,
+    RandomAllocation,
+    WithoutReplacement,
+)
 from jaxdp_episodic.describe.step import AnyStep, ComposedSteps, GaussianStep
 from jaxdp_episodic.files.optional import require
 
@@ -48,14 +53,21 @@ def to_dp_event(step: AnyStep) -> Any:
         raise TypeError(f"step must be a GaussianStep or a composed run, got {step!r}")
     if step.shape:
         raise ValueError(f"step must be one setting, got an array of {step.shape}")
-    if not isinstance(step, ComposedSteps):
-        return _event(step)
+    is_run = isinstance(step, ComposedSteps)
+    parts = zip(step.steps, step.counts, strict=True) if is_run else [(step, 1)]
     events = []
-    for part, count in zip(step.steps, step.counts, strict=True):
-        if count == 1:
-            events.append(_event(part))
-        elif count:
-            events.append(dp_event.SelfComposedDpEvent(_event(part), int(count)))
+    for part, count in parts:
+        event = _event(part)
+        repeats, rest = divmod(int(count), getattr(event, "num_steps", 1))
+        if rest:
+            raise NotImplementedError(
+                f"{type(event).__name__} is an epoch of {event.num_steps} steps, got "
+                f"{count} steps of it"
+            )
+        if repeats == 1:
+            events.append(event)
+        elif repeats:
+            events.append(dp_event.SelfComposedDpEvent(event, repeats))
     if not events:
         return dp_event.NoOpDpEvent()
     return events[0] if len(events) == 1 else dp_event.ComposedDpEvent(events)
@@ -109,19 +121,30 @@ def _gaussian(step: GaussianStep) -> Any:
     if step.population is None and isinstance(each, MultistageSampling):
         top: Any = each.levels[0]
         if each is not design:
-            if not isinstance(top, Poisson) and top.size == 1 and len(each.levels) == 1:
+            if (
+                isinstance(top, WithoutReplacement)
+                and top.size == 1
+                and len(each.levels) == 1
+            ):
                 return dp_event.SampledWithReplacementDpEvent(
                     top.population, design.num_episodes, event
                 )
         elif step.clip_unit == step.privacy_unit == top.name:
             if isinstance(top, Poisson):
                 return _sampled(top.sampling_probability, event)
-            if top.size <= top.population and not top.population_is_exact:
-                return dp_event.SampledWithoutReplacementDpEvent(
-                    top.population, top.size, event
-                )
-            if top.population_is_exact and top.size >= top.population:
-                return event
+            if isinstance(top, WithoutReplacement):
+                if top.size <= top.population and not top.population_is_exact:
+                    return dp_event.SampledWithoutReplacementDpEvent(
+                        top.population, top.size, event
+                    )
+                if top.population_is_exact and top.size >= top.population:
+                    return event
+            # Of several times a subset of the steps, not one of each block.
+            if isinstance(top, RandomAllocation) and top.times == 1:
+                if hasattr(dp_event, "RandomAllocationDpEvent"):
+                    return dp_event.RandomAllocationDpEvent(
+                        event, 1, int(top.steps_per_epoch)
+                    )
     raise NotImplementedError(
         f"{type(design).__name__} with clip_unit={step.clip_unit!r} and "
         f"privacy_unit={step.privacy_unit!r} has no event in dp_accounting; covered: "

@@ -23,6 +23,7 @@ class AllocatedLoss(GaussianLoss):
 
     # Its tables' errors are estimates: no end that rests on them would be certified.
     methods: ClassVar[tuple[str, ...]] = ("rdp", "exact")
+    is_estimate: ClassVar[bool] = True
 
     def profile_reaches(self, u: Array) -> Array:
         """Up to the end of a table, beyond which its last value stands."""
@@ -44,7 +45,8 @@ class AllocatedLoss(GaussianLoss):
         taken = np.maximum(self._taken, 2.0)
         return dataclasses.replace(
             super().kept_in_range(),
-            shift=np.clip(self._shift, _SMALLEST_SHIFT, None),
+            # What is beyond the largest is unprotected, and not computed.
+            shift=np.clip(self._shift, _SMALLEST_SHIFT, _LARGEST_SHIFT),
             taken=taken,
             bins=np.maximum(self._bins, taken),
         )

@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from jaxdp_episodic.numerics.convex_sums import lognormal_sum
 from jaxdp_episodic.numerics.skewed_sums import Terms, log_tails
 
 # Chebyshev panels, each so long in asinh(place / core), with so many nodes.
@@ -30,6 +31,9 @@ _CACHED = 256
 _FEW = 8
 # Largest relative error of integrals of a table that may be used, and their nodes.
 _MOST_OFF, _CHECK_NODES = 1e-7, 600
+# By how much a logarithm may lie beyond its certified ends: relative down to _CHECKED,
+# absolute for so many nats below it.
+_AGREEING, _RAREST = 1e-7, 16.0
 # Places at which a table is checked, how far down, and the spare factor.
 _CHECKS, _CHECKED, _SPARE, _ROUNDING = 16, -36.0, 10.0, 1e-13
 
@@ -152,7 +156,10 @@ def sum_tables(count: int, shift: float) -> tuple[Table, Table]:
 
     Their densities must have mass 1 and mean 1, and give the first tails at the mean.
     """
-    tables = [sum_table(count, shift, rising=up) for up in (True, False)]
+    tables = [
+        _between_ends(sum_table(count, shift, rising=up), count, shift, rising=up)
+        for up in (True, False)
+    ]
     mass, mean, gains = 0.0, 0.0, []
     for table, sign in zip(tables, (1, -1), strict=True):
         place, weight = _panels(table.end)
@@ -164,6 +171,28 @@ def sum_tables(count: int, shift: float) -> tuple[Table, Table]:
     off = float(max(abs(mass - 1), abs(mean - 1), *gains))
     rising, falling = (_checked(table, off) for table in tables)
     return rising, falling
+
+
+def _between_ends(table: Table, count: int, shift: float, *, rising: bool) -> Table:
+    """The table up to where its first tail leaves the certified ends."""
+    half = 0.5 * np.diff(table.edges)[:, None]
+    place = table.core * np.sinh(table.edges[:-1, None] + half * (_POINTS + 1))
+    x = count * np.exp(place if rising else -place)
+    outside = np.zeros(len(x), bool)
+    for above, sign in ((True, 1), (False, -1)):
+        law = lognormal_sum(count, shift, above=above)
+        # Values of the law are off by a share: read off as far to its side.
+        moved = x * (1 - (sign if rising else -sign) * 2 * law.place_error)
+        with np.errstate(divide="ignore"):
+            end = np.log(law.gain(moved.reshape(-1), rising=rising)).reshape(x.shape)
+        rare = np.minimum(_CHECKED - table.values[0], _RAREST)
+        allowed = law.mass_error + _AGREEING * np.exp(np.maximum(rare, 0.0))
+        beyond = sign * (table.values[0] - end) > allowed
+        outside |= np.any(beyond, axis=1)
+    kept = int(np.argmax(outside)) if np.any(outside) else len(outside)
+    if kept == 0:
+        return table._replace(values=table.values * np.nan, error=1.0)
+    return table._replace(edges=table.edges[: kept + 1], values=table.values[:, :kept])
 
 
 @functools.lru_cache(_CACHED)
@@ -233,10 +262,17 @@ def by_setting(
     """
     arrays = np.broadcast_arrays(place, *fields)
     flat = [np.asarray(a, np.float64).reshape(-1) for a in arrays]
-    settings, inverse = np.unique(np.stack(flat[1:]), axis=1, return_inverse=True)
+    rows = np.stack(flat[1:])
+    # Most often those of a setting are neighbours: one of each stretch is looked at.
+    changes = np.any(rows[:, 1:] != rows[:, :-1], axis=0)
+    begins = np.append(0, np.flatnonzero(changes) + 1)
+    settings, inverse = np.unique(rows[:, begins], axis=1, return_inverse=True)
+    which = np.repeat(inverse.reshape(-1), np.diff(np.append(begins, rows.shape[1])))
     result: np.ndarray | None = None
     for i, setting in enumerate(settings.T.tolist()):
-        chosen = np.flatnonzero(inverse.reshape(-1) == i)
+        chosen = slice(None)
+        if settings.shape[1] > 1:
+            chosen = np.flatnonzero(which == i)
         part = function(flat[0][chosen], *setting)
         if result is None:
             result = np.empty((len(part), flat[0].size))

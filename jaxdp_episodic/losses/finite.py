@@ -87,7 +87,7 @@ class FiniteLoss(PrivacyLoss):
         xp = namespace(u, *self.fields)
         u = xp.broadcast_to(u, np.broadcast_shapes(np.shape(u), self.shape))
         loss, mass = self._stacked(u.shape)
-        return _tails(u, loss, mass), _tails(u, -loss, mass - loss)
+        return tails_of_values(u, loss, mass), tails_of_values(u, -loss, mass - loss)
 
     def values(self) -> tuple[np.ndarray, np.ndarray]:
         """See `PrivacyLoss`: those that occur."""
@@ -110,26 +110,9 @@ class FiniteLoss(PrivacyLoss):
     ) -> tuple[Array, ...]:
         """See `PrivacyLoss`: a sum. Forward the larger direction's."""
         del quadrature
-        xp = namespace(t, *self.fields)
-        loss, mass = self._stacked(t.shape)
-        base = mass - loss  # of the law without the unit
-        sums = {}
-        for one in ("forward", "backward") if direction == "forward" else (direction,):
-            power = -t if one == "backward" else 1 + t
-            peak = xp.max(base + power * loss, axis=0) - _LARGEST_EXPONENT
-            peak = stop_gradient(xp, xp.maximum(peak, 0.0))
-            value = xp.sum(scaled_power_excess(loss, base - peak, t, one), axis=0)
-            sums[one] = xp.log(value) + peak
-        excess = sums[direction]
-        if direction == "forward":
-            excess = xp.maximum(excess, sums["backward"])
-        if not with_derivatives:
-            return (excess,)
-        peak = xp.max(base + (1 + t) * loss, axis=0) - _LARGEST_EXPONENT
-        peak = xp.maximum(peak, 0.0)
-        parts = scaled_power_excess_derivatives(loss, base - peak, t, "forward")
-        total, first, second = (xp.sum(part, axis=0) for part in parts)
-        return excess, first / total, second / total
+        return log_excess_of_atoms(
+            *self._stacked(t.shape), t, direction, with_derivatives=with_derivatives
+        )
 
     def nodes(
         self,
@@ -169,7 +152,36 @@ class FiniteLoss(PrivacyLoss):
         return most
 
 
-def _tails(u: Array, loss: Array, log_mass: Array) -> Tails:
+def log_excess_of_atoms(
+    loss: Array, log_mass: Array, t: Array, direction: str, *, with_derivatives: bool
+) -> tuple[Array, ...]:
+    """`PrivacyLoss.log_excess` of losses and their log-masses, (J, n), at (n,) orders.
+
+    Forward the larger direction's; *exact* up to rounding.
+    """
+    xp = namespace(loss, log_mass, t)
+    base = log_mass - loss  # of the law without the unit
+    sums = {}
+    for one in ("forward", "backward") if direction == "forward" else (direction,):
+        power = -t if one == "backward" else 1 + t
+        peak = xp.max(base + power * loss, axis=0) - _LARGEST_EXPONENT
+        peak = stop_gradient(xp, xp.maximum(peak, 0.0))
+        value = xp.sum(scaled_power_excess(loss, base - peak, t, one), axis=0)
+        sums[one] = xp.log(value) + peak
+    excess = sums[direction]
+    if direction == "forward":
+        excess = xp.maximum(excess, sums["backward"])
+    if not with_derivatives:
+        return (excess,)
+    peak = xp.max(base + (1 + t) * loss, axis=0) - _LARGEST_EXPONENT
+    peak = xp.maximum(peak, 0.0)
+    parts = scaled_power_excess_derivatives(loss, base - peak, t, "forward")
+    total, first, second = (xp.sum(part, axis=0) for part in parts)
+    return excess, first / total, second / total
+
+
+def tails_of_values(u: Array, loss: Array, log_mass: Array) -> Tails:
+    """The tails at u of losses, first axis, and the logarithms of their masses."""
     xp = namespace(u, loss, log_mass)
     above = loss > u
     gap = xp.where(above, u - loss, -1.0)

@@ -13,6 +13,10 @@ and with x where ``L(x) = -u`` and ``v_i = w_i e^{c_i x - c_i²/2 + u}``, whose 
 sums of positive terms, exact at the loss that x really has. Sampling is that of
 `losses.sampled`.
 
+In the plane P / Q has no zero below a height of pi / max c_i, where all its terms lie
+in one half-plane, nor right of the *turn*, from where on the largest shift's term
+outweighs all others together: there the path of `nodes` may rise.
+
 Reference: Choquette-Choo, Ganesh, Steinke, Thakurta (2023), arXiv:2310.15526, Corollary
 4.7, that a mixture of vectors is dominated by that of their norms.
 """
@@ -21,7 +25,7 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
-from typing import ClassVar, Self
+from typing import Any, ClassVar, Self
 
 import numpy as np
 
@@ -32,7 +36,16 @@ from jaxdp_episodic.losses.excess import (
     unless_gaussian,
 )
 from jaxdp_episodic.losses.gaussian import scaled
-from jaxdp_episodic.losses.loss_nodes import Rate, real_log_mixture
+from jaxdp_episodic.losses.loss_nodes import (
+    FURTHEST_LEFT,
+    LossNodes,
+    Rate,
+    log_spike,
+    on_path,
+    path_points,
+    real_log_mixture,
+)
+from jaxdp_episodic.losses.paths import Pair, whole_line
 from jaxdp_episodic.losses.privacy_loss import Hints, PrivacyLoss, Quadrature, Tails
 from jaxdp_episodic.losses.sampled import sampled_displacement, sampled_tails
 from jaxdp_episodic.losses.windows import (
@@ -42,7 +55,19 @@ from jaxdp_episodic.losses.windows import (
     transitions,
     windows_around,
 )
-from jaxdp_episodic.numerics.loops import Array, fori_loop, logsumexp, namespace
+from jaxdp_episodic.numerics.complex_exponentials import (
+    expm1_complex,
+    log1p_complex,
+    log_complex,
+    polar,
+)
+from jaxdp_episodic.numerics.loops import (
+    Array,
+    fori_loop,
+    logsumexp,
+    map_first,
+    namespace,
+)
 from jaxdp_episodic.numerics.special import (
     log_mills,
     log_mills_difference,
@@ -55,6 +80,8 @@ _SMALLEST_SHIFT, _LARGEST_SHIFT = 1e-20, 1e70
 # Newton's method on a convex function, from its right: one step for each kink at most,
 # and a few more for the digits.
 _MOST_STEPS = 60
+# The same of the turn.
+_MOST_TURNS = 30
 
 
 @dataclass(frozen=True)
@@ -72,7 +99,7 @@ class GaussianMixtureLoss(PrivacyLoss):
     shifts: tuple[Array, ...]
     log_weights: tuple[Array, ...]
     is_symmetric: ClassVar[bool] = False
-    has_nodes: ClassVar[bool] = False
+    may_have_atoms: ClassVar[bool] = False
     rate_fields: ClassVar[tuple[str, ...]] = ("outer_rate", "rate")
     padding: ClassVar[dict[str, float]] = {"shifts": 1.0, "log_weights": -np.inf}
 
@@ -170,6 +197,51 @@ class GaussianMixtureLoss(PrivacyLoss):
             excess = xp.maximum(excess, integral("backward", False)[0])
         return excess, *derivatives
 
+    def nodes(
+        self,
+        backward: Array,
+        log_cut: Array,
+        height: Array,
+        num_nodes: int,
+        num_terms: int,
+    ) -> LossNodes:
+        """See `PrivacyLoss`; as of the sampled Gaussian."""
+        del num_terms
+        xp = namespace(*self.fields, backward, log_cut, height)
+        shift, log_weight = self._stacked(self.shape)
+        rate = Rate.of(self.rate + xp.zeros(self.shape))
+        largest, turn = shift[-1], _turn(shift, log_weight, rate)
+        reach = xp.sqrt(-2 * log_cut)
+        above = xp.maximum(rate.log + log_weight - log_cut[:, None], 1.0)
+        high = xp.maximum(reach, xp.max(shift + xp.sqrt(2 * above), axis=1))
+        low = xp.where(backward > 0, -reach, xp.maximum(-reach, FURTHEST_LEFT))
+
+        def place(low: Array, high: Array) -> Pair:
+            return whole_line(low, high, turn, largest, num_nodes)
+
+        def loss(x: Pair) -> Pair:
+            return _complex_loss(x, shift[:, None], log_weight[:, None], rate, turn)
+
+        nowhere = xp.full_like(largest, -xp.inf)
+        x, element = path_points(
+            map_first(place, low, high), nowhere, turn, largest, height
+        )
+        y = map_first(loss, x)
+
+        def ends(x: Pair) -> Array:
+            at_ends = xp.stack([x[0][0], x[0][-1]])
+            bare = _loss(at_ends, shift[:, None], log_weight[:, None])
+            return real_log_mixture(bare, rate)
+
+        def finish(x: Pair, element: Pair, y: Pair) -> LossNodes:
+            return on_path(x, element, y, backward, ends(x))
+
+        return map_first(finish, x, element, y)
+
+    def spike(self) -> Array:
+        """The loss of not being drawn, where that is the rule."""
+        return log_spike(self.outer_rate, self.rate)
+
     def _stacked(self, shape: tuple[int, ...]) -> tuple[Array, Array]:
         """Shifts, ascending, and log-weights, with a first axis for the components."""
         xp = namespace(*self.fields)
@@ -197,6 +269,55 @@ def _loss(x: Array, shift: Array, log_weight: Array) -> Array:
     small = xp.max(xp.abs(tilt), axis=0) < 0.5
     near = xp.sum(xp.exp(log_weight) * xp.expm1(xp.where(small, tilt, 0.0)), axis=0)
     return xp.where(small, xp.log1p(near), logsumexp(log_weight + tilt))
+
+
+def _turn(shift: Array, log_weight: Array, rate: Rate) -> Array:
+    """From where on the largest shift has half of P's density or more; (n,)."""
+    xp = namespace(shift)
+    zero = xp.zeros_like(shift[:1])
+    every = xp.concatenate([zero, shift])
+    weight = xp.concatenate([rate.log_rest[None], rate.log + log_weight])
+    weight = xp.maximum(weight - 0.5 * every * every, -1e300)
+    largest = shift[-1]
+    is_largest = every >= largest
+    top = logsumexp(xp.where(is_largest, weight, -xp.inf))
+    gap = xp.where(is_largest, 1.0, largest - every)
+    kinks = xp.where(is_largest, -xp.inf, (weight - top) / gap)
+    start = xp.clip(xp.max(kinks, axis=0), -1e9, 1e9)
+
+    def improve(_: Any, x: Array) -> Array:
+        """Newton's method on a concave function, from its left."""
+        others = xp.where(is_largest, -xp.inf, weight + every * x)
+        total = logsumexp(others)
+        mean = xp.sum(xp.exp(others - total) * every, axis=0)
+        return xp.minimum(x + (total - top - largest * x) / (largest - mean), 1e9)
+
+    return xp.maximum(fori_loop(xp, 0, _MOST_TURNS, improve, start), -20.0)
+
+
+def _complex_loss(
+    x: Pair, shift: Array, log_weight: Array, rate: Rate, turn: Array
+) -> Pair:
+    """``log(1 - p + p sum_i w_i e^{c_i x - c_i²/2})`` on a path; x is (J, n)."""
+    xp = namespace(x[0], shift)
+    tilt, angle = shift * (x[0] - 0.5 * shift), shift * x[1]
+    log_share = rate.log + log_weight
+    # Without cancellation where the loss is small ...
+    gained = expm1_complex(xp.minimum(tilt, 1.0), angle)
+    near = tuple(xp.sum(xp.exp(log_share) * part, axis=0) for part in gained)
+    is_near = (xp.max(tilt, axis=0) < 1.0) & (near[0] ** 2 + near[1] ** 2 < 0.25)
+    near = log1p_complex(*(xp.where(is_near, part, 0.0) for part in near))
+    # ... elsewhere by the largest term, behind the turn with its angle.
+    terms = log_share + tilt
+    most = xp.maximum(xp.max(terms, axis=0), rate.log_rest)
+    common = xp.where(x[0] > turn, shift[-1] * x[1], 0.0)
+    re, im = polar(rate.log_rest - most, -common)
+    parts = polar(terms - most, angle - common)
+    re, im = log_complex(re + xp.sum(parts[0], axis=0), im + xp.sum(parts[1], axis=0))
+    return (
+        xp.where(is_near, near[0], most + re),
+        xp.where(is_near, near[1], common + im),
+    )
 
 
 def _place(loss: Array, shift: Array, log_weight: Array) -> Array:

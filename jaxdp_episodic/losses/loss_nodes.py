@@ -32,6 +32,8 @@ from jaxdp_episodic.numerics.loops import Array, map_first, namespace
 _LOG_SQRT_2PI = 0.5 * math.log(2 * math.pi)
 # Left of it Q has a mass of 1e-19.
 FURTHEST_LEFT = -9.0
+# Above this rate most losses are not at one place.
+_LARGEST_SPIKE_RATE = 0.99
 # Nodes of a distribution, unless the caller takes fewer.
 NUM_NODES = 384
 
@@ -132,6 +134,37 @@ def path_points(
         return points(Path(node, weight, floor, turn, s, height))
 
     return map_first(lift, *line, height)
+
+
+def on_path(
+    x: Pair, element: Pair, y: Pair, backward: Array, end_loss: Array
+) -> LossNodes:
+    """Nodes of losses y at x under P, or -y under Q = N(0, 1); Q's path is conjugate.
+
+    Args:
+      x: (J, n) points.
+      element: (J, n) dx with the weights of the rule.
+      y: (J, n) ``log(P/Q)``.
+      backward: (n,) 1 or 0.
+      end_loss: (2, n) ``log(P/Q)`` at the two ends, on the real line.
+    """
+    xp = namespace(x[0], y[0], backward)
+    sign, forward = 1 - 2 * backward, 1 - backward
+    normal = log_normal(x)
+    weights = times(
+        polar(normal[0] + forward * y[0], sign * normal[1] + forward * y[1]),
+        (element[0], sign * element[1]),
+    )
+    ends = xp.stack([x[0][0], x[0][-1]])
+    end_log_weight = -0.5 * ends * ends + forward * end_loss
+    return collected((sign * y[0], y[1]), weights, end_log_weight, sign * end_loss)
+
+
+def log_spike(outer_rate: Array, rate: Array) -> Array:
+    """The loss of not being drawn, ``log(1 - p)``, where that is the rule; else 0."""
+    xp = namespace(outer_rate, rate)
+    spiked = (outer_rate >= 1) & (rate < _LARGEST_SPIKE_RATE)
+    return xp.log1p(-xp.where(spiked, rate, 0.0))
 
 
 def gaussian_loss(x: Pair, s: Array) -> Pair:

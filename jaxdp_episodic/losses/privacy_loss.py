@@ -76,6 +76,8 @@ class PrivacyLoss:
         single steps from the profile, and several by the certified upper end.
       padding: class constant; names of the fields that are tuples of arrays, as many as
         the mechanism has parts, and what stands for a part that is not there.
+      is_estimate: class constant; whether profiles and moments are estimates, so that
+        nothing but the laws of `certified` is proven.
       may_have_atoms: class constant; whether a loss other than 0 may have a probability
         of its own.
     """
@@ -86,6 +88,7 @@ class PrivacyLoss:
     rate_fields: ClassVar[tuple[str, ...]] = ("outer_rate",)
     has_nodes: ClassVar[bool] = True
     padding: ClassVar[dict[str, float]] = {}
+    is_estimate: ClassVar[bool] = False
     may_have_atoms: ClassVar[bool] = True
 
     # --- Arrays ---
@@ -176,6 +179,27 @@ class PrivacyLoss:
         The pair is ``(1 - f)`` times the one that kernels compute with; the rest is
         told apart for certain.
         """
+        return np.zeros(self.shape)
+
+    def certified(self, *, up: bool) -> PrivacyLoss:
+        """What certified ends rest on: this pair, or one proven above or below it.
+
+        Of no fewer steps of any kind is the composed profile below, or above, this
+        one's; but for `law_error`.
+        """
+        del up
+        return self
+
+    def law_error(self) -> tuple[Array, Array]:
+        """By how many nats, for each step, a composed profile may be off.
+
+        As a function of losses and as a logarithm: ``log H_g`` by the first, ``log g``
+        by the second. What has a `profile_error` alone has none.
+        """
+        return np.zeros(self.shape), np.zeros(self.shape)
+
+    def grain(self) -> Array:
+        """Spacing of losses from which on a finer lattice brings nothing."""
         return np.zeros(self.shape)
 
     # --- Profiles ---

@@ -27,10 +27,10 @@ from jaxdp_episodic.losses.loss_nodes import (
     FURTHEST_LEFT,
     LossNodes,
     Rate,
-    collected,
     gaussian_loss,
     log_mixture,
-    log_normal,
+    log_spike,
+    on_path,
     path_points,
     real_log_mixture,
     sampled_ends,
@@ -45,11 +45,7 @@ from jaxdp_episodic.losses.windows import (
     transitions,
     windows_around,
 )
-from jaxdp_episodic.numerics.complex_exponentials import polar, times
 from jaxdp_episodic.numerics.loops import Array, map_first, namespace, sigmoid
-
-# Above this rate most losses are not at one place.
-_LARGEST_SPIKE_RATE = 0.99
 
 
 @dataclass(frozen=True)
@@ -120,9 +116,6 @@ class SampledGaussianLoss(GaussianLoss):
         low, high, turn = sampled_ends(p, s, log_cut)
         # There P and Q differ by log(1 - p), and losses that low hardly matter.
         low = xp.where(backward > 0, low, xp.maximum(low, FURTHEST_LEFT))
-        # P's density carries the losses y; Q's the losses -y of the exchanged pair, on
-        # the path below the real line, where everything is conjugate.
-        sign, forward = 1 - 2 * backward, 1 - backward
 
         def place(low: Array, high: Array) -> Pair:
             return whole_line(low, high, turn, s, num_nodes)
@@ -132,23 +125,15 @@ class SampledGaussianLoss(GaussianLoss):
         y = map_first(lambda x: log_mixture(gaussian_loss(x, s), p), x)
 
         def finish(x: Pair, element: Pair, y: Pair) -> LossNodes:
-            normal = log_normal(x)
-            weights = times(
-                polar(normal[0] + forward * y[0], sign * normal[1] + forward * y[1]),
-                (element[0], sign * element[1]),
-            )
             ends = xp.stack([x[0][0], x[0][-1]])
-            end_loss = sign * real_log_mixture(s * (ends - 0.5 * s), p)
-            end_log_weight = -0.5 * ends * ends + forward * end_loss
-            return collected((sign * y[0], y[1]), weights, end_log_weight, end_loss)
+            end_loss = real_log_mixture(s * (ends - 0.5 * s), p)
+            return on_path(x, element, y, backward, end_loss)
 
         return map_first(finish, x, element, y)
 
     def spike(self) -> Array:
         """The loss of not being drawn, where that is the rule."""
-        xp = namespace(*self.fields)
-        spiked = (self.outer_rate >= 1) & (self.rate < _LARGEST_SPIKE_RATE)
-        return xp.log1p(-xp.where(spiked, self.rate, 0.0))
+        return log_spike(self.outer_rate, self.rate)
 
     def spread(self) -> Array:
         """Below an outer rate, losses of not being drawn are at two places."""

@@ -10,8 +10,9 @@ Reference: arXiv:2508.15089 (2025), with a looser pair for a full batch.
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Self
 
 import numpy as np
 
@@ -38,6 +39,8 @@ class TruncatedGaussianLoss(GaussianLoss):
       cut_rate: r in [0, 1], that the unit is in the batch, given that the others would
         fill it.
       shift: s >= 0, the clip norm over the noise.
+      sure: in [0, 1]; ``whole``, ``cut`` and ``cut_rate`` are *upper bounds*, and this
+        share of each is a lower one.
     """
 
     whole: Array
@@ -45,6 +48,7 @@ class TruncatedGaussianLoss(GaussianLoss):
     rate: Array
     cut_rate: Array
     shift: Array
+    sure: Array
     is_symmetric: ClassVar[bool] = False
     has_nodes: ClassVar[bool] = False
     rate_fields: ClassVar[tuple[str, ...]] = ("outer_rate", "rate", "cut_rate")
@@ -61,6 +65,17 @@ class TruncatedGaussianLoss(GaussianLoss):
             SampledGaussianLoss(one, self.rate, self.shift),
             SampledGaussianLoss(one, self.cut_rate, 2 * self.shift),
         )
+
+    def certified(self, *, up: bool) -> Self:
+        """See `PrivacyLoss`: its fields are upper bounds; below with the lower ones.
+
+        What lacks to 1 loses nothing.
+        """
+        if up:
+            return self
+        names = "whole", "cut", "cut_rate"
+        less = {name: getattr(self, name) * self.sure for name in names}
+        return dataclasses.replace(self, **less)
 
     def hints(self) -> Hints:
         """The unit in the batch; a swap is the largest move."""
@@ -154,11 +169,12 @@ class ZeroedTruncatedLoss(TruncatedGaussianLoss):
 
 def cut_weights(
     population: np.ndarray, batch_size: np.ndarray, rate: np.ndarray
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     """``P(M < b)``, ``P(M >= b)`` and r, ``M ~ Binomial(N - 1, q)`` the others drawn.
 
     ``r = E[q b / (M + 1) | M >= b] = b P(Binomial(N, q) > b) / (N P(M >= b))``; all
-    three *upper bounds*, within 1e-9.
+    three *upper bounds*, and the share of each that is a lower one: within 1e-9 of 1,
+    but for populations of 1e8 and more whose batch is hardly ever, or mostly, full.
 
     Args:
       population: N >= 1, with the unit.
@@ -169,18 +185,28 @@ def cut_weights(
     inside = (q > 0) & (q < 1)
     p = np.where(inside, q, 0.5)
     others = n - 1
-    whole = np.exp(log_binomial_tail(others - b + 1, others, 1 - p, side="upper"))
-    low, cut = (
-        np.exp(log_binomial_tail(b, others, p, side=side))
-        for side in ("lower", "upper")
-    )
-    joint = np.exp(log_binomial_tail(b + 1, n, p, side="upper")) * b / n
     never, always = q <= 0, others >= b
-    whole = np.where(inside, whole, np.where(never, b > 0, ~always))
-    cut = np.where(inside, cut, np.where(never, b <= 0, always))
-    with np.errstate(divide="ignore", invalid="ignore"):
-        drawn = np.where(inside, joint / low, np.where(never, 0.0, b / n))
-    # The unit is one of at least b + 1 that are drawn.
-    drawn = np.minimum(np.where(np.isnan(drawn), np.inf, drawn), q * b / (b + 1))
+
+    def weights(side: str, other: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        whole = np.exp(log_binomial_tail(others - b + 1, others, 1 - p, side=side))
+        cut, beneath = (
+            np.exp(log_binomial_tail(b, others, p, side=one)) for one in (side, other)
+        )
+        joint = np.exp(log_binomial_tail(b + 1, n, p, side=side)) * b / n
+        whole = np.where(inside, whole, np.where(never, b > 0, ~always))
+        cut = np.where(inside, cut, np.where(never, b <= 0, always))
+        with np.errstate(divide="ignore", invalid="ignore"):
+            drawn = np.where(inside, joint / beneath, np.where(never, 0.0, b / n))
+        # The unit is one of at least b + 1 that are drawn.
+        drawn = np.minimum(np.where(np.isnan(drawn), np.inf, drawn), q * b / (b + 1))
+        return whole, cut, drawn
+
+    whole, cut, drawn = weights("upper", "lower")
     whole, cut = (np.minimum(weight * (1 + _RAISED), 1.0) for weight in (whole, cut))
-    return whole, cut, np.minimum(drawn * (1 + 2 * _RAISED), q)
+    drawn = np.minimum(drawn * (1 + 2 * _RAISED), q)
+    sure = np.ones(n.shape)
+    for most, least in zip((whole, cut, drawn), weights("lower", "upper"), strict=True):
+        with np.errstate(divide="ignore", invalid="ignore"):
+            share = np.where(most > 0, least / most * (1 - 2 * _RAISED), 1.0)
+        sure = np.minimum(sure, np.where(np.isnan(share), 0.0, share))
+    return whole, cut, drawn, np.where(inside, sure, 1 - 4 * _RAISED)

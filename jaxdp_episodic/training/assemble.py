@@ -156,11 +156,19 @@ def _evaluations(config: TrainingConfig, tables: Tables) -> dict[str, Evaluation
     wanted = config.evaluation
     if wanted is None:
         return {}
+    shape = tables.load("train").features.shape[1:]
+    for split in wanted.splits:
+        found = tables.load(split).features.shape[1:]
+        if found != shape:
+            raise ValueError(
+                f"features must be of shape {shape} as in training, got those of "
+                f"{split!r} of shape {found}"
+            )
     return {
         split: Evaluation(
             tables.load(split),
-            ways=_ways(config),
-            shots=config.learner.shots,
+            ways=_ways(config) if wanted.ways is None else wanted.ways,
+            shots=config.learner.shots if wanted.shots is None else wanted.shots,
             queries=wanted.queries,
             num_episodes=wanted.num_episodes,
         )

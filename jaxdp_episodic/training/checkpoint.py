@@ -12,6 +12,7 @@ is killed at any moment leaves either the old checkpoint or the new one.
 from __future__ import annotations
 
 import errno
+import functools
 import logging
 import os
 import secrets as system_entropy
@@ -124,6 +125,19 @@ def updater(
       optimizer: gets the next as an extra argument, if it takes any.
       noise_deviation: of the noise in each coordinate of a gradient.
     """
+    moved = _compiled_update(optimizer, noise_deviation)
+
+    def update(state: TrainingState, gradient: Any) -> TrainingState:
+        params, kept = moved(state.params, state.optimizer_state, gradient)
+        return TrainingState(params, kept, state.start)  # the very same: see `table`
+
+    return update
+
+
+@functools.lru_cache(maxsize=8)  # a run that is resumed or repeated compiles nothing
+def _compiled_update(
+    optimizer: optax.GradientTransformation, noise_deviation: float
+) -> Any:
     optimizer = optax.with_extra_args_support(optimizer)
 
     @jax.jit
@@ -135,11 +149,7 @@ def updater(
             )
             return optax.apply_updates(params, updates), kept
 
-    def update(state: TrainingState, gradient: Any) -> TrainingState:
-        params, kept = moved(state.params, state.optimizer_state, gradient)
-        return TrainingState(params, kept, state.start)  # the very same: see `table`
-
-    return update
+    return moved
 
 
 class Checkpoints:

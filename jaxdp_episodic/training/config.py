@@ -22,7 +22,12 @@ from jaxdp_episodic.describe.spec import (
 from jaxdp_episodic.describe.step import GaussianStep, Sampling
 from jaxdp_episodic.files.toml_file import read_toml
 from jaxdp_episodic.training.features import FeaturesConfig
-from jaxdp_episodic.training.learner_config import CLOSED_FORM, MIXED, LearnerConfig
+from jaxdp_episodic.training.learner_config import (
+    CLOSED_FORM,
+    MIXED,
+    PLDA,
+    LearnerConfig,
+)
 from jaxdp_episodic.training.models import (
     CONV_CLASSIFIER,
     EMBEDDINGS,
@@ -128,6 +133,9 @@ class EvaluationConfig(Spec):
 
     Attributes:
       splits: names of the held-out parts of the data, e.g. ("validation",).
+      ways: classes an episode, of prototypes only, which tell as many apart as there
+        are; None: as in training.
+      shots: support examples, of each class or of the task; None: as in training.
       queries: query examples, of each class or of the task.
       num_episodes: episodes, at least 2; 600 is the custom of the field.
       every: steps between evaluations; None: at the two ends only.
@@ -136,6 +144,8 @@ class EvaluationConfig(Spec):
     """
 
     splits: tuple[str, ...] = ("validation",)
+    ways: int | None = None
+    shots: int | None = None
     queries: int = 5
     num_episodes: int = 600
     every: int | None = None
@@ -151,8 +161,9 @@ class EvaluationConfig(Spec):
         object.__setattr__(self, "splits", tuple(self.splits))
         set_whole_numbers(self, "queries")
         set_whole_numbers(self, "num_episodes", minimum=2, maximum=_MOST_EPISODES)
-        if self.every is not None:
-            set_whole_numbers(self, "every")
+        for name in ("ways", "shots", "every"):
+            if getattr(self, name) is not None:
+                set_whole_numbers(self, name)
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -225,6 +236,13 @@ class TrainingConfig(Spec):
         if not _validation.single("epsilon", target) > 0:
             raise ValueError(f"epsilon must be > 0, got {self.epsilon!r}")
         self._check_parts()
+        ways = None if self.evaluation is None else self.evaluation.ways
+        if ways is not None and self.learner.kind not in ("protonet", PLDA):
+            raise ValueError(
+                "evaluation.ways must not be given with "
+                f"learner.kind={self.learner.kind!r}, whose network has one output for "
+                f"each class of training, got {ways}"
+            )
         if self.learner.kind in CLOSED_FORM:
             self._check_statistics_alone()
         else:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import math
 from collections.abc import Mapping
@@ -17,6 +18,8 @@ from jaxdp_episodic.describe.designs import IndependentEpisodes
 from jaxdp_episodic.describe.schemes import MultistageSampling, WithoutReplacement
 from jaxdp_episodic.draw.sampler import EpisodeSampler
 from jaxdp_episodic.training.episode import make_blocks, to_episode
+from jaxdp_episodic.training.learners import ProtoNet
+from jaxdp_episodic.training.statistics import Started
 
 _CHUNK = 50
 _Z95 = 1.959963984540054
@@ -89,7 +92,7 @@ class Evaluation:
             WithoutReplacement(name, size=size)
             for name, size in zip(names, drawn, strict=True)
         ]
-        self._is_regression, self._shots = ways is None, shots
+        self._is_regression, self._shots, self._ways = ways is None, shots, ways
         most = int(np.max(data.population.children_counts[len(names) - 2], initial=0))
         if ways is not None and ways > most:
             raise ValueError(
@@ -110,7 +113,11 @@ class Evaluation:
         self._blocks = make_blocks(draw, data, block_size=min(_CHUNK, num_episodes))
 
     def __call__(self, learner: Any, params: Any) -> Score:
-        """Returns the score of the learner with these parameters."""
+        """Returns the score of the learner with these parameters.
+
+        `ProtoNet`, whatever its ways, tells as many classes apart as the episodes have.
+        """
+        learner = _for_ways(learner, self._ways)
         scores, weights = [], []
         for block in self._blocks:
             score, weight = _scores(
@@ -137,6 +144,15 @@ def evaluated(
         name: evaluation(learner, params)._asdict()
         for name, evaluation in evaluations.items()
     }
+
+
+def _for_ways(learner: Any, ways: int | None) -> Any:
+    """The learner for that many classes, if it is free in it."""
+    if isinstance(learner, Started):
+        return Started(_for_ways(learner.learner, ways))
+    if isinstance(learner, ProtoNet) and ways is not None:
+        return dataclasses.replace(learner, ways=ways)
+    return learner
 
 
 def _summary(sums: np.ndarray, weights: np.ndarray, is_regression: bool) -> Score:

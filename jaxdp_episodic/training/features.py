@@ -106,6 +106,10 @@ class FixedFeatures:
         return ExampleTable(made, data.targets, data.population)
 
     def _made(self, examples: np.ndarray) -> np.ndarray:
+        if not len(examples):
+            raise ValueError(
+                "data must have at least one example to make features of, got none"
+            )
         parts = []
         for start in range(0, len(examples), _BATCH):
             rows = examples[start : start + _BATCH]
@@ -135,7 +139,11 @@ class FixedFeatures:
         if number < _BATCH:
             rest = np.zeros((_BATCH - number, *rows.shape[1:]), rows.dtype)
             rows = np.concatenate([rows, rest])
-        made = np.asarray(self.function(rows))
+        try:
+            made = np.asarray(self.function(rows))
+        except ValueError as error:  # rows of different lengths
+            error.add_note(f"in the function of features {self.name!r}")
+            raise
         if made.ndim != 2 or len(made) != _BATCH or not made.shape[1]:
             raise ValueError(
                 f"function of features {self.name!r} must return an array of shape "

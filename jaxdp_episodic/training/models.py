@@ -197,13 +197,38 @@ def split_model(module: nnx.Module) -> tuple[Callable[[Any, Array], Array], Any]
     """
     refuse_shared_state(module)
     graph, state, rest = nnx.split(module, nnx.Param, ...)
-    variables = list(nnx.to_flat_state(state))
+    return _Apply(graph, state, rest), _string_keys(nnx.to_pure_dict(state))
 
-    def apply(params: Any, inputs: Array) -> Array:
-        filled = [(path, v.replace(_found(params, path))) for path, v in variables]
-        return nnx.merge(graph, nnx.from_flat_state(filled), rest)(inputs)
 
-    return apply, _string_keys(nnx.to_pure_dict(state))
+class _Apply:
+    """A module as a function; equal to another of the same architecture.
+
+    What is compiled for one then serves the other: a run that is repeated or resumed
+    with a network made anew. Modules that hold more than parameters are their own only.
+    """
+
+    def __init__(self, graph: Any, state: Any, rest: Any) -> None:
+        self._graph, self._rest = graph, rest
+        self._variables = list(nnx.to_flat_state(state))
+        # Constants, and what cannot be hashed, are nobody else's.
+        self._alike: Any = object() if jax.tree.leaves(rest) else graph
+        try:
+            hash(graph)
+        except TypeError:
+            self._alike = object()
+
+    def __call__(self, params: Any, inputs: Array) -> Array:
+        filled = [
+            (path, v.replace(_found(params, path))) for path, v in self._variables
+        ]
+        state = nnx.from_flat_state(filled)
+        return nnx.merge(self._graph, state, self._rest)(inputs)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Apply) and self._alike == other._alike
+
+    def __hash__(self) -> int:
+        return hash(self._alike)
 
 
 def refuse_shared_state(module: nnx.Module) -> None:

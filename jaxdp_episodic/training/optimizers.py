@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 from typing import Any
 
@@ -65,24 +66,29 @@ class OptimizerConfig(Spec):
 
     def build(self, num_steps: int) -> optax.GradientTransformation:
         """Returns the optax optimizer of a run of that many steps."""
-        peak, warmup = self.learning_rate, min(self.warmup_steps, num_steps - 1)
-        if self.schedule == "cosine":
-            later = optax.cosine_decay_schedule(peak, max(num_steps - warmup, 1))
-        else:
-            later = optax.constant_schedule(peak)
-        schedule = later
-        if warmup:
-            rise = optax.linear_schedule(peak / (warmup + 1), peak, warmup)
-            schedule = optax.join_schedules([rise, later], [warmup])
-        if self.kind == "sgd":
-            optimizer = optax.sgd(schedule, momentum=0.9)
-        elif self.kind == "adamw":
-            optimizer = optax.adamw(schedule, weight_decay=self.weight_decay)
-        elif self.noise_floor is not None:
-            optimizer = noise_corrected_adam(schedule, floor=self.noise_floor)
-        else:
-            optimizer = optax.adam(schedule)
-        return optimizer if self.ema is None else averaged(optimizer, self.ema)
+        return _built(self, num_steps)
+
+
+@functools.lru_cache(maxsize=8)  # alike is the same, and is compiled once
+def _built(config: OptimizerConfig, num_steps: int) -> optax.GradientTransformation:
+    peak, warmup = config.learning_rate, min(config.warmup_steps, num_steps - 1)
+    if config.schedule == "cosine":
+        later = optax.cosine_decay_schedule(peak, max(num_steps - warmup, 1))
+    else:
+        later = optax.constant_schedule(peak)
+    schedule = later
+    if warmup:
+        rise = optax.linear_schedule(peak / (warmup + 1), peak, warmup)
+        schedule = optax.join_schedules([rise, later], [warmup])
+    if config.kind == "sgd":
+        optimizer = optax.sgd(schedule, momentum=0.9)
+    elif config.kind == "adamw":
+        optimizer = optax.adamw(schedule, weight_decay=config.weight_decay)
+    elif config.noise_floor is not None:
+        optimizer = noise_corrected_adam(schedule, floor=config.noise_floor)
+    else:
+        optimizer = optax.adam(schedule)
+    return optimizer if config.ema is None else averaged(optimizer, config.ema)
 
 
 def noise_corrected_adam(

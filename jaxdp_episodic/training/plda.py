@@ -154,7 +154,8 @@ def whitened(state: Start, moment: np.ndarray, noise: float) -> Start:
     values = np.maximum(values, 0.0) + floor
     if not (values > 0).all():
         raise ValueError(
-            "the covariance within classes is zero: no class has two different examples"
+            "the covariance within classes is zero: no pair of examples of a class "
+            "is of two different ones"
         )
     scales = vectors / np.sqrt(values)
     whitening = np.asarray(state.whitening, np.float64) @ scales

@@ -17,6 +17,7 @@ Reference: Ioffe (2006), doi:10.1007/11744085_41 (PLDA); Dwork, Talwar, Thakurta
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -85,9 +86,9 @@ class PrivateStatistics:
         self.config, self._data = config, data
         self._made: tuple[Start, ExampleTable] | None = None
         self._by_class = privacy_unit == data.level_names[-2]
-        self._features = data.features.reshape(data.num_examples, -1)
+        number = math.prod(data.features.shape[1:])
+        self._features = data.features.reshape(data.num_examples, number)
         self._sizes = np.asarray(data.population.children_counts[-1], np.int64)
-        number = self._features.shape[1]
         self._mixed = config.mixed() if config.kind == MIXED else None
         columns = number if self._mixed is None else number * self._mixed.powers
         if columns > MOST_FEATURES:

@@ -52,7 +52,7 @@ def profile_of_gaussian_steps(
     step, *, epsilon, num_steps=None, method="exact", return_info=True
 ):
     """Exact delta of unsampled steps: as of one with 1 / sqrt(num_steps) the noise."""
-    assert (method, return_info) == (DEFAULT, True)
+    assert (method, return_info) in ((DEFAULT, True), ("rdp", True))
     if num_steps is None:  # a composed run
         num_steps, step = sum(step.counts), step.steps[0]
     with np.errstate(divide="ignore"):
@@ -61,7 +61,7 @@ def profile_of_gaussian_steps(
 
 
 def single_profile(step, *, epsilon, num_steps=1, method="exact", return_info=True):
-    assert (num_steps, method, return_info) == (1, DEFAULT, True)
+    assert (num_steps, return_info) == (1, True) and method in (DEFAULT, "rdp")
     return with_info(profile(step, epsilon))
 
 
@@ -341,3 +341,29 @@ def test_mu_of_a_gaussian_is_its_shift(steps, noise):
     step = jde.GaussianStep(scheme, noise_multiplier=noise)
     shift = np.sqrt(steps) / noise
     assert shift <= jde.gdp_mu(step, num_steps=steps) <= shift * (1 + 1e-14)
+
+
+@pytest.mark.parametrize("rate", [0.01, 0.4, 0.95])
+@pytest.mark.parametrize("noise", [pytest.param(0.7, marks=pytest.mark.slow), 3.0])
+def test_tails_that_do_not_matter_change_no_rate(rate, noise):
+    """Beside a rate of 1e-12 all of the curve matters."""
+    step, run = poisson_step(0.05, noise), {"num_steps": 300}
+    views = (attacker.true_positive_rate, attacker.trade_off)
+    for view in views:
+        alone = view(step, false_positive_rate=rate, **run)
+        whole = view(step, false_positive_rate=[rate, 1e-12], **run)[0]
+        assert alone == pytest.approx(whole, rel=1e-3, abs=1e-12)
+
+
+def test_only_what_matters_is_asked_exactly(monkeypatch):
+    asked, plain = [], attacker.delta
+
+    def counting(step, *, epsilon, method, **how):
+        if method == DEFAULT:
+            asked.append(np.max(epsilon))
+        return plain(step, epsilon=epsilon, method=method, **how)
+
+    monkeypatch.setattr(attacker, "delta", counting)
+    step = poisson_step(0.013, 1.3)
+    attacker.true_positive_rate(step, false_positive_rate=0.01, num_steps=300)
+    assert max(asked) < 20

@@ -1,3 +1,4 @@
+import bisect
 import math
 
 import numpy as np
@@ -51,14 +52,13 @@ def test_a_mechanism_that_is_as_private_as_it_says_is_rarely_accused(epsilon, de
     keeps = rng.random((runs, m)) < 1 / (1 + math.exp(-epsilon))
     leaks = rng.random((runs, m)) < delta
     right = keeps | leaks
-    accused = 0
-    bounds = {}
-    for row in right:
-        # The attacker guesses first where the secret is plain to see.
-        v = int(row.sum())
-        if v not in bounds:
-            bounds[v] = one_run_epsilon(m, m, v, delta=delta)
-        accused += bounds[v] > epsilon
+    # The attacker guesses first where the secret is plain to see. More right guesses
+    # never prove less, so that the least number that accuses says it all.
+    number = right.sum(axis=1)
+    least = bisect.bisect_right(
+        range(m + 1), epsilon, key=lambda v: one_run_epsilon(m, m, v, delta=delta)
+    )
+    accused = int(np.sum(number >= least))
     # 5 % are allowed; three standard deviations of 2,000 runs more.
     assert accused / runs <= 0.05 + 3 * math.sqrt(0.05 * 0.95 / runs)
     if delta == 0:  # where the theorem is tight

@@ -3,7 +3,6 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 
 import jaxdp_episodic as jde
@@ -20,7 +19,16 @@ from jaxdp_episodic.data.table import ExampleTable
 from jaxdp_episodic.training import discrete_noise, private_gradient
 from jaxdp_episodic.training.config import read_config
 from jaxdp_episodic.training.trainer import Trainer
-from training_runs import GROUPED, SHOTS, TINY, classes, protonet, sinusoid_learner
+from training_runs import (
+    GROUPED,
+    SHOTS,
+    TINY,
+    adam,
+    classes,
+    protonet,
+    sgd,
+    sinusoid_learner,
+)
 
 DELTAS = (1e-3, 1e-2, 1e-1)
 RDP = {"method": "rdp"}
@@ -59,7 +67,7 @@ def few_shot(*, noise=0.7, rate=0.9, make_trainer=seeded, **more):
         classes(),
         budget_of(step),
         SHOTS,
-        optax.adam(0.05),
+        adam(0.05),
         0.5,
         make_trainer=make_trainer,
     )
@@ -92,7 +100,7 @@ def tasks(*, noise=1.0, make_trainer=seeded):
         task_table(),
         budget_of(step),
         3,
-        optax.sgd(0.01),
+        sgd(0.01),
         0.5,
         normalizer=50.0,
         make_trainer=make_trainer,

@@ -1,5 +1,6 @@
 """Import of dp_accounting's events, against its own accountant where that is right."""
 
+import dataclasses
 import functools
 from typing import Any, cast
 
@@ -14,6 +15,7 @@ import jaxdp_episodic as jde
 from jaxdp_episodic.interop import dp_event as reader
 from jaxdp_episodic.interop.dp_event import from_dp_event
 from jaxdp_episodic.interop.release_event import COVERED
+from jaxdp_episodic.interop.to_dp_event import to_dp_event
 
 # The bounds by Rényi-DP are what these tests are about.
 rdp_epsilon = functools.partial(jde.epsilon, method="rdp")
@@ -203,6 +205,37 @@ def test_all_of_an_exact_population_is_full_participation():
         from_dp_event(event, population_is_exact=cast(Any, "yes"))
 
 
+def test_a_random_allocation_is_an_epoch(monkeypatch):
+    # As proposed to dp_accounting (its pull request 414); in no release yet.
+    fields = ["event", "num_selected", "num_steps"]
+    allocation = dataclasses.make_dataclass("RandomAllocationDpEvent", fields)
+    event = dp_event.SelfComposedDpEvent(allocation(gaussian(2.0), 2, 11), 3)
+    (step,), (count,) = (lambda run: (run.steps, run.counts))(from_dp_event(event))
+    scheme = jde.RandomAllocation("example", steps_per_epoch=11, times=2)
+    assert step == jde.GaussianStep(scheme, noise_multiplier=2.0) and count == 33
+    # Of 414: "exact_epsilon = 2.4265" for 10 of 100, on a grid.
+    run = from_dp_event(allocation(gaussian(2.0), 10, 100))
+    assert 2.4265 < rdp_epsilon(run, delta=1e-6) < 2.4265 * 1.1
+    nobody = from_dp_event(allocation(gaussian(2.0), 0, 11))
+    assert jde.epsilon(nobody, delta=1e-6) == 0
+    with pytest.raises(ValueError, match="num_selected must be at most num_steps"):
+        from_dp_event(allocation(gaussian(), 12, 11))
+    with pytest.raises(NotImplementedError, match="of it of a LaplaceDpEvent"):
+        from_dp_event(allocation(dp_event.LaplaceDpEvent(1.0), 1, 11))
+    once = jde.GaussianStep(
+        jde.RandomAllocation("example", steps_per_epoch=11), noise_multiplier=2.0
+    )
+    with pytest.raises(NotImplementedError, match="no event"):
+        to_dp_event(jde.compose((once, 22)))
+    monkeypatch.setattr(dp_event, "RandomAllocationDpEvent", allocation, raising=False)
+    assert to_dp_event(jde.compose((once, 22))) == dp_event.SelfComposedDpEvent(
+        allocation(gaussian(2.0), 1, 11), 2
+    )
+    for other in (once, jde.compose((once, 12))):
+        with pytest.raises(NotImplementedError, match="an epoch of 11 steps"):
+            to_dp_event(other)
+
+
 def test_joint_noise_of_several_releases_is_a_lower_bound():
     for noises in ([1e-170, 1e-170], [1e180, 1e180, 1e180], [0.3, 7.0]):
         event = poisson(0.1, dp_event.ComposedDpEvent([gaussian(s) for s in noises]))
@@ -234,6 +267,10 @@ def test_joint_noise_of_several_releases_is_a_lower_bound():
             "of it of a LaplaceDpEvent",
         ),
         (poisson(0.1, dp_event.ZCDpEvent(0.1)), "of it of a ZCDpEvent"),
+        (
+            poisson(0.1, dp_event.LaplaceDpEvent(1.0)),
+            "PoissonSampledDpEvent.*must be 'add_remove' or 'zero_out'",
+        ),
         (poisson(0.1, dp_event.UnsupportedDpEvent()), "UnsupportedDpEvent"),
         (poisson(0.1, dp_event.NonPrivateDpEvent()), "of a NonPrivateDpEvent"),
         (
@@ -243,8 +280,24 @@ def test_joint_noise_of_several_releases_is_a_lower_bound():
     ],
 )
 def test_other_events_are_refused_by_name(event, name):
+    relation = "replace_one" if "must be" in name else "add_remove"
     with pytest.raises(NotImplementedError, match=f"{name}.*covered: "):
-        from_dp_event(event)
+        from_dp_event(event, neighboring_relation=relation)
+
+
+@pytest.mark.parametrize(
+    "name", ["PermuteAndFlipDpEvent", "ExponentialMechanismDpEvent"]
+)
+def test_of_pure_mechanisms_epsilon_alone_is_used(name):
+    kind = dataclasses.make_dataclass(name, ["epsilon"])  # of versions after 0.6
+    for relation in ("add_remove", "replace_one"):
+        run = from_dp_event(kind(0.5), neighboring_relation=relation)
+        assert run == jde.compose((jde.ApproximateDP(0.5), 1))
+    (sampled,) = from_dp_event(poisson(0.1, kind(0.5))).steps
+    assert isinstance(sampled, jde.ApproximateDP)
+    assert sampled.epsilon == pytest.approx(np.log1p(0.1 * np.expm1(0.5)), rel=1e-12)
+    with pytest.raises(ValueError, match="epsilon"):
+        from_dp_event(kind(-0.5))
 
 
 @pytest.mark.parametrize(

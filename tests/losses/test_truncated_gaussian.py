@@ -81,7 +81,7 @@ def test_weights_against_fifty_digits():
         (1000, 10, 0.05),
         (10**6, 1100, 1e-3),
     ):
-        whole, cut, rate = cut_weights(np.array(n), np.array(b), np.array(q))
+        *found, sure = cut_weights(np.array(n), np.array(b), np.array(q))
         with mp.workdps(50):
             p = mp.mpf(q)
 
@@ -93,8 +93,47 @@ def test_weights_against_fifty_digits():
             truth = (part, 1 - part) if b <= n * q else (1 - part, part)
             above = range(b, min(n, b + 400)) if n > 1000 else range(b, n)
             drawn = sum(mass(k) * p * b / (k + 1) for k in above) / truth[1]
-        for found, exact in ((whole, truth[0]), (cut, truth[1]), (rate, drawn)):
-            assert float(exact) <= found <= float(exact) * (1 + 2e-9)
+        for most, exact in zip(found, (*truth, drawn), strict=True):
+            assert most * sure <= float(exact) <= most <= float(exact) * (1 + 2e-9)
+        assert sure > 1 - 2e-9
+
+
+@pytest.mark.parametrize("n, b, q", [(150, 10, 0.05), (40, 3, 0.1)])
+def test_ends_hold_the_truth_of_one_step(n, b, q):
+    """The lower end was that of weights which are raised: 6e-10 above the truth."""
+    release = jde.TruncatedPoissonRelease(
+        2.0, sampling_probability=q, batch_size=b, population=n
+    )
+    for epsilon in (0.01, 0.3, 1.0):
+        low, high = jde.delta_interval(release, num_steps=1, epsilon=epsilon)
+        with mp.workdps(40):
+            truth = max(
+                one_step(epsilon, size, b, q, 0.5, backward)
+                for size in (n, n + 1)
+                for backward in (False, True)
+            )
+        assert low <= truth <= high <= low * (1 + 5e-9)
+
+
+def one_step(epsilon, n, b, q, shift, backward):
+    """delta of both pairs by the threshold of their likelihood ratio."""
+    g, q = mp.exp(mp.mpf(epsilon)), mp.mpf(q)
+    masses = [mp.binomial(n - 1, k) * q**k * (1 - q) ** (n - 1 - k) for k in range(n)]
+    cut = mp.fsum(masses[b:])
+    rate = mp.fsum(m * q * b / (k + 1) for k, m in enumerate(masses) if k >= b)
+    total = mp.mpf(0)
+    for weight, p, s in ((1 - cut, q, shift), (cut, rate / cut, 2 * shift)):
+        # the ratio of N(s) to N(0) from which on the first law is g times the second
+        odds = ((1 / g if backward else g) - 1 + p) / p
+        if weight <= 0 or p <= 0 or odds <= 0:
+            continue
+        at = mp.log(odds) / s + mp.mpf(s) / 2
+        sign = -1 if backward else 1
+        without, moved = mp.ncdf(-sign * at), mp.ncdf(-sign * (at - s))
+        unit = (1 - p) * without + p * moved
+        gain = without - g * unit if backward else unit - g * without
+        total += weight * gain
+    return total
 
 
 def test_a_batch_that_holds_everybody_is_never_cut():
@@ -118,7 +157,7 @@ def test_a_batch_that_holds_everybody_is_never_cut():
         run = {"num_steps": 30, "delta": 1e-6}
         low, high = jde.epsilon_interval(release, **run)
         exact = jde.epsilon(step, **run)
-        assert np.all(low <= exact * (1 + 1e-8))
+        assert np.all(low <= exact * (1 + 1e-12))
         assert np.all(exact <= high * (1 + 1e-12))
 
 

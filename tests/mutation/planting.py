@@ -73,8 +73,9 @@ def _forget_compiled() -> None:
     for path, module in list(sys.modules.items()):
         if path.startswith("jaxdp_episodic.training."):
             for value in list(vars(module).values()):
-                if hasattr(value, "cache_clear"):
-                    value.cache_clear()
+                for clear in ("cache_clear", "clear_cache"):  # functools', JAX's
+                    if hasattr(value, clear):
+                        getattr(value, clear)()
 
 
 def _importers(original: Any, name: str) -> list[Any]:

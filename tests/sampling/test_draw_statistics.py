@@ -172,9 +172,9 @@ def check(case: Case, steps: int, seed: int, sampler=None) -> float:
 def test_inclusion_of_examples_and_pairs(name):
     """Single, pairs in a clip unit, pairs across units, and across steps.
 
-    With the tests of realistic sizes 1.2 million episodes and tasks in all.
+    The tests below plant wrong samplers, which so many steps give away.
     """
-    steps = 4_000 if name.startswith("independent") else 2_500
+    steps = 2_500 if name.startswith("independent") else 1_500
     assert check(CASES[name](), steps, seed=1) > FALSE_ALARMS
 
 

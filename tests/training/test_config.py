@@ -128,6 +128,7 @@ def test_without_a_stated_population_the_data_give_it(tiny):
             "model.kind must be one of .*'conv_embedding', 'linear', 'mlp'",
         ),
         ("[model]", "[optimizer]\nema = 1.0\n[model]", "ema must lie in .0, 1."),
+        ("queries = 2", "queries = 2\nways = 0", "ways must be"),
         ("shots = 1", 'shots = 1\ndistance = "cos"', "did you mean 'cosine'"),
         ("shots = 1", "shots = 1\nresplits = 1", "resplits must be true or false"),
         ("[model]", '[features]\nkind = "wavelet"\n[model]', "'wavelets'"),
@@ -138,6 +139,16 @@ def test_without_a_stated_population_the_data_give_it(tiny):
 def test_mistakes_are_named(tiny, old, new, message):
     with pytest.raises((TypeError, ValueError), match=message):
         read_config(changed(tiny, old, new))
+
+
+def test_only_prototypes_are_evaluated_with_other_ways():
+    mapping = {"type": "TrainingConfig", **tomllib.loads(TINY)}
+    mapping["evaluation"]["ways"] = 7
+    config = TrainingConfig.from_dict(mapping)
+    assert config.evaluation is not None and config.evaluation.ways == 7
+    mapping["learner"]["kind"] = "maml"
+    with pytest.raises(ValueError, match="ways must not be given with learner.kind"):
+        TrainingConfig.from_dict(mapping)
 
 
 @pytest.mark.parametrize("name", TrainingConfig.nested_specs)

@@ -8,6 +8,9 @@ from pathlib import Path
 
 import pytest
 
+# They are compiled in a process of their own.
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).resolve().parents[2]
 
 PROGRAM = """
@@ -94,7 +97,6 @@ def report():
 
 
 @pytest.mark.parametrize("drawn, units", [("all", 24), ("some", 16), ("none", 0)])
-@pytest.mark.slow
 def test_the_number_of_devices_does_not_matter(report, drawn, units):
     assert report["devices"] == 4
     assert max(report[drawn]) < 1e-5  # sums in another order; noise is the same

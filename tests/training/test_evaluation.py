@@ -1,11 +1,14 @@
 """Scores on held-out tasks, and what their intervals cover."""
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from jaxdp_episodic.data.sinusoids import make_sinusoids
 from jaxdp_episodic.training.episode import Episode
 from jaxdp_episodic.training.evaluation import Evaluation, Score
+from jaxdp_episodic.training.learners import ProtoNet
+from jaxdp_episodic.training.statistics import Started
 from training_runs import classes, protonet, sinusoid_learner
 
 
@@ -44,6 +47,34 @@ def test_the_same_episodes_every_time_and_others_by_seed():
     assert first(learner, params) == Evaluation(data, **arguments)(learner, params)
     other = Evaluation(data, seed=1, **arguments)(learner, params)
     assert other.mean != first(learner, params).mean
+
+
+@pytest.mark.parametrize("wrapped", [False, True])
+def test_prototypes_tell_as_many_classes_apart_as_there_are(wrapped):
+    data = classes(num_classes=12, examples=8)
+    learner = ProtoNet(lambda _, inputs: inputs, ways=3)
+    params, many = {}, ProtoNet(learner.apply, ways=10)
+    evaluation = Evaluation(data, ways=10, shots=2, queries=3, num_episodes=20)
+    expected = evaluation(Oracle(lambda e: many.predict(params, e)), params)
+    if wrapped:  # projected, by what does not change how near points are
+        turned = np.float32([[0.0, 1.0], [1.0, 0.0]])
+        start = {"mean": np.zeros(2, np.float32), "projection": turned}
+        learner, params = Started(learner), {"start": start, "model": params}
+        on_circle = Oracle(lambda e: many.predict({}, _unit_inputs(e)))
+        expected = evaluation(on_circle, params)
+    assert evaluation(learner, params) == expected
+    assert expected.mean > 0.3  # not by guessing
+
+
+def _unit_inputs(episode):
+    parts = {"support_inputs", "query_inputs"}
+    return episode._replace(
+        **{
+            k: v / jnp.linalg.norm(v, axis=1, keepdims=True)
+            for k, v in episode._asdict().items()
+            if k in parts
+        }
+    )
 
 
 def test_rmse_is_that_of_all_queries():

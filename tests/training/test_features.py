@@ -1,13 +1,18 @@
 """Fixed features: rows on their own, caches that are never another's, the wavelets."""
 
 import stat
+import tomllib
 
 import numpy as np
 import pytest
 
 from jaxdp_episodic.data.table import ExampleTable
+from jaxdp_episodic.describe.population import Population
+from jaxdp_episodic.training.assemble import Tables, assembled
+from jaxdp_episodic.training.config import TrainingConfig
 from jaxdp_episodic.training.features import FeaturesConfig, FixedFeatures
 from jaxdp_episodic.training.wavelets import compiled_wavelets, make_filters
+from training_runs import TINY
 
 
 def table(seed=0, num=12):
@@ -45,12 +50,38 @@ def test_a_row_of_zeros_stays_one():
         (lambda r: np.where(r > 1, np.nan, r), ValueError, "must be finite"),
         (lambda r: r.astype(str), TypeError, "must return numbers"),
         (lambda r: np.zeros((500, 2**16 + 1)), ValueError, "at most 65536"),
+        (lambda r: [[1.0]] * 499 + [[1.0, 2.0]], ValueError, "inhomogeneous"),
+        (lambda r: None, ValueError, r"of shape \(500, D\) .* got \(\)"),
     ],
-    ids=["coupled", "cut", "flat", "nan", "text", "wide"],
+    ids=["coupled", "cut", "flat", "nan", "text", "wide", "ragged", "none"],
 )
 def test_bad_functions_are_refused(function, error, complaint):
     with pytest.raises(error, match=complaint):
         FixedFeatures(function, "bad").table(table(num=60))
+
+
+def test_features_are_as_many_for_every_example_and_split():
+    widths = iter((3, 3, 4))  # two calls for the first batch
+
+    def growing(rows):
+        return np.ones((len(rows), next(widths)))
+
+    with pytest.raises(ValueError, match="must be 3 numbers for every example, got 4"):
+        FixedFeatures(growing, "growing").table(table(num=600))
+    mapping = {"type": "TrainingConfig", **tomllib.loads(TINY)}
+    config = TrainingConfig.from_dict(mapping)
+    tables = Tables(config, None)
+    tables.load("train")
+    tables.features = FixedFeatures(lambda r: r.reshape(len(r), -1)[:, :9], "others")
+    with pytest.raises(ValueError, match=r"as in training, got those of 'validation'"):
+        assembled(config, tables)
+
+
+def test_no_examples_have_no_features():
+    tree = Population((np.array([2]), np.array([0, 0])), ("class", "example"))
+    nobody = ExampleTable(np.zeros((0, 5), np.float32), None, tree)
+    with pytest.raises(ValueError, match="at least one example"):
+        FixedFeatures(squares, "squares").table(nobody)
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,6 @@ import functools
 
 import jax
 import numpy as np
-import optax
 import pytest
 
 import jaxdp_episodic as jde
@@ -16,7 +15,7 @@ from jaxdp_episodic.training import MixedModel, PrivateStatistics, StartConfig
 from jaxdp_episodic.training.episode import Episode
 from jaxdp_episodic.training.start import statistics_steps
 from jaxdp_episodic.training.trainer import Trainer
-from training_runs import assert_same
+from training_runs import adam, assert_same
 
 CONFIG = StartConfig(kind="mixed")
 MODEL = CONFIG.mixed()
@@ -220,7 +219,7 @@ def run(**changes):
         "data": tasks(),
         "budget": budget,
         "shots": 4,
-        "optimizer": optax.adam(0.1),
+        "optimizer": adam(0.1),
         "l2_clip_norm": 1.0,
         "seed": 1,
         "start": own,

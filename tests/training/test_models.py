@@ -9,9 +9,17 @@ from flax import nnx
 from jaxdp_episodic.training import MLP, ConvNet, Linear, PatchConv, split_model
 
 
-@pytest.mark.parametrize("use_patches", [True, False])
-@pytest.mark.parametrize("stride", [1, 2, 3])
-@pytest.mark.parametrize("size", [(8, 8), (7, 10)])
+@pytest.mark.parametrize(
+    ("use_patches", "stride", "size"),
+    [
+        (True, 1, (8, 8)),
+        (True, 2, (7, 10)),
+        (True, 3, (8, 8)),
+        (True, 3, (7, 10)),
+        (False, 2, (7, 10)),
+        (False, 3, (8, 8)),
+    ],
+)
 def test_the_convolution_is_that_of_flax(use_patches, stride, size):
     conv = PatchConv(2, 3, stride=stride, use_patches=use_patches, rngs=nnx.Rngs(0))
     conv.bias[...] = jnp.arange(3.0)
@@ -94,3 +102,28 @@ def test_a_linear_embedding_starts_orthogonal():
     images = np.arange(24, dtype=np.float32).reshape(2, 3, 4)
     made = apply(params, images)
     np.testing.assert_allclose(made, images.reshape(2, 12) @ kernel, rtol=1e-5)
+
+
+def test_networks_of_one_architecture_are_one_function():
+    """What is compiled for one serves the other; never one with other constants."""
+
+    class Scaled(nnx.Module):
+        def __init__(self, scale):
+            self.layer, self.scale = nnx.Linear(2, 3, rngs=nnx.Rngs(0)), scale
+
+        def __call__(self, inputs):
+            return self.layer(inputs) * self.scale
+
+    def made(module):
+        return split_model(module)[0]
+
+    def net(seed=0, **changes):
+        return ConvNet((8, 8, 1), (4,), 5, rngs=nnx.Rngs(seed), **changes)
+
+    assert made(net()) == made(net(seed=1))
+    assert hash(made(net())) == hash(made(net(seed=1)))
+    assert made(net()) != made(net(use_patches=False))
+    assert made(Scaled(2.0)) == made(Scaled(2.0)) != made(Scaled(3.0))
+    for constant in (jnp.ones(3), np.ones(3), {"a": 1}):  # compared by none
+        apply = made(Scaled(constant))
+        assert apply == apply != made(Scaled(constant))

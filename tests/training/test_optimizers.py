@@ -23,7 +23,8 @@ def moved(optimizer, gradients, noise):
 
 
 @pytest.mark.parametrize(
-    ("noise", "has_average"), [(0.0, False), (0.8, True)]  # without noise: Adam
+    ("noise", "has_average"),
+    [(0.0, False), (0.8, True)],  # without noise: Adam
 )
 def test_each_step_is_that_of_the_formula(noise, has_average):
     gradients = np.random.default_rng(1).normal(size=(6, 4)).astype(np.float32)

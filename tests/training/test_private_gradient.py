@@ -16,6 +16,7 @@ from jaxdp_episodic.training import (
     PrivateGradient,
     ProtoNet,
     classification_episode,
+    private_gradient,
     split_model,
 )
 from jaxdp_episodic.training.private_gradient import clip_by_norm
@@ -85,7 +86,7 @@ def test_the_sum_is_that_of_jax_privacy(kind, clip, units_at_once):
     oracle = clipping.clipped_grad(
         loss, l2_clip_norm=clip, keep_batch_dim=False, return_grad_norms=True
     )
-    expected, aux = oracle(params, block)
+    expected, aux = jax.jit(oracle)(params, block)  # op by op it takes seconds
     ours, private = PrivateGradient(loss, units_at_once=units_at_once)(
         params, [block], jax.random.key(0), l2_clip_norm=clip, **PLAIN
     )
@@ -104,6 +105,14 @@ def test_the_sum_is_that_of_jax_privacy(kind, clip, units_at_once):
 # --- Sensitivity ---
 
 
+CLIP = jax.jit(clip_by_norm)
+
+
+def test_rows_that_devices_cannot_share_are_refused():
+    with pytest.raises(ValueError, match=r"multiple of the 4 device\(s\), got 3"):
+        private_gradient._check_blocks([rows(np.ones((3, 2)))], 4)
+
+
 @pytest.mark.parametrize("scale", [1e-30, 1e-3, 1.0, 1e3, 1e30, 3e38])
 @pytest.mark.parametrize("clip", [1e-18, 1e-3, 1.0, 1e18])
 def test_a_contribution_never_exceeds_the_clip_norm(scale, clip):
@@ -111,7 +120,7 @@ def test_a_contribution_never_exceeds_the_clip_norm(scale, clip):
     direction = rng.uniform(-1, 1, size=(20, 30)) * 10.0 ** rng.integers(-6, 1, (20, 1))
     for row in direction:
         row = (scale * row).astype(np.float32)
-        clipped, norm, finite = clip_by_norm({"a": row[:10], "b": row[10:]}, clip)
+        clipped, norm, finite = CLIP({"a": row[:10], "b": row[10:]}, np.float32(clip))
         exact = np.linalg.norm(np.float64(row))
         size = math.hypot(*np.float64(np.concatenate([clipped["a"], clipped["b"]])))
         assert finite and size <= clip

@@ -12,7 +12,7 @@ from jaxdp_episodic.data.sinusoids import make_sinusoids
 from jaxdp_episodic.training.config import read_config
 from jaxdp_episodic.training.report import privacy_statement
 from jaxdp_episodic.training.run import _shown_warnings, run_training
-from training_runs import TINY, classes, grouped_step, trainer
+from training_runs import classes, grouped_step, trainer
 
 TASKS = """
 version = 1
@@ -132,18 +132,6 @@ def test_no_epsilon_where_the_divisor_is_private(tmp_path):
         assert "task   not covered: the divisor was the mean number" in page
     budget = result.trainer.budget
     assert "the divisor" not in privacy_statement(budget, 2)  # a public guess
-
-
-def test_a_seed_is_called_not_private_to_the_end(tmp_path):
-    result, texts, _ = released(tmp_path, "seed = 3\n" + TINY)
-    assert "not private: draws and noise come from a fixed seed" in str(result)
-    facts = json.loads(texts["run.json"])
-    assert facts["not private"] == "draws and noise come from a fixed seed"
-
-
-def test_a_run_without_a_seed_is_not_called_so(tmp_path):
-    result, texts, _ = released(tmp_path, TINY)
-    assert "not private" not in str(result) + texts["run.json"]
 
 
 @pytest.mark.parametrize("stated", [True, False])

@@ -60,16 +60,13 @@ def test_everything_is_left_in_the_folder(train, tmp_path, capsys):
     assert "not for publication" not in statement
     facts = json.loads((out / "release" / "run.json").read_text())
     assert facts["steps"] == 3 and facts["epsilon spent"] <= 8.0
-
-
-def test_a_folder_with_a_run_is_not_written_over(train, tmp_path, capsys):
-    assert train() == 0
-    before = (tmp_path / "out" / "log.jsonl").read_bytes()
-    capsys.readouterr()
+    # It is a run without a seed, and the next one does not write over it.
+    assert "not private" not in printed.out + statement + str(facts)
+    before = (out / "log.jsonl").read_bytes()
     assert train() == 2
     error = capsys.readouterr().err
     assert "holds a run; resume it" in error and error.count("\n") == 1
-    assert (tmp_path / "out" / "log.jsonl").read_bytes() == before
+    assert (out / "log.jsonl").read_bytes() == before
 
 
 def test_resume(train, tmp_path, capsys, config):
@@ -89,9 +86,14 @@ def test_resume(train, tmp_path, capsys, config):
 def test_a_seed_is_called_not_private(train, config, capsys, tmp_path):
     config.write_text("seed = 3\n" + TINY)
     assert train() == 0
-    assert "not private" in capsys.readouterr().err
-    statement = (tmp_path / "out" / "release" / "privacy.md").read_text()
+    printed = capsys.readouterr()
+    assert "not private" in printed.err
+    assert "not private: draws and noise come from a fixed seed" in printed.out
+    release = tmp_path / "out" / "release"
+    statement = (release / "privacy.md").read_text()
     assert "**Not private**" in statement and "fixed seed" in statement
+    facts = json.loads((release / "run.json").read_text())
+    assert facts["not private"] == "draws and noise come from a fixed seed"
 
 
 def test_no_noise_is_called_not_private(train, config, capsys, tmp_path):

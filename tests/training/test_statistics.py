@@ -5,7 +5,6 @@ import itertools
 
 import jax
 import numpy as np
-import optax
 import pytest
 
 import jaxdp_episodic as jde
@@ -23,10 +22,14 @@ from jaxdp_episodic.training.plda import (
 from jaxdp_episodic.training.start import StartConfig, statistics_steps
 from jaxdp_episodic.training.statistics import PrivateStatistics
 from jaxdp_episodic.training.trainer import Trainer
-from training_runs import GROUPED, assert_same
+from training_runs import GROUPED, adam, assert_same
 
 ZEROED = dataclasses.replace(GROUPED, neighboring_relation="zero_out")
 SHORT = StartConfig(mean=0.2, within=(0.3,), total=0.5, dimensions=2)
+
+
+def linear(params, inputs):
+    return inputs @ params["w"]
 
 
 def gaussian_classes(sizes=(6,) * 30, features=5, seed=0):
@@ -219,6 +222,24 @@ def test_no_unit_moves_a_sum_by_more_than_that(unit):
         assert 0.5 < np.linalg.norm(total[0] - total[1]) <= 1 + 1e-5
 
 
+def test_what_episodes_see_of_an_example_depends_on_it_alone():
+    """So after a start, too, clip units do not touch each other."""
+    data = gaussian_classes((6,) * 4)
+    own = statistics(data)
+    rng = np.random.default_rng(3)
+    state = own.initial()._replace(
+        mean=rng.normal(size=5).astype(np.float32),
+        projection=rng.normal(size=(5, 2)).astype(np.float32),
+    )
+    changed = data.features.copy()
+    changed[7] += 1e3
+    tables = own, statistics(ExampleTable(changed, None, data.population))
+    seen = [np.asarray(each.table(state).features) for each in tables]
+    others = np.arange(24) != 7
+    np.testing.assert_array_equal(seen[0][others], seen[1][others])
+    assert np.abs(seen[0][7] - seen[1][7]).max() > 0.1
+
+
 # --- What comes of them ---
 
 
@@ -241,9 +262,27 @@ def test_all_noise_still_makes_a_finite_metric():
     assert np.asarray(state.projection).any()
 
 
+@pytest.mark.parametrize("noise", [0.0, 0.1])
+def test_singular_covariances_make_a_finite_metric(noise):
+    data = gaussian_classes()
+    singular = data.features @ np.diag(np.float32([1, 1, 0, 0, 0]))
+    singular[:, 4] = 2 * singular[:, 0]
+    data = ExampleTable(singular, None, data.population)
+    state = released(statistics(data), noise=noise)
+    assert all(np.isfinite(np.asarray(leaf)).all() for leaf in state)
+    assert np.asarray(state.projection).any()
+
+
+def test_nobody_there_gives_a_metric_of_noise():
+    tree = jde.Population((np.array([2]), np.array([0, 0])), ("class", "example"))
+    data = ExampleTable(np.zeros((0, 5), np.float32), None, tree)
+    state = released(statistics(data), noise=1.0)
+    assert all(np.isfinite(np.asarray(leaf)).all() for leaf in state)
+
+
 def test_where_no_class_has_two_different_examples():
     data = gaussian_classes((1,) * 8)
-    with pytest.raises(ValueError, match="no class has two different examples"):
+    with pytest.raises(ValueError, match="is of two different ones"):
         released(statistics(data))
     assert np.asarray(released(statistics(data), noise=1.0).projection).any()
 
@@ -256,6 +295,9 @@ def test_where_no_class_has_two_different_examples():
         ({"within": ()}, "within"),
         ({"within": (0.3, -0.1)}, "within"),
         ({"share": 1.0}, "share must lie in"),
+        ({"share": np.nan}, "share must not be NaN"),
+        ({"within": 0.68}, "within must be a list"),
+        ({"within": (0.35, np.inf)}, "within must be > 0 and finite"),
         ({"kind": "lda"}, "plda"),
         ({"dimensions": 0}, "dimensions"),
     ],
@@ -340,12 +382,12 @@ def run(*, num_steps=4, seed=1, budget=None, **changes):
             total,
             before,
         )
-    learner = ProtoNet(lambda p, x: x @ p["w"], ways=3, distance="cosine")
+    learner = ProtoNet(linear, ways=3, distance="cosine")
     arguments = {
         "data": gaussian_classes(),
         "budget": budget,
         "shots": 1,
-        "optimizer": optax.adam(0.05),
+        "optimizer": adam(0.05),
         "l2_clip_norm": 0.5,
         "seed": seed,
         "start": own,

@@ -10,8 +10,8 @@ import numpy as np
 
 from jaxdp_episodic._engine import choose_engine, using_engine
 from jaxdp_episodic.accounting.closed_form import (
-    are_alike,
     composed,
+    have_closed_form,
     one_gaussian,
     shift_error,
 )
@@ -79,6 +79,15 @@ def _sorted_out(question: Question, run: Run) -> Answer:
             np.isfinite(value[chosen]), value[chosen] + added, value[chosen]
         )
         certified[chosen] = np.isposinf(value[chosen])
+        poor = (poor | certified[chosen]) & _has_certified_ends(part)
+        if np.any(poor):
+            # Of tables that are poor, or that the certified laws contradict.
+            left = np.flatnonzero(poor)
+            ends = _certified(
+                question.take(chosen[left]), part.take(left), value[chosen[left]]
+            )
+            value[chosen[left]], error[chosen[left]] = ends
+            certified[chosen[left]] = True
     shift = np.where(open_ & ~single, run.gaussian_shift(), 0.0)
     chosen = np.flatnonzero(shift)
     if chosen.size:
@@ -91,7 +100,7 @@ def _sorted_out(question: Question, run: Run) -> Answer:
         scale = size if question.is_epsilon else 1.0
         error[chosen] = _PROFILE_ERROR * scale + 4 * shift_error(run) * moved
         single[chosen] = True
-    for i in np.flatnonzero(open_ & ~single & are_alike(run)):
+    for i in np.flatnonzero(open_ & ~single & have_closed_form(run)):
         one = np.asarray(i)
         value[i], error[i] = composed(question.take(one), run.take(one))
         open_[i] = ~(error[i] <= TOLERANCE * np.max(question.scale(value[i])))
@@ -152,7 +161,7 @@ def _of_profiles(run: Run) -> np.ndarray:
     """Relative error of delta by that of profiles which are not closed forms."""
     total = np.zeros(run.num_steps.shape)
     for loss, count in zip(run.losses, run.counts, strict=True):
-        if "pld" not in loss.methods:
+        if loss.is_estimate:
             total = total + count * np.where(count > 0, loss.profile_error(), 0.0)
     return total
 
@@ -176,7 +185,7 @@ def _are_reached(epsilon: np.ndarray, run: Run) -> np.ndarray:
     """Where the profiles of single steps are known at epsilon."""
     reached = np.ones(epsilon.shape, bool)
     for loss, count in zip(run.losses, run.counts, strict=True):
-        if "pld" not in loss.methods:
+        if loss.is_estimate:
             here = np.where(np.isfinite(epsilon), epsilon, 1.0)
             reached &= loss.profile_reaches(here) | (count == 0) | np.isinf(epsilon)
     return reached
@@ -245,14 +254,15 @@ def _may_exceed(
 def _certified(
     question: Question, run: Run, bound: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Certified upper ends, or Rényi's bound where that is lower; and the widths.
+    """Certified upper ends, or the known bound where that is lower; and the widths.
 
     Rényi's alone, of unknown width, where a mechanism has no certified ends.
     """
     if not _has_certified_ends(run):
         return bound, np.full(bound.shape, np.inf)
     lower, upper = pld_bounds(question, run)
-    upper = np.minimum(upper, bound)
+    if not any(loss.is_estimate for loss in run.losses):
+        upper = np.minimum(upper, bound)
     if question.is_epsilon:
         return upper, upper - lower
     return upper, -np.expm1(np.minimum(lower - upper, 0.0))

@@ -160,16 +160,20 @@ def _walk(
     places: np.ndarray, cells: np.ndarray, end: float, largest: int
 ) -> np.ndarray:
     """Whole numbers from 0 to beyond the end, in steps of the cells' widths."""
-    result = [0.0]
-    at, width = 0.0, 1.0
+    parts = [np.zeros(1)]
+    at, width, number = 0.0, 1.0, 1
     ends, widths = places.tolist(), cells.tolist()
-    while at < end and len(result) <= largest:
-        here = widths[min(bisect.bisect_left(ends, at), len(widths) - 1)]
+    while at < end and number <= largest:
+        index = min(bisect.bisect_left(ends, at), len(widths) - 1)
         # widths of neighbours within a factor of two of each other
-        width = min(here, 1.5 * width + 0.5)
-        at += math.floor(width)
-        result.append(at)
-    return np.array(result)
+        width = min(widths[index], 1.5 * width + 0.5)
+        step, steps = math.floor(width), 1
+        if width == widths[index]:  # the same step until the cell, or the walk, ends
+            last = min(ends[index], end) if index < len(ends) - 1 else end
+            steps = max(min(math.ceil((last - at) / step), largest + 1 - number), 1)
+        parts.append(at + step * np.arange(1.0, steps + 1))
+        at, number = at + step * steps, number + steps
+    return np.concatenate(parts)
 
 
 def with_splits(knots: np.ndarray) -> np.ndarray:

@@ -16,12 +16,14 @@ Zhu, Dong, Wang (2022), arXiv:2106.08567 (composition of dominating pairs).
 
 from __future__ import annotations
 
+import operator
+
 import numpy as np
 
 from jaxdp_episodic._engine import choose_engine, using_engine
 from jaxdp_episodic.accounting.closed_form import (
-    are_alike,
     composed,
+    have_closed_form,
     one_gaussian,
     shift_error,
 )
@@ -44,6 +46,8 @@ _FINE_LATTICE = 2**19
 _COARSE_EPSILON = Aim(1e-4, 0.01, refine.LARGEST_LATTICE)
 _COARSE_DELTA = Aim(0.0, 0.02, refine.LARGEST_LATTICE)
 _MOST_ROUNDS = 10
+# Of a width, where an epoch's own law takes up the rest.
+_SHARE_OF_LATTICE = 0.3
 # Rounds after which an aim is given up if there is no lower end yet.
 _FRUITLESS_ROUNDS = 2
 # Steps whose rounding errors alone are nats of log(delta).
@@ -92,13 +96,60 @@ def pld_bounds(
     target = np.broadcast_to(np.asarray(question.target, np.float64), shape)
     question, run = question.at(target.reshape(-1)), run.flattened(shape)
     with using_engine(choose_engine(target.size, BREAK_EVEN)):
-        lower, upper = _bounds(question, run, width)
+        below, above = run.certified(up=False), run.certified(up=True)
+        if all(map(operator.is_, below.losses, run.losses)):
+            lower, upper = _bounds(question, run, width)
+        else:
+            lower = _end_of_law(question, below, width, up=False)
+            upper = _end_of_law(question, above, width, up=True)
+            upper = np.maximum(upper, lower)
+    if width is not None and question.is_epsilon:
+        missed = np.isfinite(upper) & (upper - lower > width)
+        if np.any(missed):
+            raise ValueError(
+                f"max_width {width:g} cannot be reached: the ends of epsilon are "
+                f"{np.max((upper - lower)[missed]):.3g} apart on a lattice of at most "
+                f"{refine.LARGEST_LATTICE:,} cells"
+            )
     return lower.reshape(shape), upper.reshape(shape)
 
 
+def _end_of_law(
+    question: Question, law: Run, width: float | None, *, up: bool
+) -> np.ndarray:
+    """One end, of a run of which some steps' laws are above or below their own.
+
+    With ``log H_g`` of the law off by up to a, and its losses by b, the end is that at
+    a delta or epsilon moved by them, and moved by the other one.
+    """
+    log_kept, sign = law.log_kept(), 1 if up else -1
+    of_mass, of_loss = law.law_error()
+    if question.is_epsilon:
+        moved = question.at(np.minimum(question.target - sign * of_mass, -1e-300))
+    else:
+        moved = question.at(np.maximum(question.target - sign * of_loss, 0.0))
+    left = moved.given_kept(log_kept, up=up)
+    hopeless = np.isneginf(left.target)
+    left = left.at(np.where(hopeless, -1.0, left.target))
+    end = _bounds(left, law, width, share=_SHARE_OF_LATTICE)[up]
+    nothing = np.zeros(end.shape)
+    answer = Answer(end, nothing, nothing)
+    end = moved.with_failure(answer, log_kept, up=up).value
+    if question.is_epsilon:
+        return np.maximum(end + sign * of_loss, 0.0)
+    end = end + sign * of_mass
+    if up:
+        # H_g of g below 1 is at most 1 - g more than that of 1.
+        with np.errstate(divide="ignore"):
+            beyond = np.log(np.maximum(of_loss - question.target, 0.0))
+        end = np.minimum(np.logaddexp(end, beyond), 0.0)
+    return end
+
+
 def _bounds(
-    question: Question, run: Run, width: float | None
+    question: Question, run: Run, width: float | None, share: float = 1.0
 ) -> tuple[np.ndarray, np.ndarray]:
+    """Both ends of one law; their width is ``share`` of what is asked for, or more."""
     upper = np.array(rdp_bound(question, run)[0])
     # Where nothing but the largest loss counts it is as near to the truth as this.
     upper = upper + _RDP_ROUNDING * np.where(np.isfinite(upper), np.abs(upper), 0.0)
@@ -106,7 +157,7 @@ def _bounds(
         upper = np.minimum(upper, 0.0)
     lower = np.full(upper.shape, question.nothing)
     settled = run.is_unprotected | run.loses_nothing
-    floor, share = _aims(question, width)
+    floor, proportion = (share * aim for aim in _aims(question, width))
     open_ = ~settled & np.isfinite(upper)
     shift = np.where(open_, run.gaussian_shift(), 0.0)
     open_ &= (run.num_steps < _MOST_STEPS) | (shift > 0)
@@ -116,7 +167,7 @@ def _bounds(
         open_ &= (question.target > _LEAST_LOG_DELTA) & (upper > floor)
     else:
         open_ &= upper > _LEAST_LOG_DELTA
-    for i in np.flatnonzero(open_ & are_alike(run)):
+    for i in np.flatnonzero(open_ & have_closed_form(run)):
         one = np.asarray(i)
         value, error = composed(question.take(one), run.take(one))
         if np.isfinite(error):
@@ -131,7 +182,7 @@ def _bounds(
         i = lower_of if upper_of is None else upper_of
         given = float(question.target[i])
         target = (given, None) if question.is_epsilon else (None, given)
-        target = Target(*target, floor, share)
+        target = Target(*target, floor, proportion)
         most = _FINE_LATTICE if width is None else refine.LARGEST_LATTICE
         setting = Setting(steps, target, question.nothing, float(upper[i]), most)
         settings.append((lower_of, upper_of, setting))
@@ -154,14 +205,6 @@ def _bounds(
             lower[lower_of] = setting.lower
         if upper_of is not None:
             upper[upper_of] = setting.upper
-    if width is not None and question.is_epsilon:
-        missed = np.isfinite(upper) & (upper - lower > width)
-        if np.any(missed):
-            raise ValueError(
-                f"max_width {width:g} cannot be reached: the ends of epsilon are "
-                f"{np.max((upper - lower)[missed]):.3g} apart on a lattice of at most "
-                f"{refine.LARGEST_LATTICE:,} cells"
-            )
     return lower, upper
 
 

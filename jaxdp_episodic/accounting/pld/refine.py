@@ -112,7 +112,8 @@ def lay_grids(settings: list[Setting]) -> None:
             for plan in s.plans
             if not plan.only_bound
         )
-        least = max(least * 1.001 / (s.most_cells - 16), s.least_spacing)
+        grain = max(float(step.loss.grain()) for step in s.steps)
+        least = max(least * 1.001 / (s.most_cells - 16), s.least_spacing, grain)
         s.last_attempt = s.spacing <= least
         s.spacing = max(s.spacing, least, 1e-12 * max(abs(c) for c in medians))
     _center_spikes(settings)

@@ -1,0 +1,244 @@
+"""One epoch of random allocation, add/remove, as a finite law above or below its own.
+
+``W = ((bins - taken) + X) / bins`` with X of `numerics.convex_sums`. ``(W - g)_+`` and
+``(1 - g W)_+`` are convex in the W of each epoch, so a law of X that is above in convex
+order gives an upper bound of both directions' profiles, of any number of epochs and
+among any other steps, and one that is below a lower bound.
+
+Reference: docs/proofs.md, "Random allocation".
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from dataclasses import dataclass
+from typing import ClassVar, NamedTuple
+
+import numpy as np
+
+from jaxdp_episodic.losses.allocated import AllocatedLoss
+from jaxdp_episodic.losses.allocation_tables import by_setting
+from jaxdp_episodic.losses.finite import log_excess_of_atoms
+from jaxdp_episodic.losses.privacy_loss import Quadrature, Tails
+from jaxdp_episodic.numerics.convex_sums import lognormal_sum
+from jaxdp_episodic.numerics.loops import Array, namespace, on_host
+
+_CACHED = 256
+# Sums are formed in blocks of so many, in as many digits as the machine has: what is
+# lost by it, of up to 2^16 losses, and by a rounding of the result and its logarithm.
+_BLOCK = 256
+_SUM_ERROR = 2 * (_BLOCK + 2**16 / _BLOCK) * float(np.finfo(np.longdouble).eps)
+_ROUNDING, _MOVE = 4e-15, 4e-16
+_GRAIN = 0.5
+# Losses that moments are computed of.
+_FEW = 512
+
+
+@dataclass(frozen=True)
+class AllocatedLawLoss(AllocatedLoss):
+    """The finite law that the certified ends of an epoch rest on.
+
+    Attributes:
+      outer_rate: see `PrivacyLoss`; always 1.
+      shift: s > 0.
+      bins: t, whole number.
+      taken: j, whole number, 2 <= j <= t.
+      above: 1 for the law above, 0 for the one below.
+    """
+
+    shift: Array
+    bins: Array
+    taken: Array
+    above: Array
+    is_symmetric: ClassVar[bool] = False
+    is_estimate: ClassVar[bool] = False
+    may_have_atoms: ClassVar[bool] = True
+    has_nodes: ClassVar[bool] = False
+    methods: ClassVar[tuple[str, ...]] = ("rdp", "pld")
+
+    def certified(self, *, up: bool) -> AllocatedLawLoss:
+        """See `PrivacyLoss`."""
+        return dataclasses.replace(self, above=np.full(np.shape(self.above), 1.0 * up))
+
+    def law_error(self) -> tuple[Array, Array]:
+        """See `PrivacyLoss`."""
+        found = self._facts()
+        return found[1], found[2]
+
+    def log_kept(self) -> Array:
+        """But for what is cut off."""
+        return self._facts()[0]
+
+    def grain(self) -> Array:
+        """Half of what neighbouring losses are apart, in the mean."""
+        return self._facts()[4]
+
+    def log_tails(self, u: Array) -> tuple[Tails, Tails]:
+        """Of the law that is computed with; see `law_error`."""
+        xp = namespace(u, *self.fields)
+        u, *fields = xp.broadcast_arrays(u, *self.fields[1:])
+
+        def rows(*arrays: np.ndarray) -> np.ndarray:
+            return by_setting(_tails, *arrays)
+
+        found = on_host(rows, u.shape, u, *fields, number=4)
+        return (found[0], found[1]), (found[2], found[3])
+
+    def profile_error(self) -> Array:
+        """See `PrivacyLoss`."""
+        return np.full(self.shape, _ROUNDING + _SUM_ERROR)
+
+    def tail_displacement(self, u: Array) -> Array:
+        """The losses are logarithms, rounded, and so are inverse ratios."""
+        return namespace(u).zeros_like(u) + _MOVE * (1 + self._facts()[3])
+
+    def log_excess(
+        self,
+        t: Array,
+        direction: str,
+        quadrature: Quadrature,
+        *,
+        with_derivatives: bool = False,
+    ) -> tuple[Array, ...]:
+        """Of a coarser law, above; see `PrivacyLoss`. Forward of both directions."""
+        del quadrature
+        xp = namespace(t, *self.fields)
+        order, *fields = xp.broadcast_arrays(t, *self.fields[1:])
+        number = 3 if with_derivatives else 1
+
+        def one(order: np.ndarray, *setting: float) -> np.ndarray:
+            loss, mass = _coarse(epoch_law(*setting))
+            return np.stack(
+                log_excess_of_atoms(
+                    loss[:, None],
+                    np.log(mass)[:, None],
+                    order,
+                    direction,
+                    with_derivatives=with_derivatives,
+                )
+            )
+
+        def rows(*arrays: np.ndarray) -> np.ndarray:
+            return by_setting(one, *arrays)
+
+        return tuple(on_host(rows, order.shape, order, *fields, number=number))
+
+    def _facts(self) -> np.ndarray:
+        """``(5, ...)``: `log_kept`, `law_error`, largest size of a loss, `grain`."""
+
+        def facts(_: np.ndarray, *setting: float) -> np.ndarray:
+            law = epoch_law(*setting)
+            largest = np.abs(law.loss[[0, -1]]).max()
+            gap = float(np.diff(law.loss) @ law.with_unit[1:])
+            facts = law.log_kept, law.mass_error, law.place_error, largest, _GRAIN * gap
+            return np.array(facts)[:, None]
+
+        # Settings that no table is made for have none to be wrong.
+        kept = self.kept_in_range()
+        usable = ~np.asarray(self.is_unprotected | self.loses_nothing)
+        shift = np.where(usable, kept.shift, 1.0)
+        taken = np.where(usable, kept.taken, 2.0)
+        bins = np.where(usable, kept.bins, 2.0)
+        nothing = np.zeros(self.shape)
+        found = by_setting(facts, nothing, shift, bins, taken, kept.above)
+        return np.where(usable, found, 0.0)
+
+
+class EpochLaw(NamedTuple):
+    """Losses and what tails are read off; (n,) each.
+
+    Attributes:
+      loss: increasing.
+      with_unit: masses of the losses under P.
+      forward, backward: profile at the losses, and ``e^loss`` times the second law's
+        mass of it and all larger ones; backward the losses' signs and order are turned.
+      log_kept: see `PrivacyLoss.log_kept`.
+      mass_error, place_error: see `PrivacyLoss.law_error`.
+    """
+
+    loss: np.ndarray
+    with_unit: np.ndarray
+    forward: tuple[np.ndarray, np.ndarray]
+    backward: tuple[np.ndarray, np.ndarray]
+    log_kept: float
+    mass_error: float
+    place_error: float
+
+
+@functools.lru_cache(_CACHED)
+def epoch_law(shift: float, bins: float, taken: float, above: float) -> EpochLaw:
+    """The law of one setting, above or below in convex order."""
+    found = lognormal_sum(round(taken), shift, above=above > 0)
+    idle = bins - taken
+    ratio, masses = (idle + found.values) / bins, found.masses
+    # What is lost to one side is counted for both: P and Q told apart for certain.
+    lost = max(found.lost, (found.infinite + idle * found.lost) / bins)
+    whole = float(masses.sum())
+    masses = masses / whole
+    mean = float(ratio @ masses)
+    ratio = ratio / mean
+    loss = np.log(ratio)
+    with_unit = ratio * masses
+    mass_error = found.mass_error + found.place_error + abs(np.log(whole)) + _ROUNDING
+    return EpochLaw(
+        loss,
+        with_unit,
+        _profile(ratio, masses),
+        _profile(1 / ratio[::-1], with_unit[::-1]),
+        float(np.log1p(-lost * (1 + 1e-9))),
+        float(mass_error),
+        float(found.place_error + abs(np.log(mean)) + _ROUNDING),
+    )
+
+
+def _coarse(law: EpochLaw) -> tuple[np.ndarray, np.ndarray]:
+    """A few of the losses, and masses under P: what is between them is spread."""
+    chosen = np.linspace(0, len(law.loss) - 1, min(_FEW, len(law.loss))).round()
+    places = np.exp(law.loss[chosen.astype(np.intp)])
+    ratio = np.exp(law.loss)
+    cell = np.searchsorted(places, ratio, side="right") - 1
+    cell = np.clip(cell, 0, len(places) - 2)
+    share = np.clip((ratio - places[cell]) / np.diff(places)[cell], 0.0, 1.0)
+    mass = law.with_unit / ratio
+    spread = np.bincount(cell, mass * (1 - share), len(places))
+    spread += np.bincount(cell + 1, mass * share, len(places))
+    kept = spread > 0
+    return np.log(places[kept]), (spread * places)[kept]
+
+
+def _profile(ratio: np.ndarray, masses: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """``E(W - g)_+`` at all ratios g, and ``g P(W >= g)``; sums of what is positive."""
+    above = _summed_from(masses)
+    gained = above[1:] * np.diff(ratio)
+    return np.append(_summed_from(gained), 0.0), ratio * above
+
+
+def _summed_from(array: np.ndarray) -> np.ndarray:
+    """Sums of all from each one on."""
+    size = len(array)
+    padded = np.pad(array[::-1], (0, -size % _BLOCK))
+    blocks = padded.astype(np.longdouble).reshape(-1, _BLOCK)
+    blocks = np.cumsum(blocks, axis=1)
+    before = np.append(np.longdouble(0), np.cumsum(blocks[:-1, -1]))
+    sums = (blocks + before[:, None]).reshape(-1)[:size][::-1]
+    return sums.astype(np.float64)
+
+
+def _tails(u: np.ndarray, *setting: float) -> np.ndarray:
+    """The four rows of `log_tails`; between two losses profiles are linear in e^u."""
+    law = epoch_law(*setting)
+    rows = []
+    for loss, (profile, scaled) in (
+        (law.loss, law.forward),
+        (-law.loss[::-1], law.backward),
+    ):
+        place = np.searchsorted(loss, u, side="right")
+        beyond = place == len(loss)
+        place = np.minimum(place, len(loss) - 1)
+        gap = np.minimum(u - loss[place], 0.0)
+        with np.errstate(divide="ignore"):
+            value = np.log(profile[place] - scaled[place] * np.expm1(gap))
+            tail = np.log(scaled[place]) + gap
+        rows += [np.where(beyond, -np.inf, value), np.where(beyond, -np.inf, tail)]
+    return np.stack(rows)

@@ -52,9 +52,9 @@ class Case:
     def __init__(self, name: str, spec: dict[str, Any]) -> None:
         self.spec = spec
         stored = np.load(Path(spec["file"]))
-        slots = torch.from_numpy(stored["slots"])  # (B, ways, slots, H, W, 1)
+        slots = torch.from_numpy(stored["slots"])  # (B, ways, slots, H, W, 1) or (…, D)
         self.ways, shots = slots.shape[1], spec["shots"]
-        images = slots.permute(0, 1, 2, 5, 3, 4)
+        images = slots.permute(0, 1, 2, 5, 3, 4) if slots.ndim == 6 else slots
         self.support = images[:, :, :shots].flatten(1, 2)
         self.query = images[:, :, shots:].flatten(1, 2)
         labels = torch.arange(self.ways)
@@ -65,7 +65,8 @@ class Case:
             self.side = (self.side + 1) // 2
         flat = {k[6:]: stored[k] for k in stored.files if k.startswith("param:")}
         self.params = torch_layout(flat, self.side)
-        self.loss = {"maml": self.maml, "protonet": self.protonet}[name]
+        losses = {"maml": self.maml, "protonet": self.protonet, "linear": self.linear}
+        self.loss = losses[name]
 
     def apply(self, params: Params, images: torch.Tensor) -> torch.Tensor:
         """Convolutions of stride 2 with GroupNorm, then a linear map."""
@@ -103,6 +104,15 @@ class Case:
         prototypes = near.reshape(self.ways, -1, near.shape[-1]).mean(1)
         logits = -(far[:, None] - prototypes[None]).square().sum(-1)
         return F.cross_entropy(logits, self.query_labels)
+
+    def linear(self, params: Params, support: Any, query: Any) -> torch.Tensor:
+        """Cosines of a linear embedding; each of the two examples once as support."""
+        both = torch.stack([support, query])
+        embedded = F.normalize(both @ params["kernel"], dim=-1)
+        near, far = embedded
+        logits = self.spec["temperature"] * torch.stack([far @ near.T, near @ far.T])
+        labels = self.support_labels.repeat(2)
+        return F.cross_entropy(logits.flatten(0, 1), labels)
 
 
 def clipped_sum(case: Case) -> Params:

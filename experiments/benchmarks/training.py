@@ -37,7 +37,7 @@ import numpy as np
 from flax import nnx
 from presentation import describe_machine
 
-from jaxdp_episodic.training import MAML, ConvNet, PrivateGradient, ProtoNet
+from jaxdp_episodic.training import MAML, ConvNet, Linear, PrivateGradient, ProtoNet
 from jaxdp_episodic.training.episode import Block, contribution_loss
 from jaxdp_episodic.training.models import split_model
 
@@ -45,6 +45,7 @@ FOLDER = Path(__file__).parent
 CORES = 2
 SIDE, CHANNELS = 28, (32, 32, 32, 32)
 COMMON = {
+    "shape": (SIDE, SIDE, 1),
     "channels": CHANNELS,
     "groups": math.gcd(8, CHANNELS[0]),
     "ways": 5,
@@ -58,6 +59,16 @@ CASES: dict[str, dict[str, Any]] = {
     "maml": COMMON
     | {"episodes": 16, "inner_steps": 3, "inner_learning_rate": 0.1, "outputs": 5},
     "protonet": COMMON | {"episodes": 64, "outputs": 64},
+    # A step of the demo: fixed features, a linear embedding, cosines, both re-splits.
+    "linear": COMMON
+    | {
+        "episodes": 360,
+        "shape": (425,),
+        "channels": (),
+        "queries": 1,
+        "outputs": 128,
+        "temperature": 4.0,
+    },
 }
 PRIVATE, SIDE_BY_SIDE, IN_TURN = "private", "not private, vmap", "not private, loop"
 
@@ -346,10 +357,21 @@ class Case:
 
 def learner_and_params(name: str, spec: dict[str, Any]) -> tuple[Any, Any]:
     """The learner of a case and its initial parameters."""
-    net = ConvNet(
-        (SIDE, SIDE, 1), spec["channels"], spec["outputs"], rngs=nnx.Rngs(spec["seed"])
-    )
+    shape, rngs = tuple(spec["shape"]), nnx.Rngs(spec["seed"])
+    if name == "linear":
+        net = Linear(math.prod(shape), spec["outputs"], rngs=rngs)
+    else:
+        net = ConvNet(shape, spec["channels"], spec["outputs"], rngs=rngs)
     apply, params = split_model(net)
+    if name == "linear":
+        learner = ProtoNet(
+            apply,
+            ways=spec["ways"],
+            distance="cosine",
+            temperature=spec["temperature"],
+            resplits=True,
+        )
+        return learner, params
     if name == "protonet":
         return ProtoNet(apply, ways=spec["ways"]), params
     return (
@@ -367,7 +389,7 @@ def written(name: str, spec: dict[str, Any], folder: str) -> dict[str, Any]:
     slots = spec["shots"] + spec["queries"]
     rng = np.random.default_rng(spec["seed"])
     # A pattern for each class and noise around it, so that there is something to learn.
-    shape = (spec["episodes"], spec["ways"], 1, SIDE, SIDE, 1)
+    shape = (spec["episodes"], spec["ways"], 1, *spec["shape"])
     pattern = rng.normal(size=shape)
     images = pattern + rng.normal(size=(*shape[:2], slots, *shape[3:]))
     file = Path(folder) / f"{name}.npz"

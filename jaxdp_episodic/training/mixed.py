@@ -28,7 +28,13 @@ from jax import Array
 
 from jaxdp_episodic import _validation
 from jaxdp_episodic.training.episode import Episode
-from jaxdp_episodic.training.plda import MARGIN, OF_NOISE, noise_edge, unit
+from jaxdp_episodic.training.plda import (
+    MARGIN,
+    OF_NOISE,
+    noise_edge,
+    outer_products,
+    unit,
+)
 
 # Of the residual's deviation: where residuals of a pair are cut.
 _CUT = 2.0
@@ -126,8 +132,7 @@ class MixedModel:
             jnp.zeros(own, jnp.float32),
         )
 
-    @functools.partial(jax.jit, static_argnums=0)
-    def pooled_moment(self, rows: Array, weights: Array) -> Array:
+    def pooled_moment(self, rows: Any, weights: Any) -> np.ndarray:
         """(p + 1, p + 1) the weighted sum of outer products of ``(d, y) / sqrt(2)``.
 
         Args:
@@ -135,13 +140,16 @@ class MixedModel:
             scaled to norm 1, and y, as a part of its bound, by the same factor.
           weights: (n,).
         """
+        return outer_products(self._pooled_rows(rows, weights))
+
+    @functools.partial(jax.jit, static_argnums=0)
+    def _pooled_rows(self, rows: Array, weights: Array) -> Array:
         lines, _ = self._rows(rows[:, :-1])
         lines = unit(lines)  # the first entry is the factor, as that of d is 1
         values = self._cut(rows[:, -1], self.target_bound) * lines[:, 0]
-        return _moment(jnp.concatenate([lines, values[:, None]], axis=1), weights)
+        return _weighed(jnp.concatenate([lines, values[:, None]], axis=1), weights)
 
-    @functools.partial(jax.jit, static_argnums=0)
-    def pair_moment(self, rows: Array, weights: Array, state: Mixed) -> Array:
+    def pair_moment(self, rows: Any, weights: Any, state: Mixed) -> np.ndarray:
         """The weighted sum of outer products of ``(z z', r r) / sqrt(2)`` of pairs.
 
         Args:
@@ -154,6 +162,10 @@ class MixedModel:
           (m + 1, m + 1) with m entries of a symmetric matrix, those beside the
           diagonal times sqrt(2).
         """
+        return outer_products(self._pair_rows(rows, weights, state))
+
+    @functools.partial(jax.jit, static_argnums=0)
+    def _pair_rows(self, rows: Array, weights: Array, state: Mixed) -> Array:
         half, scaled = rows.shape[1] // 2, []
         cut = _CUT * jnp.sqrt(state.variance)
         for part in (rows[:, :half], rows[:, half:]):
@@ -167,7 +179,7 @@ class MixedModel:
         products = (products + products.transpose(0, 2, 1)) / 2
         above, factors = _above(1 + self.slopes)
         entries = products[:, *above] * factors.astype(np.float32)
-        return _moment(
+        return _weighed(
             jnp.concatenate([entries, (first * second)[:, None]], axis=1), weights
         )
 
@@ -220,14 +232,12 @@ class MixedModel:
         return jnp.nan_to_num(jnp.clip(values / bound, -1.0, 1.0), nan=0.0)
 
 
-def _moment(rows: Array, weights: Array) -> Array:
-    """The weighted sum of outer products of rows / sqrt(2), each of norm at most 1."""
-    highest = jax.lax.Precision.HIGHEST
+def _weighed(rows: Array, weights: Array) -> Array:
+    """Rows / sqrt(2), of norm at most 1, times the roots of their weights."""
     rows = rows / math.sqrt(2)
     norms = jnp.linalg.norm(rows, axis=1, keepdims=True)
     rows = jnp.where(jnp.isfinite(norms), rows, 0.0) / jnp.fmax(norms, 1.0)
-    rows = rows * ((1 - MARGIN) * jnp.sqrt(weights))[:, None]
-    return jnp.matmul(rows.T, rows, precision=highest)
+    return rows * ((1 - MARGIN) * jnp.sqrt(weights))[:, None]
 
 
 def _ridge(matrix: np.ndarray, towards: np.ndarray, edge: float) -> np.ndarray:

@@ -1,7 +1,8 @@
 """A private PLDA from its sums: what is noised, and what follows from it.
 
-The sums are float32 on the device, as a step's are; what is made of what was released
-is post-processing, in float64 on the host.
+What each gives is float32, of norm a little less than 1; sums and noise are float64, on
+the host. In float32 tens of thousands of terms round by more than that little: whoever
+is missing changes how all others are rounded.
 """
 
 from __future__ import annotations
@@ -98,38 +99,56 @@ def chunks(
         yield rows, shares
 
 
-def sum_of(parts: Iterable[Array]) -> Array:
+def sum_of(parts: Iterable[np.ndarray]) -> np.ndarray:
     """The sum of arrays, at least one, in their order."""
     return functools.reduce(operator.add, parts)
 
 
+def sum_with_count(rows: Any, weights: Any) -> np.ndarray:
+    """(D + 1,) float64: the weighted sum of ``(x, 1) / sqrt(2)``, x of norm <= 1."""
+    return np.sum(np.asarray(_with_count(rows, weights), np.float64), axis=0)
+
+
 @jax.jit
-def sum_with_count(rows: Array, weights: Array) -> Array:
-    """(D + 1,) the weighted sum of ``(x, 1) / sqrt(2)``, x of norm at most 1."""
+def _with_count(rows: Array, weights: Array) -> Array:
     rows = jnp.concatenate([unit(rows), jnp.ones((len(rows), 1), jnp.float32)], axis=1)
-    return jnp.sum(weights[:, None] * rows, axis=0) * ((1 - MARGIN) / math.sqrt(2))
+    return weights[:, None] * rows * ((1 - MARGIN) / math.sqrt(2))
+
+
+def second_moment(rows: Any, weights: Any, center: Any, whitening: Any) -> np.ndarray:
+    """(D, D) the weighted sum of outer products of whitened rows of norm 1."""
+    return outer_products(_whitened_rows(rows, weights, center, whitening))
+
+
+def outer_products(rows: Any) -> np.ndarray:
+    """(D, D) float64: the sum of the outer products of rows (n, D)."""
+    wide = np.asarray(rows, np.float64)
+    return wide.T @ wide
 
 
 @jax.jit
-def second_moment(
+def _whitened_rows(
     rows: Array, weights: Array, center: Array, whitening: Array
 ) -> Array:
-    """(D, D) the weighted sum of outer products of whitened rows of norm 1."""
     highest = jax.lax.Precision.HIGHEST
     white = unit(jnp.matmul(rows - center, whitening, precision=highest))
-    white = white * ((1 - MARGIN) * jnp.sqrt(weights))[:, None]
-    return jnp.matmul(white.T, white, precision=highest)
+    return white * ((1 - MARGIN) * jnp.sqrt(weights))[:, None]
 
 
-@jax.jit
-def with_symmetric_noise(total: Array, key: Array, noise: Array | float) -> Array:
-    """Adds symmetric noise: independent in an orthonormal basis of symmetric matrices.
+def with_symmetric_noise(total: np.ndarray, key: Array, noise: float) -> np.ndarray:
+    """Adds symmetric noise to a float64 matrix; see `symmetric_noise`."""
+    return total + noise * np.asarray(symmetric_noise(key, len(total)), np.float64)
 
-    So the diagonal has the noise's variance and each other entry half of it.
+
+@functools.partial(jax.jit, static_argnums=1)
+def symmetric_noise(key: Array, number: int) -> Array:
+    """(D, D) noise that is independent in an orthonormal basis of symmetric matrices.
+
+    So the diagonal has variance 1 and each other entry half of it.
     """
-    normal = jax.random.normal(key, total.shape, jnp.float32)
+    normal = jax.random.normal(key, (number, number), jnp.float32)
     above = jnp.triu(normal, 1) / math.sqrt(2)
-    return total + jnp.float32(noise) * (above + above.T + jnp.diag(jnp.diag(normal)))
+    return above + above.T + jnp.diag(jnp.diag(normal))
 
 
 def with_mean(state: Start, noised: np.ndarray) -> Start:

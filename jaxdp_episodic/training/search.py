@@ -269,7 +269,7 @@ def search_budget(search: Search, base: Path | None = None) -> SearchBudget:
 
     def excess(run_epsilon: np.ndarray, _: np.ndarray) -> np.ndarray:
         one = float(run_epsilon[0])
-        totals[one], _ = _total(search, one, data)
+        totals[one] = _total(search, one, data)[0]
         return np.atleast_1d(np.log(totals[one] / target))
 
     if excess(np.array([high]), np.zeros(1, int)) <= 0:  # one run, for example

@@ -158,7 +158,7 @@ class PrivateStatistics:
             total = self._mixed_sum(state, place, generator)
             noised = with_symmetric_noise(total, key, noise_multiplier)
             adds = self._mixed.with_tasks if place else self._mixed.with_line
-            return adds(state, np.asarray(noised, np.float64), noise_multiplier)
+            return adds(state, noised, noise_multiplier)
         kind = self._kind(place)
         if kind == MEAN:
             state = with_mean(state, self._mean(key, noise_multiplier))
@@ -195,7 +195,7 @@ class PrivateStatistics:
 
     def _mixed_sum(
         self, state: Mixed, place: int, generator: np.random.Generator
-    ) -> Array:
+    ) -> np.ndarray:
         """The sum of a mixed model's first statistic, or of its second."""
         model, targets = self._mixed, self._data.targets
         assert model is not None and targets is not None
@@ -217,8 +217,8 @@ class PrivateStatistics:
         """The noised sum of ``(x, 1) / sqrt(2)``: its last entry counts."""
         parts = chunks(self._features, self._weights())
         total = sum_of(sum_with_count(*part) for part in parts)
-        noised = total + jnp.float32(noise) * jax.random.normal(key, total.shape)
-        return np.asarray(noised, np.float64)
+        normal = jax.random.normal(key, total.shape, jnp.float32)
+        return total + noise * np.asarray(normal, np.float64)
 
     def _pairs(
         self, generator: np.random.Generator
@@ -265,7 +265,7 @@ class PrivateStatistics:
             second_moment(*part, center, state.whitening)
             for part in chunks(features, weights)
         )
-        return np.asarray(with_symmetric_noise(total, key, noise), np.float64)
+        return with_symmetric_noise(total, key, noise)
 
 
 @dataclass(frozen=True)

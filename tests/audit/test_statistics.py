@@ -58,7 +58,7 @@ def audited(place, unit, config, noise=NOISE):
     def released(statistics, key, noise):
         if config is MIXED:
             total = statistics._mixed_sum(state, place, generator)
-            return np.asarray(with_symmetric_noise(total, key, noise), np.float64)
+            return with_symmetric_noise(total, key, noise)
         if kind == "mean":
             return statistics._mean(key, noise)
         if kind == "within":

@@ -191,10 +191,9 @@ class PrivacyLoss:
         return self
 
     def law_error(self) -> tuple[Array, Array]:
-        """By how many nats, for each step, a composed profile may be off.
+        """How far ``log H_g``, and ``log g`` in it, may be off: nats, for each step.
 
-        As a function of losses and as a logarithm: ``log H_g`` by the first, ``log g``
-        by the second. What has a `profile_error` alone has none.
+        What has a `profile_error` alone has none.
         """
         return np.zeros(self.shape), np.zeros(self.shape)
 

@@ -82,11 +82,8 @@ $(DOCS_VENV)/.stamp: pyproject.toml constraints.txt
 demo: $(VENV)/.stamp
 	$(VENV)/bin/jaxdp-episodic $(DEMO)
 
-# Most of what the fast tests compile runs once: LLVM need not optimize it. Those of
-# test-all are compiled as users' programs are.
 test: $(VENV)/.stamp
-	JAX_DISABLE_MOST_OPTIMIZATIONS=1 \
-	  $(PY) -m pytest $(PARALLEL) -m "not slow" $(PYTEST_FLAGS)
+	$(PY) -m pytest $(PARALLEL) -m "not slow" $(PYTEST_FLAGS)
 
 test-all: $(VENV)/.stamp
 	$(PY) -m pytest $(PARALLEL) $(PYTEST_FLAGS)

@@ -1,6 +1,5 @@
 """What every test runs under."""
 
-import gc
 import os
 
 # Read when jax is first imported, so before anything else: a silent promotion is how
@@ -29,12 +28,6 @@ def pytest_collection_modifyitems(items):
         return _LONGEST.index(folder) if folder in _LONGEST else len(_LONGEST)
 
     items.sort(key=place)  # stable: files stay together
-
-
-def pytest_collection_finish():
-    # What is there now stays: the collector need not look through it at every turn.
-    gc.collect()
-    gc.freeze()
 
 
 @pytest.fixture(autouse=True)

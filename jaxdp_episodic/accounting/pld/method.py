@@ -46,7 +46,7 @@ _FINE_LATTICE = 2**19
 # Widths that are worth the largest lattice.
 _COARSE_EPSILON = Aim(1e-4, 0.01, refine.LARGEST_LATTICE)
 _COARSE_DELTA = Aim(0.0, 0.02, refine.LARGEST_LATTICE)
-_MOST_ROUNDS = 10
+_MOST_ROUNDS = 14
 # Of a width, where an epoch's own law takes up the rest.
 _SHARE_OF_LATTICE = 0.3
 # Rounds after which an aim is given up if there is no lower end yet.
@@ -292,7 +292,8 @@ def _has_another_aim(setting: Setting, stuck: bool) -> bool:
     """Whether there is another width to try, after one that was reached or was not.
 
     A fine one that was missed is followed by a coarse one, which may have the largest
-    lattice; and where nothing was known at first, the fine one is tried once more.
+    lattice; and where nothing was known at first, the fine one is tried once more. Of
+    epsilon the fine one is worth the largest lattice at last: few need it.
     """
     if stuck and setting.most_cells == refine.LARGEST_LATTICE:
         return False
@@ -301,6 +302,8 @@ def _has_another_aim(setting: Setting, stuck: bool) -> bool:
         fine = Aim(*setting.target[2:], setting.most_cells)
         setting.next_aims = [_COARSE_DELTA if of_delta else _COARSE_EPSILON]
         setting.next_aims += [] if any(setting.known) else [fine]
+        if not of_delta:
+            setting.next_aims.append(fine._replace(most_cells=refine.LARGEST_LATTICE))
     while setting.next_aims:
         setting.take_aim(setting.next_aims.pop(0))
         width, enough = _widths(setting)

@@ -366,8 +366,11 @@ def draw(found: Mapping[Run, list[Trained]], path: Path) -> None:
     lowest = min(line.test for lines in runs for line in lines)
     axes.set_ylim(1.2 * (1 - lowest), 1 - TICKS[-1])
     axes.set_ylabel("accuracy on unseen syllables, 5-way 1-shot")
-    handles, labels = axes.get_legend_handles_labels()
-    panels[1].legend(handles, labels, frameon=False, fontsize=8.5, loc="upper left")
+    # Each has its own, as the numbers of runs differ.
+    panels[0].legend(
+        frameon=False, fontsize=8.5, loc="lower right", bbox_to_anchor=(1, 0.1)
+    )
+    panels[1].legend(frameon=False, fontsize=8.5, loc="upper left")
     save(figure, path)
 
 

@@ -27,6 +27,7 @@ MODULES = {
     "plot": ("matplotlib.figure", "jaxdp_episodic.plots.drawing"),
     "sweep": ("pyarrow.parquet", "jaxdp_episodic.files.parquet_file"),
     "ray": ("ray", "jaxdp_episodic.sweep.engines"),
+    "explore": ("starlette", "jaxdp_episodic.explore.server"),
     "data": ("datasets", "jaxdp_episodic.data.adapters"),
     "dp-accounting": ("dp_accounting", "jaxdp_episodic.interop.dp_accounting"),
     "jax-privacy": ("jax_privacy", "jaxdp_episodic.interop.jax_privacy"),
@@ -69,7 +70,9 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=ROOT / "dist")
     parser.add_argument("--pythons", nargs="*", help="more interpreters to try")
     parser.add_argument(
-        "--extras", nargs="*", default=["plot", "sweep", "dp-accounting", "jax-privacy"]
+        "--extras",
+        nargs="*",
+        default=["plot", "sweep", "explore", "dp-accounting", "jax-privacy"],
     )
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
@@ -182,7 +185,12 @@ def run(*command: str | Path, cwd: Path | None = None) -> str:
 def check_extras() -> None:
     """Every extra that users install is tried."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    users = set(project["optional-dependencies"]) - {"test", "docs", "dev"}
+    users = set(project["optional-dependencies"]) - {
+        "test",
+        "explore-test",
+        "docs",
+        "dev",
+    }
     assert users == set(MODULES), users ^ set(MODULES)
 
 

@@ -113,8 +113,11 @@ def _of_few_losses(
     value = target
     if of_epsilon:
         zero = np.zeros(1)
-        if tails(zero)[0] <= target:
-            return 0.0, 0.0
+        profile, fall = (float(tail[0]) for tail in tails(zero))
+        if profile <= target:
+            # Rounding may hide that it is above.
+            unsure = profile + off > target
+            return 0.0, off * math.exp(min(target - fall, 700.0)) if unsure else 0.0
         value = float(smallest_within(lambda u: tails(u)[0] - target, zero + 1.0)[0])
     profile, fall = (float(tail[0]) for tail in tails(np.array([value])))
     move += _ROUNDING * abs(value)

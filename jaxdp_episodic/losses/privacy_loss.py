@@ -191,10 +191,7 @@ class PrivacyLoss:
         return self
 
     def law_error(self) -> tuple[Array, Array]:
-        """How far ``log H_g``, and ``log g`` in it, may be off: nats, for each step.
-
-        What has a `profile_error` alone has none.
-        """
+        """How far ``log H_g``, and ``log g`` in it, may be off: nats, for each step."""
         return np.zeros(self.shape), np.zeros(self.shape)
 
     def grain(self) -> Array:

@@ -102,3 +102,14 @@ def test_many_losses_are_left_to_the_integral():
     assert info.error < 1e-2 * value
     few = jde.epsilon(jde.compose(*parts[:5]), delta=1e-3)
     assert few < value
+
+
+def test_an_epsilon_of_zero_within_rounding_is_not_certain():
+    claims = [jde.ApproximateDP(epsilon=e, delta=0.0) for e in (1.0, 0.5)]
+    run = jde.compose(*((claim, 1) for claim in claims))
+    at_zero = float(jde.delta(run, epsilon=0.0))
+    answer, info = jde.epsilon(run, delta=at_zero, return_info=True)
+    assert answer + info.error > 0
+    assert jde.epsilon_interval(run, delta=at_zero)[1] > 0
+    # Well above it there is no doubt.
+    assert jde.epsilon_interval(run, delta=at_zero + 1e-9) == (0, 0)

@@ -153,6 +153,8 @@ class EpisodicAccountant(_dp.PrivacyAccountant):
 
     def _maybe_compose(self, event: Any, count: int, do_compose: bool) -> Any:
         try:
+            if not do_compose:  # as it is now: it may hold a list that has grown
+                self._last_read = None
             parts = self._parts(event)
         except EventNotCovered as error:
             return self.CompositionErrorDetails(error.event, str(error))

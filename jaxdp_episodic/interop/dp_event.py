@@ -196,7 +196,9 @@ def _poisson(event: Any, relation: str) -> OneStep:
         return LaplaceRelease(
             joint_scale(parts), sampling_probability=rate, neighboring_relation=relation
         )
-    one = parts[0][0] if sum(count for _, count in parts) == 1 else None
+    # Of a composition the part that happens, which need not be the first.
+    is_one = sum(count for _, count in parts) == 1
+    one = next(part for part, count in parts if count) if is_one else None
     if kinds <= set(_CLAIMS) and one is not None:
         return _sampled_claim(rate, _CLAIMS[kind(one)](one, relation), relation)
     if kinds == {"DiscreteLaplaceDpEvent"} and one is not None:

@@ -355,3 +355,15 @@ def test_what_has_no_event_is_refused_by_name():
     else:
         with pytest.raises(NotImplementedError, match="ApproximateDP has no event"):
             to_dp_event(jde.ApproximateDP(1.0, 1e-5))
+
+
+def test_an_event_whose_list_has_grown_is_read_again():
+    accountant = EpisodicAccountant()
+    event = dp_event.ComposedDpEvent([gaussian(9.0)])
+    assert accountant.supports(event)
+    event.events.append(gaussian(1.0))
+    accountant.compose(event)
+    event.events.append(gaussian(0.5))
+    accountant.compose(event)
+    noises = [step.noise_multiplier for step in accountant.run.steps]
+    assert noises == [9.0, 1.0, 0.5] and accountant.run.counts == (2, 2, 1)

@@ -300,6 +300,16 @@ def test_of_pure_mechanisms_epsilon_alone_is_used(name):
         from_dp_event(kind(-0.5))
 
 
+def test_of_a_sampled_composition_the_part_that_happens_is_charged():
+    pure = dataclasses.make_dataclass("ExponentialMechanismDpEvent", ["epsilon"])
+    laplace = dp_event.DiscreteLaplaceDpEvent
+    for quiet, loud in ((pure(0.1), pure(5.0)), (laplace(0.1, 1), laplace(3.0, 1))):
+        never = dp_event.SelfComposedDpEvent(quiet, 0)  # type: ignore[arg-type]
+        for parts in ([never, loud], [loud, never]):
+            event = poisson(0.5, dp_event.ComposedDpEvent(parts))
+            assert from_dp_event(event) == from_dp_event(poisson(0.5, loud))
+
+
 @pytest.mark.parametrize(
     "event, error, words",
     [

@@ -7,7 +7,7 @@ import pytest
 from rich.console import Console
 
 import jaxdp_episodic as jde
-from jaxdp_episodic.accounting.budget import plan_budget, public_view
+from jaxdp_episodic.accounting.budget import PrivacyBudget, plan_budget, public_view
 from jaxdp_episodic.data.sinusoids import make_sinusoids
 from jaxdp_episodic.training.config import read_config
 from jaxdp_episodic.training.report import privacy_statement
@@ -90,6 +90,30 @@ def test_the_same_holds_with_a_population():
     assert view is not None and view.step.population is None
     assert "777" in privacy_statement(budget, 2)
     assert "777" not in privacy_statement(budget, 2, for_release=True)
+
+
+def test_a_step_that_alone_costs_nothing_may_rest_on_private_sizes():
+    """Its epsilon is 0 of any sizes; the noise was calibrated to the real ones."""
+
+    def view(bound):
+        step = jde.GaussianStep(
+            jde.MultistageSampling(
+                jde.Poisson("class", sampling_probability=1e-3),
+                jde.WithoutReplacement("example", size=4, population=bound),
+            ),
+            noise_multiplier=20.0,
+            privacy_unit="example",
+            clip_unit="example",
+            population=jde.Population.from_sizes(
+                [20] * 50, level_names=("class", "example")
+            ),
+        )
+        budget = PrivacyBudget(step, 1.0, 1e-5, 10, 10)
+        assert budget.spent(1) == 0
+        return public_view(budget)
+
+    assert view(10) is None
+    assert view(20) is not None
 
 
 def test_what_was_computed_from_private_sizes_is_not_released(tmp_path):

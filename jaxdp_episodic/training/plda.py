@@ -67,7 +67,8 @@ def projected(features: Array, mean: Array, projection: Array) -> Array:
 def unit(rows: Array) -> Array:
     """Rows scaled to norm 1; those that are not finite, or too short, are zero."""
     largest = jnp.max(jnp.abs(rows), axis=1, keepdims=True)
-    fits = jnp.isfinite(largest) & (largest > 1e-30)
+    # Every entry by itself: a compiled maximum may pass over NaN.
+    fits = jnp.isfinite(rows).all(axis=1, keepdims=True) & (largest > 1e-30)
     scaled = jnp.where(fits, rows, 0.0) / jnp.where(fits, largest, 1.0)
     norms = jnp.linalg.norm(scaled, axis=1, keepdims=True)
     return scaled / jnp.maximum(norms, 1.0)  # the largest entry is 1, or all are 0

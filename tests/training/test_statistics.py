@@ -83,13 +83,16 @@ def test_the_sums_are_those_of_their_definitions():
     np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.parametrize("others", [None, 1.0])
 @pytest.mark.parametrize("row", [0.0, 1e-38, 3e38, np.nan, np.inf])
-def test_whatever_a_row_is_it_gives_at_most_norm_one(row):
-    rows = np.full((1, 3), row, np.float32)
-    one = np.ones(1, np.float32)
+def test_whatever_a_row_is_it_gives_at_most_norm_one(row, others):
+    rows = np.zeros((4096, 2), np.float32)  # as many as they are called with
+    rows[0] = row, row if others is None else others
+    one = np.zeros(4096, np.float32)
+    one[0] = 1
     total = np.asarray(sum_with_count(rows, one), np.float64)
     assert np.isfinite(total).all() and np.linalg.norm(total) <= 1
-    eye = np.eye(3, dtype=np.float32)
+    eye = np.eye(2, dtype=np.float32)
     moment = np.asarray(second_moment(rows, one, 0 * eye[0], eye), np.float64)
     assert np.isfinite(moment).all() and np.linalg.norm(moment) <= 1
 

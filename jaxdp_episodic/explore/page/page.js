@@ -231,7 +231,9 @@ function showChart(name, spec, colours) {
   caption.textContent = CAPTIONS[name];
   if (cursors[name] === undefined) return;
   const { x } = spec;
-  const value = x.log ? x.low * (x.high / x.low) ** cursors[name] : x.low + (x.high - x.low) * cursors[name];
+  const raw = x.log ? x.low * (x.high / x.low) ** cursors[name] : x.low + (x.high - x.low) * cursors[name];
+  // What is said to be read is what is read.
+  const value = Math.min(x.high, Number(raw.toPrecision(3)));
   const at = places(width, height).x(x, value);
   drawn.append(Object.assign(drawn.firstChild.cloneNode(), {}));
   for (const [key, set] of Object.entries({ x1: at, x2: at, y1: 12, y2: height - 44, stroke: colours.muted })) drawn.lastChild.setAttribute(key, set);
@@ -240,7 +242,7 @@ function showChart(name, spec, colours) {
     const point = spec.rises ? points.find((p) => p[0] >= value * (1 - 1e-9)) : points.findLast((p) => p[0] <= value * (1 + 1e-9));
     return `${of} ${point ? up(point[1]) : "–"}`;
   });
-  caption.textContent = `At ${x.label} ${tick(Number(value.toPrecision(3)))}, at most: ${read.join(", ")}`;
+  caption.textContent = `At ${x.label} ${tick(value)}, at most: ${read.join(", ")}`;
 }
 
 function table(name, head, rows) {

@@ -183,7 +183,12 @@ def _finish(
     values = state["runs"][best]["values"]
     temporary, release = folder / f"{RELEASE}.tmp", folder / RELEASE
     shutil.rmtree(temporary, ignore_errors=True)
-    shutil.copytree(folder / RUNS / f"{best:04d}" / RELEASE, temporary)
+    # Without times: they say how many runs came after the best one.
+    shutil.copytree(
+        folder / RUNS / f"{best:04d}" / RELEASE,
+        temporary,
+        copy_function=shutil.copyfile,
+    )
     statement = temporary / STATEMENT
     single = statement.read_text(encoding="utf-8")
     statement.write_text(_statement(search, budget) + single, encoding="utf-8")

@@ -193,7 +193,7 @@ def weighed_projection(
     next to nothing stands out of them, the leading directions count alike.
     """
     number = len(moment)
-    count = float(state.count)
+    count = max(float(state.count), 1.0)  # 0 where the mean was given up
     values, vectors = np.linalg.eigh(moment / count)
     order = np.argsort(-values)[:dimensions]
     nothing = _LEFT / number + noise_edge(number, noise) / count

@@ -275,6 +275,16 @@ def test_singular_covariances_make_a_finite_metric(noise):
     assert np.asarray(state.projection).any()
 
 
+def test_a_mean_that_was_given_up_leaves_a_metric():
+    """Of a run that was killed and goes on where sums come out differently."""
+    own = statistics()
+    state = own.initial()
+    for place in (1, 2):
+        generator, key = np.random.default_rng(place), jax.random.key(place)
+        state = own.release(state, place, generator, key, 0.1)
+    assert np.isfinite(state.projection).all() and state.projection.any()
+
+
 def test_nobody_there_gives_a_metric_of_noise():
     tree = jde.Population((np.array([2]), np.array([0, 0])), ("class", "example"))
     data = ExampleTable(np.zeros((0, 5), np.float32), None, tree)

@@ -117,9 +117,11 @@ def public_view(budget: PrivacyBudget) -> PrivacyBudget | None:
         bare = dataclasses.replace(
             budget, step=dataclasses.replace(step, population=None)
         )
+        if budget.num_steps == len(budget.before):
+            return bare  # no such step is taken
         # Of its own step, and no epsilon: that of one step may be 0 of all sizes, or
         # next to nothing beside that of the steps before.
-        owed = int(budget.owed(1)) if budget.num_steps > len(budget.before) else 0
+        owed = int(budget.owed(1))
         ours, theirs = (
             rdp_of(compose((one.step, owed)), _ORDERS) for one in (budget, bare)
         )

@@ -204,14 +204,14 @@ def test_the_accountant_is_told_how_far(unit, relation, expected):
         )
 
 
-def run(**changes):
-    own = statistics()
+def run(unit="example", **changes):
+    own = statistics(unit=unit)
     everybody = [jde.Poisson(name, sampling_probability=1.0) for name in own_levels()]
     step = jde.GaussianStep(
         jde.MultistageSampling(*everybody),
         noise_multiplier=1.0,
         clip_unit="task",
-        privacy_unit="example",
+        privacy_unit=unit,
     )
     before = tuple(zip(own.steps, CONFIG.shares(True), strict=True))
     budget = plan_budget(step, epsilon=1.0, delta=1e-5, num_steps=0, before=before)
@@ -230,6 +230,12 @@ def run(**changes):
 
 def own_levels():
     return tasks().level_names
+
+
+def test_without_steps_no_divisor_has_to_be_given():
+    """Not either where the mean number of clip units, the default, is private."""
+    trainer = run(unit="task")
+    assert not trainer.has_default_normalizer
 
 
 @pytest.mark.slow

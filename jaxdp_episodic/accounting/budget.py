@@ -98,6 +98,11 @@ class PrivacyBudget:
         return *((step, 1) for step in self.before), (self.step, rest)
 
     @property
+    def takes_steps(self) -> bool:
+        """False if the steps ``before`` are all that the run takes."""
+        return self.num_steps > len(self.before)
+
+    @property
     def is_private(self) -> bool:
         """False if the run has no finite epsilon."""
         return bool(np.isfinite(self.epsilon))
@@ -117,8 +122,8 @@ def public_view(budget: PrivacyBudget) -> PrivacyBudget | None:
         bare = dataclasses.replace(
             budget, step=dataclasses.replace(step, population=None)
         )
-        if budget.num_steps == len(budget.before):
-            return bare  # no such step is taken
+        if not budget.takes_steps:
+            return bare
         # Of its own step, and no epsilon: that of one step may be 0 of all sizes, or
         # next to nothing beside that of the steps before.
         owed = int(budget.owed(1))

@@ -204,11 +204,14 @@ def mean_units_are_public(step: GaussianStep, level: str | None = None) -> bool:
 
 
 def public_normalizer(
-    value: float | None, step: GaussianStep, sampler: EpisodeSampler
+    value: float | None, budget: PrivacyBudget, sampler: EpisodeSampler
 ) -> float:
     """The divisor of the noised sum: a public number, never the realised count."""
     if value is not None:
         return checked_setting("normalizer", value)
+    if not budget.takes_steps:
+        return 1.0  # nothing is divided
+    step = budget.step
     if not mean_units_are_public(step):
         raise ValueError(
             "normalizer must be given: the mean number of clip units a step depends on "

@@ -129,10 +129,8 @@ class Trainer:
         checks.check_finite(params, 0)
         inputs = checks.seen_by_model(data, start)
         checks.check_outputs(learner, params, inputs, self.sampler.slot_shape)
-        if normalizer is None and budget.num_steps == len(budget.before):
-            normalizer = 1.0  # of no step: nothing is divided
-        self.normalizer = checks.public_normalizer(normalizer, step, self.sampler)
-        self.has_default_normalizer = normalizer is None
+        self.normalizer = checks.public_normalizer(normalizer, budget, self.sampler)
+        self.has_default_normalizer = normalizer is None and budget.takes_steps
         self._devices = list(jax.local_devices() if devices is None else devices)
         self._block_size = checks.chosen_block_size(
             block_size, self.sampler, len(self._devices)

@@ -133,7 +133,8 @@ def run_training(
     processes = all_processes()
     with processes.together():
         if not processes.is_first:
-            return _helped(config, folder, resume, base, features)
+            tables = Tables(config, base, features=features, keeps_features=False)
+            return _helped(config, folder, resume, tables)
         console = console or Console(stderr=True)
         return _run(config, folder, resume, title, base, console, features)
 
@@ -178,15 +179,10 @@ def _run(
 
 
 def _helped(
-    config: TrainingConfig,
-    folder: Path,
-    resume: bool,
-    base: Path | None,
-    features: FixedFeatures | None,
+    config: TrainingConfig, folder: Path, resume: bool, tables: Tables
 ) -> Result:
     """`run_training` in another process, which writes and scores nothing."""
     wanted, config = config.evaluation, dataclasses.replace(config, evaluation=None)
-    tables = Tables(config, base, features=features, keeps_features=False)
     with _shown_warnings(Console(quiet=True)):
         trainer, *_ = assembled(config, tables)
         if resume:
@@ -372,7 +368,9 @@ def epsilon_without_last_stage(budget: PrivacyBudget, num_steps: int) -> float:
 
 def _announce(console: Console, trainer: Trainer, size: int) -> None:
     budget, step = trainer.budget, trainer.budget.step
-    first = len(budget.before)
+    first, processes = len(budget.before), all_processes().count
+    if processes > 1:
+        console.print(f"{processes} processes", highlight=False)
     if first:
         console.print(f"{first} private statistics", highlight=False)
     if budget.num_steps > first:
@@ -382,8 +380,6 @@ def _announce(console: Console, trainer: Trainer, size: int) -> None:
             f"average; noise multiplier {step.noise_multiplier:.5g}",
             highlight=False,
         )
-    if all_processes().count > 1:
-        console.print(f"{all_processes().count} processes", highlight=False)
     if budget.is_private:
         console.print(
             f"protected: one {step.privacy_unit} ({step.neighboring_relation}), "

@@ -164,7 +164,7 @@ def test_options_of_many_processes_need_the_word(tmp_path, capsys):
 def test_a_search_refuses_several_processes(monkeypatch, tmp_path):
     monkeypatch.setattr(search, "all_processes", lambda: Several(None, [{}, {}]))
     with pytest.raises(NotImplementedError, match="in one process, got 2"):
-        search.run_search(None, tmp_path)  # pyright: ignore[reportArgumentType]
+        search.run_search(None, tmp_path)
 
 
 # --- The command line itself ---

@@ -59,7 +59,7 @@ def use_all_cores() -> None:
         os.environ["XLA_FLAGS"] = f"{flags} {flag}={cores}".strip()
 
 
-_HEARTBEATS_S, _SHUTDOWN_S = 30, 60
+_JOIN_S, _HEARTBEATS_S, _SHUTDOWN_S = 300, 30, 60
 
 
 @contextlib.contextmanager
@@ -94,10 +94,13 @@ def one_of_several(
     with contextlib.suppress(AttributeError):
         # Its handler of SIGTERM would be in place of ours.
         jax.config.update("jax_enable_preemption_service", False)
+    # JAX ends a process that nobody joins with words of its own.
+    print(f"{PROGRAM}: waits up to {_JOIN_S} s for all processes", file=sys.stderr)
     try:
         jax.distributed.initialize(
             *given,
             cluster_detection_method=None if None in given else "deactivate",
+            initialization_timeout=_JOIN_S,
             heartbeat_timeout_seconds=_HEARTBEATS_S,
             shutdown_timeout_seconds=_SHUTDOWN_S,
         )

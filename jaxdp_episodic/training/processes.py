@@ -51,6 +51,7 @@ class Processes:
         self.count, self.index = jax.process_count(), jax.process_index()
         self._meetings = 0
         self._has_ended = False
+        self._summed_before: set[Any] = set()
         if self.count == 1:
             return
         firsts = {d.process_index: d for d in reversed(jax.devices())}
@@ -96,6 +97,13 @@ class Processes:
         """
         if self.count == 1:
             return tree
+        leaves, structure = jax.tree.flatten(tree)
+        kind = structure, tuple((leaf.shape, leaf.dtype) for leaf in leaves)
+        if kind not in self._summed_before:
+            # Processes that sum for the first time connect, and gloo gives them half a
+            # minute for it: not enough for those that read or compile for longer.
+            self.meet()
+            self._summed_before.add(kind)
         shards = jax.tree.map(self._shard, tree)
         with self._or_ended():
             return jax.block_until_ready(

@@ -170,8 +170,10 @@ def test_a_search_refuses_several_processes(monkeypatch, tmp_path):
 # --- The command line itself ---
 
 DISCRETE = TINY.replace("[data]", 'noise = "discrete"\nseed = 3\n[data]', 1)
-STATISTICS = DISCRETE.replace('noise = "discrete"\n', "").replace(
-    "[evaluation]", '[start]\nkind = "mean"\nshare = 0.5\n[evaluation]'
+STATISTICS = (
+    DISCRETE.replace('noise = "discrete"\n', "")
+    .replace("[evaluation]", '[start]\nkind = "plda"\ndimensions = 8\n[evaluation]')
+    .replace('"conv_embedding"\nchannels = [4]', '"linear"')
 )
 
 
@@ -238,7 +240,9 @@ def test_the_number_of_processes_does_not_matter(tmp_path, config, tolerance):
 @pytest.mark.slow
 def test_private_statistics_before_the_steps(tmp_path):
     """The first process releases them; all others see what it released."""
-    whole = parameters(trained(tmp_path, STATISTICS, 1)[0])
+    out, ends = trained(tmp_path, STATISTICS, 1)
+    assert ends[0][0] == 0, ends
+    whole = parameters(out)
     out, ends = trained(tmp_path, STATISTICS, 2)
     assert [code for code, _ in ends] == [0, 0], ends
     for name, array in parameters(out).items():

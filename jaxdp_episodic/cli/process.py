@@ -114,7 +114,10 @@ def one_of_several(
         raise ConnectionError(f"the other processes were not found: {reason}") from None
     from jaxdp_episodic.training.processes import all_processes
 
-    with all_processes().together():
+    processes = all_processes()
+    found = f"process {processes.index} of {processes.count}"
+    print(f"{PROGRAM}: {found}", file=sys.stderr)
+    with processes.together():
         yield
     jax.distributed.shutdown()
 

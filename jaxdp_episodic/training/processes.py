@@ -26,6 +26,8 @@ from jax import Array
 from jax._src import distributed as _runtime  # its client has no public name
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from jaxdp_episodic.accounting.budget import BudgetExhaustedError
+
 _AXIS = "process"
 _KEYS = "jaxdp-episodic"
 _WEEK, _FIVE_SECONDS = 7 * 86_400_000, 5_000  # in ms
@@ -153,8 +155,8 @@ class Processes:
         """Tells the others if the body fails, so that all end with the reason."""
         try:
             yield
-        except RunEndedError:
-            raise
+        except (RunEndedError, BudgetExhaustedError):
+            raise  # the second comes to all alike, and ends nothing
         except BaseException as error:
             self.end(error)
             raise

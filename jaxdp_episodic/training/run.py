@@ -132,11 +132,14 @@ def run_training(
     """
     processes = all_processes()
     with processes.together():
-        if not processes.is_first:
+        if processes.is_first:
+            console = console or Console(stderr=True)
+            result = _run(config, folder, resume, title, base, console, features)
+        else:
             tables = Tables(config, base, features=features, keeps_features=False)
-            return _helped(config, folder, resume, tables)
-        console = console or Console(stderr=True)
-        return _run(config, folder, resume, title, base, console, features)
+            result = _helped(config, folder, resume, tables)
+        processes.meet()  # the first has written all
+        return result
 
 
 def _run(
@@ -368,9 +371,7 @@ def epsilon_without_last_stage(budget: PrivacyBudget, num_steps: int) -> float:
 
 def _announce(console: Console, trainer: Trainer, size: int) -> None:
     budget, step = trainer.budget, trainer.budget.step
-    first, processes = len(budget.before), all_processes().count
-    if processes > 1:
-        console.print(f"{processes} processes", highlight=False)
+    first = len(budget.before)
     if first:
         console.print(f"{first} private statistics", highlight=False)
     if budget.num_steps > first:

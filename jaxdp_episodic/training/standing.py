@@ -62,7 +62,8 @@ class Standing:
         self._gradient, self._secrets = gradient, secrets
         # One attribute: whenever an interrupt comes, the two belong together.
         self._now = (gradient.on_devices(state), 0)
-        self._processes, self._is_joined = all_processes(), False
+        self._processes = all_processes()
+        self._has_agreed = self._is_joined = False
         self._folder: Path | None = None
         self._num_resumed = 0
 
@@ -137,11 +138,14 @@ class Standing:
                 self._share()
 
     def _agree(self) -> None:
-        """Refuses processes with another run than the first."""
+        """Refuses processes with another run than the first; asked once."""
+        if self._has_agreed:
+            return
         leaves = jax.tree.leaves(self.state.params)
         kinds = [f"{leaf.dtype} {leaf.shape}" for leaf in leaves]
         run = {**self.run, "parameters": kinds}
         self.environment = agreed(self._processes, run, self.environment)
+        self._has_agreed = True
 
     def _share(self) -> None:
         """Gives all processes what the first one has: where the run stands."""

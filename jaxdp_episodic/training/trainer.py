@@ -236,7 +236,9 @@ class Trainer(Standing):
         """Returns the blocks of a step, a function of the run's entropy and ``step``.
 
         Drawing them twice is the same draw, so a resumed run repeats what it repeats.
+        Of several processes each gets its share.
         """
+        self._join()  # or each would draw from entropy of its own
         start = self._start
         return make_blocks(
             self.sampler.draw_step(self._secrets.sampler_entropy, step),
@@ -301,6 +303,7 @@ class Trainer(Standing):
             if not self._processes.is_first:
                 for blocks in self._drawn():
                     self.step(blocks)
+                self._processes.meet()  # the first has committed
                 return []
             with run_files.locked(folder):
                 if self._folder != folder.resolve():
@@ -308,7 +311,7 @@ class Trainer(Standing):
                     path = folder / run_files.LEDGER
                     create_ledger(path, self.budget, is_seeded=self.is_seeded)
                     self._folder = folder.resolve()
-                return take_all_steps(
+                records = take_all_steps(
                     self,
                     self._drawn(),
                     folder,
@@ -316,6 +319,8 @@ class Trainer(Standing):
                     every,
                     on_step,
                 )
+            self._processes.meet()
+            return records
 
     def resume(self, folder: Path) -> int:
         """Takes up the latest checkpoint in ``folder``; returns its number of steps.

@@ -128,6 +128,7 @@ trust: $(VENV)/.stamp
 	$(PY) experiments/trust/mutations.py --out results/trust/mutations
 	$(PY) experiments/trust/fuzz.py --cases 100000 --out results/trust/fuzz
 	$(PY) experiments/trust/kill_training.py --kills 200 --out results/trust/kills
+	$(PY) experiments/trust/kill_distributed.py --kills 20 --out results/trust/distributed
 	$(PY) experiments/trust/audit.py $(TRUST_AUDIT) --out results/trust/audit
 	$(PY) experiments/trust/page.py --results results/trust
 

@@ -107,7 +107,7 @@ def data() -> ExampleTable:
     )
 
 
-def made_trainer(seed: int) -> Trainer:
+def made_trainer(seed: int, noise: str = "gaussian") -> Trainer:
     """Returns a run whose steps take a few milliseconds."""
     sampling = jde.GroupedClasses(
         num_classes=CLASSES,
@@ -125,6 +125,7 @@ def made_trainer(seed: int) -> Trainer:
         shots=SHOTS,
         optimizer=optax.adam(0.05),
         l2_clip_norm=0.5,
+        noise=noise,
         seed=seed,
     )
 
@@ -134,6 +135,11 @@ def train_in(folder: Path, seed: int, fault: str | None) -> None:
     run = made_trainer(seed)
     if run_files.files_of_a_run(folder):
         run.resume(folder)
+    train_before_a_witness(run, folder, fault)
+
+
+def train_before_a_witness(run: Trainer, folder: Path, fault: str | None) -> None:
+    """Trains a run whose releases are noted; writes its parameters at the end."""
     witness = os.open(folder / WITNESS, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     take = run.step
 

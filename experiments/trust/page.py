@@ -1,6 +1,6 @@
 """Puts the results of `make trust` into the documentation.
 
-``python experiments/trust/page.py --results results/trust`` copies the four results to
+``python experiments/trust/page.py --results results/trust`` copies the results to
 ``docs/tables``, draws ``docs/images/trust_audit.png``, and writes the tables of
 ``docs/trust.md``, ``docs/audit.md`` and ``docs/guarantees.md``, each between two
 comments that name it. Without ``--results`` the tables are those of ``docs/tables``.
@@ -26,12 +26,14 @@ RESULTS = {
     "audit": "audit/audit.json",
     "mutations": "mutations/mutations.json",
     "kills": "kills/summary.json",
+    "distributed": "distributed/summary.json",
     "fuzz": "fuzz/fuzz.json",
 }
 COMMANDS = {
     "audit": "experiments/trust/audit.py",
     "mutations": "experiments/trust/mutations.py",
     "kills": "experiments/trust/kill_training.py",
+    "distributed": "experiments/trust/kill_distributed.py",
     "fuzz": "experiments/trust/fuzz.py",
 }
 PAIR, FIXED = "dominating pair", "fixed data"
@@ -46,17 +48,23 @@ Results = dict[str, dict[str, Any]]
 def tables(results: Results) -> dict[str, str]:
     """Returns the tables of the pages by their names."""
     audit, kills, fuzz = results["audit"], results["kills"], results["fuzz"]
-    facts = [[name, f"{value:,}"] for name, value in kills["facts"].items()]
-    facts += [[f"killed {name}", f"{n:,}"] for name, n in kills["moments"].items()]
     return {
         "summary": summary(results),
         "provenance": provenance(results),
         "mechanisms": mechanisms(audit["rows"]),
         "runs": runs(audit["rows"]),
         "faults": faults(results["mutations"]["faults"]),
-        "kills": table(["", ""], facts),
+        "kills": moments(kills),
+        "distributed": moments(results["distributed"]),
         "readers": readers(fuzz["results"]),
     }
+
+
+def moments(found: dict[str, Any]) -> str:
+    """What came of the kills of a rig, and when they were."""
+    facts = [[name, f"{value:,}"] for name, value in found["facts"].items()]
+    facts += [[f"killed {name}", f"{n:,}"] for name, n in found["moments"].items()]
+    return table(["", ""], facts)
 
 
 def table(head: list[str], rows: Iterable[list[str]]) -> str:
@@ -72,7 +80,7 @@ def summary(results: Results) -> str:
     draws, rows = audit["draws"], audit["rows"]
     found = results["mutations"]["faults"]
     caught = sum(fault["is_caught"] for fault in found)
-    kills = results["kills"]["facts"]
+    kills, several = results["kills"]["facts"], results["distributed"]["facts"]
     failed = sum(result["failure"] is not None for result in fuzz["results"])
     lines = []
     for steps, words in ((1, "one step"), (100, "100 steps")):
@@ -104,6 +112,11 @@ def summary(results: Results) -> str:
             "kill -9 at random moments of training",
             f"{kills['processes killed']} kills, {kills['runs finished']} runs",
             f"{kills['violations']} violations of the ledger's contract",
+        ],
+        [
+            "kill -9 of one of several processes",
+            f"{several['processes killed']} kills",
+            f"{several['violations']} violations",
         ],
         [
             "hostile input",

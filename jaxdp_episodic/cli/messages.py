@@ -72,7 +72,8 @@ def reported(
         complain(f"{'terminated' if terminated else 'interrupted'}{interrupted()}")
         return TERMINATED if terminated else INTERRUPTED
     lines += [f"warning: {text}" for text in warnings_of(caught or [])]
-    print(printable("\n".join(lines), keep="\n"))
+    if lines:
+        print(printable("\n".join(lines), keep="\n"))
     return 0
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import os
+import re
 import signal
 import sys
 import threading
@@ -15,6 +16,7 @@ from typing import Any
 PROGRAM = "jaxdp-episodic"
 
 _CACHE = "JAX_COMPILATION_CACHE_DIR"
+_ADDRESS = re.compile(r"[^\s:]+:\d{1,5}|\[[0-9a-fA-F:.%]+\]:\d{1,5}")
 
 
 class Terminated(KeyboardInterrupt):
@@ -55,6 +57,77 @@ def use_all_cores() -> None:
         has_affinity = hasattr(os, "sched_getaffinity")
         cores = len(os.sched_getaffinity(0)) if has_affinity else os.cpu_count() or 1
         os.environ["XLA_FLAGS"] = f"{flags} {flag}={cores}".strip()
+
+
+_JOIN_S, _HEARTBEATS_S, _SHUTDOWN_S = 300, 30, 60
+
+
+@contextlib.contextmanager
+def one_of_several(
+    coordinator: str | None, number: int | None, index: int | None
+) -> Iterator[None]:
+    """Makes this process one of several, by JAX's own runtime, for the body.
+
+    A process that is gone is noticed within half a minute, and ends all others.
+
+    Args:
+      coordinator: "HOST:PORT" of the first process; None: of the cluster, as the other
+        two.
+      number: of processes.
+      index: of this one.
+
+    Raises:
+      ValueError: no cluster was found, or values that cannot be.
+      ConnectionError: the others could not be reached.
+    """
+    given = coordinator, number, index
+    if coordinator is not None and not _ADDRESS.fullmatch(coordinator):
+        raise ValueError(f"--coordinator must be HOST:PORT, got {coordinator!r}")
+    if number is not None and number < 1:
+        raise ValueError(f"--num-processes must be at least 1, got {number}")
+    if index is not None and not 0 <= index < (number or index + 1):
+        raise ValueError(
+            f"--process-index must be in 0 .. --num-processes - 1, got {index}"
+        )
+    import jax
+
+    with contextlib.suppress(AttributeError):
+        # Its handler of SIGTERM would be in place of ours.
+        jax.config.update("jax_enable_preemption_service", False)
+    # JAX ends a process that nobody joins with words of its own.
+    print(f"{PROGRAM}: waits up to {_JOIN_S} s for all processes", file=sys.stderr)
+    try:
+        jax.distributed.initialize(
+            *given,
+            cluster_detection_method=None if None in given else "deactivate",
+            initialization_timeout=_JOIN_S,
+            heartbeat_timeout_seconds=_HEARTBEATS_S,
+            shutdown_timeout_seconds=_SHUTDOWN_S,
+        )
+    except ValueError as error:
+        raise ValueError(
+            "no cluster of Slurm, Open MPI or Kubernetes was found that says all of "
+            "it; give --coordinator HOST:PORT, --num-processes N and --process-index I"
+        ) from error
+    except RuntimeError as error:
+        reason = str(error).partition("\n")[0]
+        raise ConnectionError(f"the other processes were not found: {reason}") from None
+    from jaxdp_episodic.training.processes import all_processes
+
+    processes = all_processes()
+    found = f"process {processes.index} of {processes.count}"
+    print(f"{PROGRAM}: {found}", file=sys.stderr)
+    with processes.together():
+        yield
+    jax.distributed.shutdown()
+
+
+def end_process(code: int) -> None:
+    """Ends this process at once: waiting for the others in order is for a good end."""
+    with contextlib.suppress(OSError):  # nobody may be left to read it
+        sys.stdout.flush()
+        sys.stderr.flush()
+    os._exit(code)
 
 
 def keep_compiled_kernels() -> None:

@@ -25,7 +25,11 @@ from jaxdp_episodic.cli.messages import (
     USER_ERROR,
     complain,
 )
-from jaxdp_episodic.cli.process import Terminated, keep_compiled_kernels
+from jaxdp_episodic.cli.process import (
+    Terminated,
+    end_process,
+    keep_compiled_kernels,
+)
 
 # Command -> its module, and the first words of its class, for the list of commands.
 COMMANDS = {
@@ -81,12 +85,9 @@ def main() -> None:
         sys.stdout.flush()
     except KeyboardInterrupt as end:
         code = TERMINATED if isinstance(end, Terminated) else INTERRUPTED
-        with contextlib.suppress(OSError):  # nobody may be left to read it
-            sys.stdout.flush()
-            sys.stderr.flush()
         # XLA's threads go on compiling: an interpreter that shuts down beside them
         # ends in a segmentation fault.
-        os._exit(code)
+        end_process(code)
     except BrokenPipeError:  # the reader of a pipe, such as `head`, has left
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = 1

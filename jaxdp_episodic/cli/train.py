@@ -2,12 +2,26 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-from jaxdp_episodic.cli.messages import TomlFile, option, reported
-from jaxdp_episodic.cli.process import ended_by_sigterm, use_all_cores
+from jaxdp_episodic.cli.messages import (
+    USER_ERROR,
+    Name,
+    TomlFile,
+    Whole,
+    complain,
+    option,
+    reported,
+)
+from jaxdp_episodic.cli.process import (
+    end_process,
+    ended_by_sigterm,
+    one_of_several,
+    use_all_cores,
+)
 from jaxdp_episodic.plots.labels import upward
 
 
@@ -21,20 +35,39 @@ class Train:
     """Folder for checkpoints, log, report and release; made if missing."""
     resume: bool = False
     """Go on with the run in DIR."""
+    distributed: bool = False
+    """Be one of several processes that train one run, each started by this command; the
+    cluster (Slurm, Open MPI, Kubernetes) or the next three options say which one."""
+    coordinator: Annotated[Name, option("HOST:PORT")] = None
+    """Where process 0 is, and a free port there."""
+    num_processes: Whole = None
+    """How many processes there are."""
+    process_index: Whole = None
+    """Which one this is, from 0; process 0 writes DIR, the others write nothing."""
 
     def run(self) -> int:
         """Runs a training config; returns the exit code.
 
         Ctrl-C and SIGTERM leave a checkpoint of the last step that was finished.
         """
+        given = self.coordinator, self.num_processes, self.process_index
+        if not self.distributed and given != (None, None, None):
+            complain(
+                "--coordinator, --num-processes and --process-index are for a run with "
+                "--distributed"
+            )
+            return USER_ERROR
         use_all_cores()
         # Imported here: Flax costs a second, which no help should pay.
         from jaxdp_episodic.training.config import read_config
+        from jaxdp_episodic.training.processes import all_processes
         from jaxdp_episodic.training.run import run_training
         from jaxdp_episodic.training.run_files import files_of_a_run
 
+        several = one_of_several(*given) if self.distributed else nullcontext()
+
         def trained() -> list[str]:
-            with ended_by_sigterm():
+            with ended_by_sigterm(), several:
                 result = run_training(
                     read_config(self.file),
                     self.out,
@@ -42,14 +75,20 @@ class Train:
                     title=self.file.stem,
                     base=self.file.parent,
                 )
-            return [str(result)]
+                is_first = all_processes().is_first
+            return [str(result)] if is_first else []
 
         def interrupted() -> str:
+            if self.distributed and not all_processes().is_first:
+                return ""
             if not files_of_a_run(self.out):
                 return "; nothing was trained yet, start again"
             return f"; go on with --resume --out {self.out}"
 
-        return reported(self.file, trained, interrupted=interrupted)
+        code = reported(self.file, trained, interrupted=interrupted)
+        if self.distributed and code:
+            end_process(code)
+        return code
 
 
 @dataclass(frozen=True)

@@ -27,6 +27,7 @@ from jaxdp_episodic.training.models import (
 )
 from jaxdp_episodic.training.optimizers import noise_corrected_adam
 from jaxdp_episodic.training.private_gradient import PrivateGradient
+from jaxdp_episodic.training.processes import RunEndedError
 from jaxdp_episodic.training.report import load_parameters
 from jaxdp_episodic.training.run import run_training
 from jaxdp_episodic.training.start import StartConfig
@@ -50,6 +51,7 @@ __all__ = [
     "PrivateGradient",
     "PrivateStatistics",
     "ProtoNet",
+    "RunEndedError",
     "Score",
     "StartConfig",
     "Supervised",

@@ -32,6 +32,7 @@ class Tables:
       folder: of the run, where features are kept if the config names no cache; None:
         they are then not kept.
       features: in place of the config's.
+      keeps_features: False writes no cache, and reads none.
     """
 
     def __init__(
@@ -41,13 +42,14 @@ class Tables:
         *,
         folder: Path | None = None,
         features: FixedFeatures | None = None,
+        keeps_features: bool = True,
     ) -> None:
         self._source, self._base = config.data, base
         self._loaded: dict[str, ExampleTable] = {}
         self.features = config.features.features() if features is None else features
         cache = config.features.cache
         self._cache = None if folder is None else folder / FEATURES
-        if cache is not None:
+        if cache is not None and keeps_features:
             self._cache = (base or Path()) / cache
 
     def load(self, split: str) -> ExampleTable:

@@ -164,8 +164,17 @@ class Checkpoints:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         folder.chmod(0o700)
         self.folder = folder
+        # Of several processes the first one alone: the others hold no run.
+        several: dict[str, Any] = {"active_processes": {0}}
+        several["barrier_sync_key_prefix"] = "jaxdp-episodic"
+        self._is_one_of_several = jax.process_count() > 1
         options = ocp.CheckpointManagerOptions(
-            max_to_keep=keep, enable_async_checkpointing=False
+            max_to_keep=keep,
+            enable_async_checkpointing=False,
+            create=False,
+            multiprocessing_options=ocp.options.MultiprocessingOptions(
+                primary_host=0, **(several if self._is_one_of_several else {})
+            ),
         )
         with _quiet():
             self._manager = ocp.CheckpointManager(folder.resolve(), options=options)
@@ -182,7 +191,9 @@ class Checkpoints:
           OSError: no space, or no permission. Earlier checkpoints are untouched; what
             was written of this one is removed, at the latest with the next one.
         """
-        ledger = snapshot.ledger
+        ledger, state = snapshot.ledger, snapshot.state
+        if self._is_one_of_several:  # Orbax takes arrays for shared among processes
+            state = jax.tree.map(np.asarray, state)
         meta = {
             "format": FORMAT,
             "charged_steps": snapshot.charged_steps,
@@ -195,7 +206,7 @@ class Checkpoints:
             self._manager.save(
                 snapshot.charged_steps,
                 args=ocp.args.Composite(
-                    state=ocp.args.StandardSave(snapshot.state),
+                    state=ocp.args.StandardSave(state),
                     meta=ocp.args.JsonSave(meta),
                 ),
                 force=True,

@@ -22,6 +22,8 @@ from jaxdp_episodic.training.episode import default_block_size
 from jaxdp_episodic.training.private_gradient import checked_setting
 from jaxdp_episodic.training.statistics import PrivateStatistics
 
+_MOST_DISCRETE_ROWS = 32
+
 
 def check_population(step: GaussianStep, data: ExampleTable) -> None:
     """Refuses a budget for other sizes; public bounds the sampler holds to the data."""
@@ -221,16 +223,21 @@ def public_normalizer(
     return max(sampler.expected_units, 1e-6)
 
 
-def chosen_block_size(
-    value: int | None, sampler: EpisodeSampler, num_devices: int
+def rows_a_device(
+    value: int | None, sampler: EpisodeSampler, num_devices: int, noise: str
 ) -> int:
-    """Rows a block, a multiple of the devices.
+    """Rows of a block on one device.
 
     Never more than hold almost every draw: rows beyond them take memory (a mistyped
-    number all of it) and no time off.
+    number all of it) and no time off. With discrete noise they do not depend on the
+    number of devices: each runs the very same program, whose rounding is then the same,
+    and the sum is exact.
     """
-    most = default_block_size(sampler, num_devices)
+    if noise == "discrete":
+        num_devices, most = 1, min(default_block_size(sampler), _MOST_DISCRETE_ROWS)
+    else:
+        most = default_block_size(sampler, num_devices) // num_devices
     if value is None:
         return most
     rows = _validation.whole_number("block_size", value)
-    return min(most, num_devices * -(-rows // num_devices))
+    return min(most, -(-rows // num_devices))

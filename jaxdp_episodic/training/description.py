@@ -22,7 +22,10 @@ from jaxdp_episodic.accounting.budget import PrivacyBudget
 from jaxdp_episodic.accounting.engine import num_cores
 from jaxdp_episodic.data.table import ExampleTable
 from jaxdp_episodic.describe.step import GaussianStep
+from jaxdp_episodic.training.processes import Processes
 
+# What all processes of a run must have alike: draws depend on NumPy, too.
+_SAME_EVERYWHERE = ("jax", "jaxlib", "numpy", "matmul_precision", "x64")
 _DETERMINISTIC = "--xla_gpu_deterministic_ops=true"
 
 
@@ -81,7 +84,7 @@ def described_learner(learner: Any) -> dict[str, Any]:
 
 
 class RunMismatchError(ValueError):
-    """A checkpoint belongs to a run with other settings."""
+    """A checkpoint, or another process, belongs to a run with other settings."""
 
 
 def refuse_other_run(saved: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
@@ -95,17 +98,64 @@ def refuse_other_run(saved: Mapping[str, Any], wanted: Mapping[str, Any]) -> Non
     Raises:
       RunMismatchError: they differ anywhere.
     """
-    old, new = _flat(saved), _flat(json.loads(json.dumps(wanted)))
-    missing = "(nothing)"
-    differences = [
-        f"{key}: {old.get(key, missing)} in the checkpoint, {new.get(key, missing)} now"
-        for key in sorted(old.keys() | new.keys())
-        if old.get(key, missing) != new.get(key, missing)
-    ]
+    differences = _differences(saved, wanted, "in the checkpoint", "now")
+    if differences:
+        raise RunMismatchError("the checkpoint is of another run: " + differences)
+
+
+def agreed(
+    processes: Processes, run: Mapping[str, Any], environment: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Returns the environment of a run's processes, if all have the same run.
+
+    What differs from process to process stands there as a list, process by process;
+    the devices do so in any case, if their number matters to the rounding of a sum.
+
+    Args:
+      processes: all of which call this.
+      run: description of this process's run; see `described_run`.
+      environment: of this process; see `described_environment`.
+
+    Raises:
+      RunMismatchError: another run than the first process's, or other versions.
+      RunEndedError: another process found that, or has ended.
+    """
+    if processes.count == 1:
+        return dict(environment)
+    own = {**run, **{name: environment[name] for name in _SAME_EVERYWHERE}}
+    first = processes.shared_value(json.loads(json.dumps(own)))
+    differences = _differences(first, own, "in the first process", "here")
     if differences:
         raise RunMismatchError(
-            "the checkpoint is of another run: " + "; ".join(differences)
+            f"process {processes.index} of {processes.count} has another run than the "
+            f"first: {differences}"
         )
+    each = processes.gathered(environment)
+    joined = {
+        name: value if all(e[name] == value for e in each) else [e[name] for e in each]
+        for name, value in each[0].items()
+    }
+    devices = [e["devices"] for e in each]
+    joined["repeats"] = all(e["repeats"] for e in each)
+    if not isinstance(devices[0], str):
+        joined["devices"] = devices
+        # Nobody promises that processes on GPUs sum in the same order twice.
+        cpus = all(kind == "cpu" for kinds in devices for kind in kinds)
+        joined["repeats"] = joined["repeats"] and cpus
+    return joined
+
+
+def _differences(
+    theirs: Mapping[str, Any], ours: Mapping[str, Any], there: str, here: str
+) -> str:
+    """What differs between two descriptions, one value after the other."""
+    old, new = _flat(theirs), _flat(json.loads(json.dumps(ours)))
+    missing = "(nothing)"
+    return "; ".join(
+        f"{key}: {old.get(key, missing)} {there}, {new.get(key, missing)} {here}"
+        for key in sorted(old.keys() | new.keys())
+        if old.get(key, missing) != new.get(key, missing)
+    )
 
 
 def _flat(value: Any, prefix: str = "") -> dict[str, Any]:
@@ -119,7 +169,9 @@ def _flat(value: Any, prefix: str = "") -> dict[str, Any]:
     return {k: v for key, item in items for k, v in _flat(item, key).items()}
 
 
-def described_environment(devices: Sequence[Any], block_size: int) -> dict[str, Any]:
+def described_environment(
+    devices: Sequence[Any], block_size: int, *, sums_are_exact: bool = False
+) -> dict[str, Any]:
     """Returns all that may change the last bits of a step, or its draw.
 
     ``repeats`` says whether two processes that agree in everything else get the same
@@ -130,7 +182,12 @@ def described_environment(devices: Sequence[Any], block_size: int) -> dict[str, 
     Args:
       devices: JAX devices over which blocks are spread.
       block_size: clip units in a block.
+      sums_are_exact: of whole numbers: how many devices there are changes nothing, if
+        they are of one kind, which alone is then said.
     """
+    kinds: Any = [str(device.device_kind) for device in devices]
+    if sums_are_exact and len(set(kinds)) == 1:
+        kinds = kinds[0]
     flags = " ".join(sorted(os.environ.get("XLA_FLAGS", "").split()))
     platforms = {device.platform for device in devices}
     config: Any = jax.config  # its flags are made at run time
@@ -142,7 +199,7 @@ def described_environment(devices: Sequence[Any], block_size: int) -> dict[str, 
         "numpy": np.__version__,
         "machine": f"{platform.system()} {platform.machine()} {_processor()}",
         "cores": num_cores(),
-        "devices": [str(device.device_kind) for device in devices],
+        "devices": kinds,
         "xla_flags": flags,
         "matmul_precision": str(config.jax_default_matmul_precision),
         "x64": bool(config.jax_enable_x64),

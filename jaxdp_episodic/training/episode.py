@@ -51,7 +51,12 @@ def default_block_size(sampler: EpisodeSampler, num_shards: int = 1) -> int:
 
 
 def make_blocks(
-    draw: Draw, table: ExampleTable, *, block_size: int, num_shards: int = 1
+    draw: Draw,
+    table: ExampleTable,
+    *,
+    block_size: int,
+    num_shards: int = 1,
+    share: tuple[int, int] = (0, 1),
 ) -> list[Block]:
     """Returns the blocks of a draw: at least one, also for an empty draw.
 
@@ -61,13 +66,15 @@ def make_blocks(
       block_size: units a block, a multiple of ``num_shards``.
       num_shards: devices that share a block, each a run of consecutive rows. Units are
         dealt out in turn, so that every device gets equally many.
+      share: (index, number) of a process: each takes the units whose places leave its
+        index when divided by the number, so that each unit is in one share.
     """
-    number = len(draw.mask)
+    mine = np.arange(len(draw.mask))[share[0] :: share[1]]
     blocks = []
-    for start in range(0, max(number, 1), block_size):
-        stop = min(start + block_size, number)
+    for start in range(0, max(len(mine), 1), block_size):
+        taken = mine[start : start + block_size]
         rows = np.full(block_size, -1)
-        rows[: stop - start] = np.arange(start, stop)
+        rows[: len(taken)] = taken
         rows = rows.reshape(-1, num_shards).T.ravel()
         blocks.append(_block(draw, table, rows))
     return blocks

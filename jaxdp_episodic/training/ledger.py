@@ -198,7 +198,7 @@ def _comes_out_the_same(
     warnings.warn(
         f"steps {taken + 1} to {content.charged} were charged, are in no checkpoint "
         f"and cannot be repeated bit for bit ({reason}): they are given up",
-        stacklevel=4,
+        stacklevel=5,
     )
     return False
 

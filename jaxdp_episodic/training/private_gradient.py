@@ -4,7 +4,7 @@
 
 Units are worked off one after the other, so memory does not grow with the batch; where
 there are several devices each takes its share of every block. Noise is added once,
-after the sum over blocks and devices.
+after the sum over blocks, devices and processes, by the first process.
 
 The noise is float32 Gaussian noise from JAX's threefry generator: a finite set of
 values, none beyond 5.42 standard deviations. It is not hardened against attacks on
@@ -26,6 +26,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxdp_episodic import _validation
 from jaxdp_episodic.training import discrete_noise
+from jaxdp_episodic.training.processes import all_processes
 
 NOISES = ("gaussian", "discrete")
 """What can be added to a sum: float32 Gaussian noise, or the hardened discrete one."""
@@ -94,6 +95,7 @@ class PrivateGradient:
     ) -> None:
         _validation.choice("noise", noise, NOISES)
         self._is_discrete = noise == "discrete"
+        self._processes = all_processes()
         chosen = list(devices) if devices is not None else jax.local_devices()[:1]
         self._mesh = Mesh(np.array(chosen), (_AXIS,))
         self._by_row = NamedSharding(self._mesh, PartitionSpec(_AXIS))
@@ -110,7 +112,7 @@ class PrivateGradient:
         self,
         params: Any,
         blocks: Sequence[UnitBlock],
-        key: Array | bytes,
+        key: Array | bytes | None,
         *,
         l2_clip_norm: float,
         noise_multiplier: float,
@@ -118,13 +120,16 @@ class PrivateGradient:
     ) -> tuple[Any, dict[str, Array]]:
         """Returns the noised gradient, and private diagnostics.
 
+        Where there are several processes all call it, each with its own blocks; all
+        but the first get ``(None, {})``.
+
         Args:
           params: pytree of float arrays.
           blocks: at least one, all rows of which together are the draw; see
             `make_blocks`. ``loss`` is given one row of a block at a time. Masked rows
             behind the last drawn one of a device's share cost nothing.
           key: typed key of this step's noise, never used for another draw; of discrete
-            noise at least 16 bytes.
+            noise at least 16 bytes. None in all processes but the first.
           l2_clip_norm: C, in [1e-18, 1e18].
           noise_multiplier: standard deviation of the noise in clip norms; 0 (no
             privacy), or in [1e-18, 1e18]. Of discrete noise in [1e-18, 1000].
@@ -143,17 +148,22 @@ class PrivateGradient:
             out of range.
         """
         _check_blocks(blocks, self._mesh.size)
-        _check_key(key, self._is_discrete)
+        if self._processes.is_first:
+            _check_key(key, self._is_discrete)
         clip = jnp.float32(checked_setting("l2_clip_norm", l2_clip_norm))
         noise = checked_noise(noise_multiplier, self._is_discrete)
         divisor = checked_setting("normalizer", normalizer)
         if self._is_discrete:
-            discrete_noise.check_units(sum(len(b.unit_mask) for b in blocks))
+            rows = sum(len(b.unit_mask) for b in blocks)
+            discrete_noise.check_units(rows * self._processes.count)
         params = self.on_devices(params)
         totals = jax.device_put(_no_totals(params, self._is_discrete), self._everywhere)
         for block in blocks:
             rows = jax.device_put(block, self._by_row)
             totals = self._add(params, totals, rows, clip)
+        totals = self._processes.sum(totals)
+        if key is None:
+            return None, {}
         gradient = self._released(totals.gradient, key, clip, noise, divisor)
         return gradient, _diagnostics(totals)
 
@@ -161,6 +171,7 @@ class PrivateGradient:
         self, total: Any, key: Array | bytes, clip: Array, noise: float, divisor: float
     ) -> Any:
         """The sum with its noise, divided."""
+        total = self.on_devices(total)
         if not isinstance(key, bytes):
             deviation = clip * jnp.float32(noise)
             return self._finish(total, key, deviation, jnp.float32(divisor))

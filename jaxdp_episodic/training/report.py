@@ -327,3 +327,14 @@ def flat_params(params: Any) -> dict[str, Any]:
         jax.tree_util.keystr(path, simple=True, separator="/"): leaf
         for path, leaf in leaves
     }
+
+
+def released_facts(facts: Mapping[str, Any], budget: PrivacyBudget) -> dict[str, Any]:
+    """Returns those facts of a run that hold no private number of units."""
+    hidden: set[str] = set()
+    if not mean_units_are_public(budget.step):
+        hidden.add("mean units a step")
+    if public_view(budget) is None:  # the noise was calibrated to private sizes
+        hidden |= {"steps", "noise multiplier", "mean units a step"}
+        hidden |= {name for name in facts if name.startswith("epsilon ")}
+    return {name: value for name, value in facts.items() if name not in hidden}

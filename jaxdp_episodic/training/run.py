@@ -26,15 +26,16 @@ from jaxdp_episodic.describe.schemes import (
 from jaxdp_episodic.plots.run import draw_run
 from jaxdp_episodic.training import run_files
 from jaxdp_episodic.training.assemble import Tables, assembled
-from jaxdp_episodic.training.checks import mean_units_are_public
 from jaxdp_episodic.training.config import TrainingConfig
 from jaxdp_episodic.training.display import Display
 from jaxdp_episodic.training.evaluation import Score
 from jaxdp_episodic.training.features import FixedFeatures
+from jaxdp_episodic.training.processes import all_processes
 from jaxdp_episodic.training.report import (
     export_run,
     markdown_report,
     privacy_statement,
+    released_facts,
 )
 from jaxdp_episodic.training.run_files import (
     HELD_OUT,
@@ -59,7 +60,7 @@ class Result(NamedTuple):
       epsilon: spent, nats; *upper bound*.
       epsilon_without_last_stage: what the same noise and steps would cost if the draw
         of the examples were not counted.
-      scores: last score on every held-out part.
+      scores: last score on every held-out part; in the first process alone.
       folder: where everything is.
     """
 
@@ -110,6 +111,9 @@ def run_training(
     ``checkpoints/``, ``features/``, ``ledger.jsonl``, ``log.jsonl``, ``report.md`` and
     ``report.png`` are private; ``release/`` is what may be published.
 
+    After ``jax.distributed.initialize`` every process calls this, with the same
+    arguments; the first one writes everything, and ``folder`` is its own.
+
     Args:
       config: the run.
       folder: made if missing. It must not hold another run.
@@ -124,8 +128,30 @@ def run_training(
       ValueError: bad data, a target that permits no step, a folder that holds a run
         (without ``resume``) or another one (with it).
       TypeError: something of the wrong type.
+      RunEndedError: another process has ended.
     """
-    console = console or Console(stderr=True)
+    processes = all_processes()
+    with processes.together():
+        if processes.is_first:
+            console = console or Console(stderr=True)
+            result = _run(config, folder, resume, title, base, console, features)
+        else:
+            tables = Tables(config, base, features=features, keeps_features=False)
+            result = _helped(config, folder, resume, tables)
+        processes.meet()  # the first has written all
+        return result
+
+
+def _run(
+    config: TrainingConfig,
+    folder: Path,
+    resume: bool,
+    title: str,
+    base: Path | None,
+    console: Console,
+    features: FixedFeatures | None,
+) -> Result:
+    """`run_training` in the first process."""
     if not resume:
         run_files.refuse_other_files(folder)
     with _shown_warnings(console):
@@ -155,6 +181,24 @@ def run_training(
         return _finish(trainer, folder, title, console, without)
 
 
+def _helped(
+    config: TrainingConfig, folder: Path, resume: bool, tables: Tables
+) -> Result:
+    """`run_training` in another process, which writes and scores nothing."""
+    wanted, config = config.evaluation, dataclasses.replace(config, evaluation=None)
+    with _shown_warnings(Console(quiet=True)):
+        trainer, *_ = assembled(config, tables)
+        if resume:
+            trainer.resume(folder)
+        trainer.train(folder)
+        if wanted is not None and wanted.without_noise:
+            bare, *_ = assembled(_bare(config, trainer.budget), tables)
+            bare.train(folder)
+    budget, taken = trainer.budget, trainer.num_steps_charged
+    uncounted = epsilon_without_last_stage(budget, taken)
+    return Result(trainer, float(budget.spent(taken)), uncounted, {}, folder)
+
+
 @contextmanager
 def _shown_warnings(console: Console) -> Iterator[None]:
     """Shows the library's warnings among the run's lines, each once."""
@@ -171,18 +215,7 @@ def _scores_without_noise(
     config: TrainingConfig, budget: PrivacyBudget, tables: Tables, folder: Path
 ) -> dict[str, dict[str, Any]]:
     """The last scores of a run without noise, of which nothing else is kept."""
-    assert config.evaluation is not None
-    steps = config.num_steps
-    if steps is None and config.model is not None:
-        steps = budget.num_steps
-    bare = dataclasses.replace(
-        config,
-        epsilon=float("inf"),
-        num_steps=steps,
-        step=dataclasses.replace(config.step, noise_multiplier=None),
-        noise="gaussian",
-    )
-    trainer, evaluations, _ = assembled(bare, tables)
+    trainer, evaluations, _ = assembled(_bare(config, budget), tables)
     place = folder / "without-noise"
     shutil.rmtree(place, ignore_errors=True)  # of a run that was killed
     try:
@@ -191,6 +224,20 @@ def _scores_without_noise(
     finally:
         shutil.rmtree(place, ignore_errors=True)
     return records[-1][HELD_OUT]
+
+
+def _bare(config: TrainingConfig, budget: PrivacyBudget) -> TrainingConfig:
+    """The config without noise."""
+    steps = config.num_steps
+    if steps is None and config.model is not None:
+        steps = budget.num_steps
+    return dataclasses.replace(
+        config,
+        epsilon=float("inf"),
+        num_steps=steps,
+        step=dataclasses.replace(config.step, noise_multiplier=None),
+        noise="gaussian",
+    )
 
 
 def _finish(
@@ -320,17 +367,6 @@ def epsilon_without_last_stage(budget: PrivacyBudget, num_steps: int) -> float:
     step = dataclasses.replace(step, sampling=whole, small_units="keep")
     owed = budget.owed(num_steps)
     return float(dataclasses.replace(budget, step=step).spent(owed))
-
-
-def released_facts(facts: Mapping[str, Any], budget: PrivacyBudget) -> dict[str, Any]:
-    """Returns those facts of a run that hold no private number of units."""
-    hidden: set[str] = set()
-    if not mean_units_are_public(budget.step):
-        hidden.add("mean units a step")
-    if public_view(budget) is None:  # the noise was calibrated to private sizes
-        hidden |= {"steps", "noise multiplier", "mean units a step"}
-        hidden |= {name for name in facts if name.startswith("epsilon ")}
-    return {name: value for name, value in facts.items() if name not in hidden}
 
 
 def _announce(console: Console, trainer: Trainer, size: int) -> None:

@@ -24,6 +24,7 @@ from jaxdp_episodic.numerics.roots import largest_within
 from jaxdp_episodic.training import run_files
 from jaxdp_episodic.training.assemble import plan
 from jaxdp_episodic.training.evaluation import Score
+from jaxdp_episodic.training.processes import all_processes
 from jaxdp_episodic.training.report import STATEMENT
 from jaxdp_episodic.training.run import RELEASE, run_training
 from jaxdp_episodic.training.search_space import Search
@@ -88,7 +89,13 @@ def run_search(
       ValueError: a run that cannot be made, another search (with ``resume``) in
         ``folder``, or none.
       TypeError: something of the wrong type.
+      NotImplementedError: several processes.
     """
+    if all_processes().count > 1:
+        raise NotImplementedError(
+            "a search trains its runs in one process, got "
+            f"{all_processes().count}: each of a search's draws would be its own"
+        )
     console = console or Console(stderr=True)
     with run_files.locked(folder):
         state = _resumed(search, folder) if resume else _started(search, folder, base)

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import itertools
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,20 +11,16 @@ import jax
 import optax
 
 from jaxdp_episodic import _validation
-from jaxdp_episodic.accounting.budget import PrivacyBudget, SpentAhead
+from jaxdp_episodic.accounting.budget import PrivacyBudget
 from jaxdp_episodic.data.table import ExampleTable
 from jaxdp_episodic.draw.generators import step_generator
 from jaxdp_episodic.draw.sampler import EpisodeSampler
 from jaxdp_episodic.training import checks, run_files
 from jaxdp_episodic.training.checkpoint import (
-    Checkpoints,
-    Snapshot,
     TrainingState,
     as_arrays,
     initial_state,
     new_secrets,
-    noise_key,
-    released_params,
     updater,
 )
 from jaxdp_episodic.training.description import described_environment, described_run
@@ -36,26 +31,34 @@ from jaxdp_episodic.training.episode import (
     prefetched,
 )
 from jaxdp_episodic.training.evaluation import Evaluation, evaluated
-from jaxdp_episodic.training.ledger import Ledger, create_ledger, taken_up
+from jaxdp_episodic.training.ledger import create_ledger
+from jaxdp_episodic.training.loop import take_all_steps
 from jaxdp_episodic.training.private_gradient import (
     NOISES,
     PrivateGradient,
     checked_noise,
     checked_setting,
 )
-from jaxdp_episodic.training.run_files import HELD_OUT, PRIVATE, StepProgress
+from jaxdp_episodic.training.processes import all_processes
+from jaxdp_episodic.training.run_files import HELD_OUT, StepProgress
+from jaxdp_episodic.training.standing import Standing
 from jaxdp_episodic.training.statistics import PrivateStatistics
 
 _SINGLE_EXAMPLES_AT_ONCE = 64  # small and quick gradients: many side by side
 _EVERY = ("evaluate_every", "checkpoint_every", "log_every")
 
 
-class Trainer:
+class Trainer(Standing):
     """One private run: the draws, the clipped and noised steps, and their ledger.
 
     The step in ``budget`` is the description that is accounted, and its ``sampling`` is
     the very object that draws: there is no second copy of a rate. Each call of `step`
     charges the budget first, then draws, clips, sums, adds noise and updates.
+
+    After ``jax.distributed.initialize`` all processes train one run: each makes the
+    same trainer and calls `resume`, `train` and `step` as all others do. The first one
+    has the run's files, secrets and optimizer state, and its average of parameters; the
+    others work off their shares of each step, and have the same ``state.params``.
 
     Args:
       learner: `ProtoNet`, `MAML`, `ANIL`, `Supervised`, or anything with their methods.
@@ -110,9 +113,9 @@ class Trainer:
         checks.check_population(step, data)
         checks.check_features(data)
         checks.check_targets(learner, data, step)
-        self.learner, self.data, self.budget = learner, data, budget
+        self.learner, self.data = learner, data
         self.l2_clip_norm = checked_setting("l2_clip_norm", l2_clip_norm)
-        self.noise = _validation.choice("noise", noise, NOISES)
+        _validation.choice("noise", noise, NOISES)
         checked_noise(step.noise_multiplier, noise == "discrete")
         checks.check_start(budget, start, noise)
         self._start = start
@@ -132,28 +135,22 @@ class Trainer:
         self.normalizer = checks.public_normalizer(normalizer, budget, self.sampler)
         self.has_default_normalizer = normalizer is None and budget.takes_steps
         self._devices = list(jax.local_devices() if devices is None else devices)
-        self._block_size = checks.chosen_block_size(
-            block_size, self.sampler, len(self._devices)
-        )
-        self._environment = described_environment(self._devices, self._block_size)
+        number = len(self._devices) * all_processes().count
+        rows = checks.rows_a_device(block_size, self.sampler, number, noise)
+        self._block_size = rows * len(self._devices)
+        exact = noise == "discrete"
         couples = getattr(learner, "couples_examples", True)
-        self._gradient = PrivateGradient(
+        gradient = PrivateGradient(
             loss,
             devices=self._devices,
             units_at_once=1 if couples else _SINGLE_EXAMPLES_AT_ONCE,
             noise=noise,
         )
-        self._secrets = new_secrets(seed)
-        self.ledger = Ledger(budget)
         statistics = () if start is None else start.initial()
-        state = initial_state(optimizer, params, statistics)
-        # One attribute: whenever an interrupt comes, the two belong together.
-        self._now = (self._gradient.on_devices(state), 0)
-        self._folder: Path | None = None
         deviation = float(step.noise_multiplier) * self.l2_clip_norm / self.normalizer
         self._update = updater(optimizer, deviation)
         self.is_seeded = seed is not None
-        self.run = described_run(
+        run = described_run(
             budget,
             data,
             learner,
@@ -164,30 +161,17 @@ class Trainer:
             noise=noise,
             settings=dict(settings or {}),
         )
-
-    @property
-    def state(self) -> TrainingState:
-        """Parameters and optimizer state as they stand."""
-        return self._now[0]
-
-    @property
-    def params(self) -> Any:
-        """The parameters to evaluate and release; see `released_params`."""
-        return released_params(self.state)
-
-    @property
-    def num_steps_taken(self) -> int:
-        """Steps up to which the run stands, those given up by `resume` included."""
-        return self._now[1]
-
-    @property
-    def num_steps_charged(self) -> int:
-        """Steps charged so far: those taken, and those to take again first.
-
-        Those are steps that were broken off, or that came after the checkpoint that was
-        resumed. `step` takes them with the same draw and noise, uncharged.
-        """
-        return self.ledger.charged
+        super().__init__(
+            gradient,
+            initial_state(optimizer, params, statistics),
+            new_secrets(seed),
+            run,
+            budget,
+            described_environment(
+                self._devices, rows if exact else self._block_size, sums_are_exact=exact
+            ),
+            noise,
+        )
 
     def step(self, blocks: list[Block] | None = None) -> dict[str, Any]:
         """Charges and takes one step; returns its private diagnostics.
@@ -205,49 +189,71 @@ class Trainer:
         Raises:
           BudgetExhaustedError: the step would exceed the target; nothing happened.
           OSError: the ledger could not be written; the step was not taken.
+          RunEndedError: another process has ended.
         """
+        self._join()
+        with self._processes.together():
+            return self._step(blocks)
+
+    def _step(self, blocks: list[Block] | None) -> dict[str, Any]:
         state, taken = self._now
         # A step that was broken off is charged already, and the same release again.
         number = taken + 1 if taken < self.ledger.charged else self.ledger.charge()
+        self._processes.meet()  # the first has charged
         if number <= len(self.budget.before):
             return self._release_statistic(state, number)
         blocks = self.draw_blocks(number) if blocks is None else blocks
         gradient, diagnostics = self._gradient(
             state.params,
             blocks,
-            noise_key(self._secrets, number, self.noise),
+            self._noise_key(number),
             l2_clip_norm=self.l2_clip_norm,
             noise_multiplier=float(self.budget.step.noise_multiplier),
             normalizer=self.normalizer,
         )
-        self._now = (self._update(state, gradient), number)
+        if self._processes.is_first:
+            state = self._update(state, gradient)
+        params = self._shared(state.params)
+        self._now = (state._replace(params=params), number)
         return diagnostics
 
     def _release_statistic(self, state: TrainingState, number: int) -> dict[str, Any]:
         """Takes a step of the start, which has no diagnostics."""
         assert self._start is not None
-        start = self._start.release(
-            state.start,
-            number - 1,
-            step_generator(self._secrets.sampler_entropy, number),
-            noise_key(self._secrets, number, self.noise),
-            float(self.budget.before[number - 1].noise_multiplier),
-        )
-        self._now = (self._gradient.on_devices(state._replace(start=start)), number)
+        if self._processes.is_first:
+            start = self._start.release(
+                state.start,
+                number - 1,
+                step_generator(self._secrets.sampler_entropy, number),
+                self._noise_key(number),
+                float(self.budget.before[number - 1].noise_multiplier),
+            )
+            state = self._gradient.on_devices(state._replace(start=start))
+        self._now = (state._replace(start=self._shared(state.start)), number)
         return {}
 
     def draw_blocks(self, step: int) -> list[Block]:
         """Returns the blocks of a step, a function of the run's entropy and ``step``.
 
         Drawing them twice is the same draw, so a resumed run repeats what it repeats.
+        Of several processes each gets its share.
         """
+        self._join()  # or each would draw from entropy of its own
         start = self._start
         return make_blocks(
             self.sampler.draw_step(self._secrets.sampler_entropy, step),
             self.data if start is None else start.table(self.state.start),
             block_size=self._block_size,
             num_shards=len(self._devices),
+            share=(self._processes.index, self._processes.count),
         )
+
+    def _drawn(self) -> Iterator[list[Block] | None]:
+        """What each step from here on is given; statistics are given nothing."""
+        taken, before = self.num_steps_taken, len(self.budget.before)
+        first = max(taken, before) + 1
+        ahead = prefetched(self.draw_blocks, first, self.budget.num_steps)
+        return itertools.chain(itertools.repeat(None, first - taken - 1), ahead)
 
     def train(
         self,
@@ -276,7 +282,8 @@ class Trainer:
           on_step: is called after every logged step.
 
         Returns:
-          The log's records, those of earlier parts of a resumed run not included.
+          The log's records, those of earlier parts of a resumed run not included; in
+          other processes than the first, which write nothing, none.
 
         Raises:
           BlockingIOError: another run is training in the folder.
@@ -284,81 +291,36 @@ class Trainer:
           LedgerError: its ledger is damaged, or was changed in the meantime.
           OSError: the disk is full, or something cannot be written. What is there can
             be gone on with.
+          RunEndedError: another process has ended; the last step is committed.
+          RunMismatchError: another process has another run; nothing was charged.
           ValueError: the parameters are no longer finite.
         """
         every = evaluate_every, checkpoint_every, log_every
         for name, often in zip(_EVERY, every, strict=True):
             _validation.whole_number(name, 1 if often is None else often)
-        with run_files.locked(folder):
-            if self._folder != folder.resolve():
-                run_files.refuse_other_files(folder)
-                path = folder / run_files.LEDGER
-                create_ledger(path, self.budget, is_seeded=self.is_seeded)
-                self._folder = folder.resolve()
-            return self._train_in(folder, evaluations, every, on_step)
-
-    def _train_in(
-        self,
-        folder: Path,
-        evaluations: Mapping[str, Evaluation] | None,
-        every: tuple[int | None, int, int],
-        on_step: Callable[[StepProgress], None] | None,
-    ) -> list[dict[str, Any]]:
-        """`train` in a folder that is locked and holds this run or none."""
-        start, last = self._now[1], self.budget.num_steps
-        spent = SpentAhead(self.budget)
-        first = max(start, len(self.budget.before)) + 1
-        ahead = prefetched(self.draw_blocks, first, last)
-        drawn = itertools.chain(itertools.repeat(None, first - start - 1), ahead)
-
-        def is_due(place: int, step: int) -> bool:
-            often = every[place]
-            is_end = step in (last, len(self.budget.before))
-            return is_end or (often is not None and step % often == 0)
-
-        with run_files.opened_records(
-            folder, self.ledger, self._environment, self.snapshot
-        ) as files:
-            if start == 0 and not run_files.read_log(folder / run_files.LOG):
-                files.note({"step": 0, "epsilon": 0.0, **self._evaluate(evaluations)})
-            # The last step whose evaluation and record are there as well.
-            complete = self.snapshot()
-            try:
-                for blocks in drawn:
-                    begun = time.perf_counter()
-                    diagnostics = self.step(blocks)
-                    step = self._now[1]
-                    held_out = {}
-                    if is_due(0, step):
-                        held_out = self._evaluate(evaluations)
-                    progress = None
-                    if is_due(2, step) or held_out:
-                        private: dict[str, Any] = dict(diagnostics)
-                        private["seconds"] = time.perf_counter() - begun
-                        epsilon = spent.at(step)
-                        public = {"step": step, "epsilon": epsilon}
-                        files.note({**public, PRIVATE: private, **held_out})
-                        progress = StepProgress(step, last, epsilon, files.noted[-1])
-                    complete = self.snapshot()
-                    if on_step is not None and progress is not None:
-                        on_step(progress)
-                    if is_due(1, step):
-                        files.commit(complete)
-            except KeyboardInterrupt as interrupt:
-                # Whoever calls `train` again takes the rest again, charged already.
-                self._now = (complete.state, complete.charged_steps)
-                files.commit_if_possible(complete, interrupt)
-                raise
-            return files.noted
-
-    def snapshot(self) -> Snapshot:
-        """Returns the run as it stands, secrets included.
-
-        It counts the steps that its state contains: one that was charged and broken
-        off is repeated with the same draw and noise.
-        """
-        state, taken = self._now
-        return Snapshot(state, taken, self._secrets, self.run)
+        self._join()
+        with self._processes.together():
+            if not self._processes.is_first:
+                for blocks in self._drawn():
+                    self.step(blocks)
+                self._processes.meet()  # the first has committed
+                return []
+            with run_files.locked(folder):
+                if self._folder != folder.resolve():
+                    run_files.refuse_other_files(folder)
+                    path = folder / run_files.LEDGER
+                    create_ledger(path, self.budget, is_seeded=self.is_seeded)
+                    self._folder = folder.resolve()
+                records = take_all_steps(
+                    self,
+                    self._drawn(),
+                    folder,
+                    lambda: self._evaluate(evaluations),
+                    every,
+                    on_step,
+                )
+            self._processes.meet()
+            return records
 
     def resume(self, folder: Path) -> int:
         """Takes up the latest checkpoint in ``folder``; returns its number of steps.
@@ -372,6 +334,7 @@ class Trainer:
           FileNotFoundError: there is none, or the run's ledger is gone.
           RunMismatchError: it is of a run with other settings; the message says which.
           LedgerError: the ledger is damaged, edited, rolled back or another run's.
+          RunEndedError: another process has ended.
           ValueError: the checkpoint is damaged, or this trainer has taken steps of its
             own, which the checkpoint's ledger knows nothing of.
         """
@@ -381,19 +344,12 @@ class Trainer:
                 f"charged {self.ledger.charged}: the ledger would forget them; make a "
                 "new trainer, or call train to go on with this one"
             )
-        path = folder / run_files.CHECKPOINTS
-        if not path.is_dir():
-            raise FileNotFoundError(f"no complete checkpoint in {path}")
-        with Checkpoints(path) as checkpoints:
-            snapshot = checkpoints.restore(self.state, self.run)
-        self.ledger, taken = taken_up(
-            folder / run_files.LEDGER, snapshot, self.budget, self._environment
-        )
-        state = self._gradient.on_devices(TrainingState(*snapshot.state))
-        self._secrets = snapshot.secrets
-        self._now = (state, taken)
-        self._folder = folder.resolve()
-        return snapshot.charged_steps
+        with self._processes.together():
+            self._agree()
+            if self._processes.is_first:
+                self._take_up(folder)
+            self._share()
+        return self._num_resumed
 
     def _evaluate(self, evaluations: Mapping[str, Evaluation] | None) -> dict[str, Any]:
         scores = evaluated(evaluations or {}, self._judged, self.params)

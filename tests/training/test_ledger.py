@@ -564,7 +564,7 @@ def test_steps_that_would_come_out_differently_are_given_up(tmp_path, change, re
     """The same noise on other sums: their difference would have none."""
     stopped_at(tmp_path, 5)
     run = plain_trainer()
-    run._environment |= change
+    run.environment |= change
     with pytest.warns(UserWarning, match=f"steps 5 to 5 .*{reason}.*given up"):
         assert run.resume(tmp_path) == 4
     assert run.num_steps_taken == run.num_steps_charged == 5
@@ -579,7 +579,7 @@ def test_steps_that_would_come_out_differently_are_given_up(tmp_path, change, re
 
 def test_a_device_that_repeats_nothing_gives_up_steps(tmp_path):
     first = plain_trainer()
-    first._environment |= {"repeats": False}
+    first.environment |= {"repeats": False}
 
     def stop(progress):
         if progress.step == 3:
@@ -588,7 +588,7 @@ def test_a_device_that_repeats_nothing_gives_up_steps(tmp_path):
     with pytest.raises(RuntimeError, match="device lost"):
         first.train(tmp_path, on_step=stop)
     run = plain_trainer()
-    run._environment |= {"repeats": False}
+    run.environment |= {"repeats": False}
     with pytest.warns(UserWarning, match="steps 1 to 3 .*the same bits twice"):
         assert run.resume(tmp_path) == 0
     assert run.num_steps_taken == 3

@@ -114,6 +114,10 @@ class StoredFeatures:
         """Returns all of them, in memory."""
         return self[:]
 
+    def astype(self, dtype: Any) -> np.ndarray:
+        """Returns all of them, in memory, as another type."""
+        return self[:].astype(dtype)
+
     def reshape(self, *shape: int) -> StoredFeatures:
         """Returns the same, each example of another shape."""
         item = np.empty(self.shape[1:], np.bool_).reshape(shape[1:]).shape

@@ -16,7 +16,7 @@ from jaxdp_episodic.accounting.budget import PrivacyBudget, SpentAhead
 from jaxdp_episodic.data.table import ExampleTable
 from jaxdp_episodic.draw.generators import step_generator
 from jaxdp_episodic.draw.sampler import EpisodeSampler
-from jaxdp_episodic.training import checks, run_files
+from jaxdp_episodic.training import checks, episode, run_files
 from jaxdp_episodic.training.checkpoint import (
     Checkpoints,
     Snapshot,
@@ -29,12 +29,6 @@ from jaxdp_episodic.training.checkpoint import (
     updater,
 )
 from jaxdp_episodic.training.description import described_environment, described_run
-from jaxdp_episodic.training.episode import (
-    Block,
-    contribution_loss,
-    make_blocks,
-    prefetched,
-)
 from jaxdp_episodic.training.evaluation import Evaluation, evaluated
 from jaxdp_episodic.training.ledger import Ledger, create_ledger, taken_up
 from jaxdp_episodic.training.private_gradient import (
@@ -124,7 +118,9 @@ class Trainer:
             clip_unit=str(step.clip_unit),
             slots_of=checks.level_of_slots(step),
         )
-        loss = contribution_loss(learner, self.sampler.slot_shape, shots=shots)
+        loss = episode.contribution_loss(learner, self.sampler.slot_shape, shots=shots)
+        if start is None:  # else the model sees what the statistics project
+            loss = episode.loss_on_codes(loss, episode.code_of(data))
         params = as_arrays(params)
         checks.check_finite(params, 0)
         inputs = checks.seen_by_model(data, start)
@@ -189,7 +185,7 @@ class Trainer:
         """
         return self.ledger.charged
 
-    def step(self, blocks: list[Block] | None = None) -> dict[str, Any]:
+    def step(self, blocks: list[episode.Block] | None = None) -> dict[str, Any]:
         """Charges and takes one step; returns its private diagnostics.
 
         The charge is on the disk only while `train` runs; steps taken outside of it are
@@ -236,13 +232,13 @@ class Trainer:
         self._now = (self._gradient.on_devices(state._replace(start=start)), number)
         return {}
 
-    def draw_blocks(self, step: int) -> list[Block]:
+    def draw_blocks(self, step: int) -> list[episode.Block]:
         """Returns the blocks of a step, a function of the run's entropy and ``step``.
 
         Drawing them twice is the same draw, so a resumed run repeats what it repeats.
         """
         start = self._start
-        return make_blocks(
+        return episode.make_blocks(
             self.sampler.draw_step(self._secrets.sampler_entropy, step),
             self.data if start is None else start.table(self.state.start),
             block_size=self._block_size,
@@ -308,7 +304,7 @@ class Trainer:
         start, last = self._now[1], self.budget.num_steps
         spent = SpentAhead(self.budget)
         first = max(start, len(self.budget.before)) + 1
-        ahead = prefetched(self.draw_blocks, first, last)
+        ahead = episode.prefetched(self.draw_blocks, first, last)
         drawn = itertools.chain(itertools.repeat(None, first - start - 1), ahead)
 
         def is_due(place: int, step: int) -> bool:

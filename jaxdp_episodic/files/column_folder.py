@@ -111,11 +111,13 @@ class StoredSplit:
       columns: by name.
       level_names: of the tree, top to bottom.
       encoding: what the numbers of the features stand for; None: themselves.
+      made_from: as `write_manifest` was told.
     """
 
     columns: Mapping[str, StoredColumn]
     level_names: tuple[str, ...]
     encoding: str | None
+    made_from: Any
 
 
 def is_complete(folder: Path) -> bool:
@@ -138,7 +140,8 @@ def open_split(folder: Path, choose: Callable[[list[str]], str]) -> StoredSplit:
       ValueError: a folder that was not finished, a manifest that is damaged, or a file
         that is not as the manifest says; the message has the path.
     """
-    splits = _manifest(folder)["splits"]
+    manifest = _manifest(folder)
+    splits = manifest["splits"]
     chosen = choose(list(splits))
     opened = {}
     for split, described in splits.items():
@@ -149,7 +152,8 @@ def open_split(folder: Path, choose: Callable[[list[str]], str]) -> StoredSplit:
                 if name != "features":
                     _check_sum(column)
     found = splits[chosen]
-    return StoredSplit(opened, tuple(found["levels"]), found["encoding"])
+    made_from = manifest.get("made_from")
+    return StoredSplit(opened, tuple(found["levels"]), found["encoding"], made_from)
 
 
 def check_sums(

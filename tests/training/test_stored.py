@@ -1,0 +1,204 @@
+"""Data on the disk: the same run, bit for bit, as with the table in memory."""
+
+import dataclasses
+import os
+
+import jax
+import numpy as np
+import pytest
+
+from jaxdp_episodic import cli
+from jaxdp_episodic.data.stored import load_stored
+from jaxdp_episodic.data.user_files import load_npz
+from jaxdp_episodic.training import episode
+from jaxdp_episodic.training.evaluation import Evaluation
+from jaxdp_episodic.training.features import FixedFeatures
+from jaxdp_episodic.training.start import StartConfig
+from jaxdp_episodic.training.statistics import PrivateStatistics
+from training_runs import assert_same, classes, plain_trainer
+
+RNG = np.random.default_rng(3)
+IMAGES = RNG.integers(0, 256, (30, 6, 1, 2), dtype=np.uint8)  # see `classes`
+
+
+@pytest.fixture(scope="module")
+def tables(tmp_path_factory):
+    """The same 30 classes of 6 tiny images, on the disk and in memory."""
+    folder = tmp_path_factory.mktemp("stored")
+    np.savez(folder / "in.npz", images=IMAGES)
+    command = ["data", "import", str(folder / "in.npz"), str(folder / "out")]
+    assert cli.run(command) == 0
+    return folder / "out", load_npz(folder / "in.npz")
+
+
+def two_columns(table):
+    """As the models of these tests take them: (R, 2)."""
+    flat = table.features.reshape(table.num_examples, 2)
+    return dataclasses.replace(table, features=flat)
+
+
+def both(tables):
+    folder, memory = tables
+    return two_columns(load_stored(folder)), two_columns(memory)
+
+
+def test_blocks_hold_codes_which_the_step_makes_numbers_of(tables):
+    stored, memory = both(tables)
+    run, other = (plain_trainer(data=data) for data in (stored, memory))
+    for step in (1, 2):
+        for block, wanted in zip(
+            run.draw_blocks(step), other.draw_blocks(step), strict=True
+        ):
+            assert block.inputs.dtype == np.uint8
+            numbers = jax.jit(episode.decoded, static_argnums=1)(block, "unit")
+            for mine, its in zip(numbers, wanted, strict=True):
+                np.testing.assert_array_equal(mine, its, strict=True)
+
+
+def test_masked_slots_hold_zeros_also_of_inverted_codes(tables):
+    stored, _ = both(tables)
+    inverted = type(stored.features)(stored.features._column, "inverted", (180, 2))
+    table = dataclasses.replace(stored, features=inverted)
+    mask = np.array([[True, False]])
+    block = episode.block_of(table, np.array([[7, 3]]), mask, np.ones(1))
+    inputs = np.asarray(episode.decoded(block, episode.code_of(table)).inputs)
+    np.testing.assert_array_equal(inputs[0, 0], inverted[7], strict=True)
+    np.testing.assert_array_equal(inputs[0, 1], np.zeros(2, np.float32), strict=True)
+
+
+def test_a_run_is_the_same_bit_for_bit(tables, tmp_path):
+    """Prefetched from the disk, and stepped by hand from memory."""
+    stored, memory = both(tables)
+    run, other = (plain_trainer(data=data, num_steps=4) for data in (stored, memory))
+    judged = {
+        "held": [
+            Evaluation(data, ways=3, shots=1, queries=2, num_episodes=60)
+            for data in (stored, memory)
+        ]
+    }
+    records = run.train(tmp_path, evaluations={"held": judged["held"][0]})
+    for _ in range(4):
+        other.step()
+    assert_same(run, other)
+    assert run.num_steps_charged == other.num_steps_charged == 4
+    score = judged["held"][1](other.learner, other.params)
+    assert records[-1]["held_out"]["held"] == score._asdict()
+
+
+def test_a_run_is_resumed_on_the_same_data_only(tables, tmp_path):
+    stored, memory = both(tables)
+    run = plain_trainer(data=stored, num_steps=4)
+
+    def stop(progress):
+        if progress.step == 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run.train(tmp_path, on_step=stop)
+    with pytest.raises(ValueError, match="the checkpoint is of another run: data"):
+        plain_trainer(data=memory, num_steps=4).resume(tmp_path)
+    again = plain_trainer(data=both(tables)[0], num_steps=4)
+    assert again.resume(tmp_path) == 2
+    again.train(tmp_path)
+    whole = plain_trainer(data=memory, num_steps=4)
+    for _ in range(4):
+        whole.step()
+    assert_same(again, whole)
+
+
+def test_a_disk_that_fails_ends_the_run_by_name_and_charges_nothing(tables, tmp_path):
+    """What was drawn ahead, by the thread that fails, was neither charged nor used."""
+    _, memory = tables
+    path = tmp_path / "in.npz"
+    np.savez(path, images=IMAGES)
+    assert cli.run(["data", "import", str(path), str(tmp_path / "out")]) == 0
+    table = two_columns(load_stored(tmp_path / "out"))
+    run = plain_trainer(data=table, num_steps=40)
+
+    def cut(progress):
+        if progress.step == 2:
+            os.truncate(tmp_path / "out/train/features.npy", 130)
+
+    with pytest.raises(ValueError, match=r"features\.npy ends within row \d+: it was"):
+        run.train(tmp_path / "run", on_step=cut)
+    taken = run.num_steps_taken
+    assert 2 <= taken <= 5  # what was there already was used
+    assert run.num_steps_charged == taken
+    path = tmp_path / "again"
+    assert cli.run(["data", "import", str(tmp_path / "in.npz"), str(path)]) == 0
+    again = plain_trainer(data=two_columns(load_stored(path)), num_steps=40)
+    again.resume(tmp_path / "run")
+    assert again.num_steps_charged == taken
+
+
+def _numbers(rows):
+    return np.concatenate([rows, rows**2, rows[:, :1] * 3], axis=1)
+
+
+def test_fixed_features_stay_on_the_disk(tables, tmp_path):
+    stored, memory = both(tables)
+    made = FixedFeatures(_numbers, name="squares")
+    cache = tmp_path / "cache" / "train.npz"
+    wanted = made.table(memory).features
+    first = made.table(stored, cache=cache)
+    np.testing.assert_array_equal(first.features[:], wanted, strict=True)
+    np.testing.assert_array_equal(made.table(stored).features, wanted, strict=True)
+    folder = tmp_path / "cache" / "train"
+    assert os.stat(folder).st_mode & 0o777 == 0o700
+    failing = dataclasses.replace(made, function=lambda rows: 1 / 0)
+    again = failing.table(stored, cache=cache)  # nothing is made
+    assert again.fingerprint == first.fingerprint
+    with pytest.warns(UserWarning, match="are not used, and made anew: it is of other"):
+        other = FixedFeatures(_numbers, name="others").table(stored, cache=cache)
+    assert other.features.shape == first.features.shape
+    os.truncate(folder / "train/features.npy", 300)
+    with pytest.warns(UserWarning, match="made anew: .* it is cut off"):
+        FixedFeatures(_numbers, name="others").table(stored, cache=cache)
+    (folder / "manifest.json").unlink()  # as a kill would leave it
+    third = made.table(stored, cache=cache)
+    np.testing.assert_array_equal(third.features[:], wanted, strict=True)
+
+
+@pytest.mark.parametrize("kind", ["plda", "mixed"])
+def test_private_statistics_are_the_same(kind, tables):
+    stored, memory = both(tables)
+    if kind == "mixed":
+        values = (RNG.random(180) - 0.5).astype(np.float32)
+        stored, memory = (
+            dataclasses.replace(data, targets=values) for data in (stored, memory)
+        )
+    shares = {"plda": {"share": 0.5}, "mixed": {"target_bound": 1.0}}
+    config = StartConfig(kind=kind, **shares[kind])
+    states = []
+    for data in (stored, memory):
+        statistics = PrivateStatistics(
+            data, config, privacy_unit="example", neighboring_relation="add_remove"
+        )
+        state = statistics.initial()
+        for place in range(len(statistics.steps)):
+            generator = np.random.default_rng(place)
+            key = jax.random.key(place)
+            state = statistics.release(state, place, generator, key, 0.3)
+        states.append((state, statistics))
+    for mine, its in zip(*(jax.tree.leaves(s) for s, _ in states), strict=True):
+        np.testing.assert_array_equal(mine, its)
+    if kind == "plda":
+        seen = [s.table(state).features for state, s in states]
+        np.testing.assert_array_equal(*seen, strict=True)
+
+
+def test_statistics_of_more_rows_than_a_chunk_are_those_of_all_at_once(monkeypatch):
+    data = classes(num_classes=20, examples=10)
+    config = StartConfig(kind="plda", share=0.5)
+    own = PrivateStatistics(
+        data, config, privacy_unit="example", neighboring_relation="add_remove"
+    )
+    state = own.initial()
+    pairs = own._pairs(np.random.default_rng(0))
+    from jaxdp_episodic.training import plda, statistics
+
+    whole = own._moment(state, pairs[2], jax.random.key(0), 0.0, pairs[:2])
+    for module in (plda, statistics):
+        monkeypatch.setattr(module, "ROWS", 32)
+    parts = own._moment(state, pairs[2], jax.random.key(0), 0.0, pairs[:2])
+    np.testing.assert_allclose(parts, whole, rtol=1e-6, atol=1e-6)

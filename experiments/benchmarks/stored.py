@@ -4,7 +4,7 @@
 
 Data are generated in a temporary folder (``TMPDIR``; up to 8 GB) and removed after:
 
-* ``mini-imagenet``: folders of 60,000 JPEG files in its layout, 38,400 of them to train,
+* ``mini-imagenet``: folders of 60,000 JPEG files in its layout, 38,400 to train on,
   84 x 84 x 3; imported, and trained by the command line, test classes evaluated;
 * ``million``: an npz archive of 1,000,000 x 32 x 32 x 3 in 1,000 classes; likewise.
 

@@ -147,8 +147,8 @@ def store(
         record that cannot be read.
     """
     plan = _plan(splits, made_from)
-    with _locked(folder):
-        done = _begun(folder, plan, splits)
+    with locked(folder) as others:
+        done = _begun(folder, plan, splits, others)
         found = sum(done.values())
         total = sum(records.numbers.num_examples for records in splits.values())
         before = 0
@@ -182,18 +182,25 @@ def _plan(splits: Mapping[str, Records], made_from: Mapping[str, Any]) -> str:
 
 
 @contextmanager
-def _locked(folder: Path) -> Iterator[None]:
+def locked(folder: Path) -> Iterator[set[str]]:
+    """Keeps others from writing in a folder, which is made; yields the names in it.
+
+    Raises:
+      BlockingIOError: another process is writing there.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     descriptor = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT, 0o600)
     try:
         if not is_locked_by_us(descriptor):
             raise BlockingIOError(f"{folder} is in use: another process writes there")
-        yield
+        yield {path.name for path in folder.iterdir()} - {_LOCK}
     finally:
         os.close(descriptor)
 
 
-def _begun(folder: Path, plan: str, splits: Mapping[str, Records]) -> dict[str, int]:
+def _begun(
+    folder: Path, plan: str, splits: Mapping[str, Records], others: set[str]
+) -> dict[str, int]:
     """How many records of each split are there; of a new folder, its files made."""
     if is_complete(folder):
         raise FileExistsError(
@@ -219,9 +226,8 @@ def _begun(folder: Path, plan: str, splits: Mapping[str, Records]) -> dict[str, 
             if not 0 <= number <= most or (number and not file.is_file()):
                 raise ValueError(f"{file} is gone or damaged; remove {folder}")
         return done
-    others = [p.name for p in folder.iterdir() if p.name != _LOCK]
     if others:
-        raise FileExistsError(f"{folder} must be empty, it has {sorted(others)[0]!r}")
+        raise FileExistsError(f"{folder} must be empty, it has {min(others)!r}")
     needed = sum(
         int(np.prod(r.row_shape, dtype=np.int64)) * r.dtype.itemsize
         for r in splits.values()

@@ -11,7 +11,6 @@ from __future__ import annotations
 import itertools
 import json
 import os
-import shutil
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -22,13 +21,14 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxdp_episodic import _validation
-from jaxdp_episodic.data.stored import TRAIN
+from jaxdp_episodic.data.stored import TRAIN, locked
 from jaxdp_episodic.data.stored_features import StoredFeatures
 from jaxdp_episodic.data.table import ExampleTable
 from jaxdp_episodic.describe.spec import Spec
 from jaxdp_episodic.files.archive import read_arrays
 from jaxdp_episodic.files.atomic import atomic_path
 from jaxdp_episodic.files.column_folder import (
+    MANIFEST,
     create_column,
     is_complete,
     open_split,
@@ -103,8 +103,8 @@ class FixedFeatures:
           cache: a file (``.npz``) that holds them after the first call, readable by its
             owner only: the features of private data are private. One that was made of
             other data or by other settings is made anew, with a warning. Of data on the
-            disk it is a folder of that name without the suffix, and the features stay
-            on the disk, too.
+            disk it is a folder of that name, with the suffix ``.columns``, and the
+            features stay on the disk, too.
 
         Raises:
           OSError: a cache that cannot be read or written.
@@ -112,7 +112,7 @@ class FixedFeatures:
             finite; a row that changes with the rows beside it.
         """
         if isinstance(data.features, StoredFeatures) and cache is not None:
-            stored = self._stored(Path(cache).with_suffix(""), data)
+            stored = self._stored(Path(cache).with_suffix(".columns"), data)
             return ExampleTable(stored, data.targets, data.population)
         made = None if cache is None else self._read(Path(cache), data)
         if made is None:
@@ -228,33 +228,41 @@ class FixedFeatures:
     def _stored(self, folder: Path, data: ExampleTable) -> StoredFeatures:
         """The features in a folder of columns, made if they are not there."""
         made_from = {name: str(text) for name, text in self._texts(data).items()}
-        if is_complete(folder):
-            try:
-                found = open_split(folder, lambda splits: splits[0])
-                features = StoredFeatures(found.columns["features"])
-                if found.made_from == made_from and len(features) == data.num_examples:
-                    return features
-                reason = "it is of other data, or of other settings"
-            except (OSError, ValueError) as error:
-                reason = str(error)
-            _warn_of_cache(folder, reason)
-        folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        shutil.rmtree(folder, ignore_errors=True)  # one that was broken off, too
-        folder.mkdir(mode=0o700)
-        (folder / TRAIN).mkdir()
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with locked(folder) as others:
+            if is_complete(folder):
+                try:
+                    found = open_split(folder, lambda splits: splits[0])
+                    features = StoredFeatures(found.columns["features"])
+                    number = data.num_examples
+                    if found.made_from == made_from and len(features) == number:
+                        return features
+                    reason = "it is of other data, or of other settings"
+                except (OSError, ValueError) as error:
+                    reason = str(error)
+                _warn_of_cache(folder, reason)
+            if not others <= {MANIFEST, TRAIN}:
+                name = min(others - {MANIFEST, TRAIN})
+                raise FileExistsError(
+                    f"{folder} must be a cache of features, it has {name!r}"
+                )
+            (folder / MANIFEST).unlink(missing_ok=True)
+            self._write_columns(folder / TRAIN / "features.npy", data)
+            write_manifest(folder, {TRAIN: (("example",), None)}, made_from=made_from)
+        return StoredFeatures(open_split(folder, lambda _: TRAIN).columns["features"])
+
+    def _write_columns(self, path: Path, data: ExampleTable) -> None:
         parts = self._made(data.features)
         first = next(parts)
-        shape = data.num_examples, first.shape[1]
-        path = folder / TRAIN / "features.npy"
-        start = create_column(path, first.dtype, shape)
+        path.parent.mkdir(exist_ok=True)
+        path.unlink(missing_ok=True)  # whoever reads the old one goes on with it
+        start = create_column(path, first.dtype, (data.num_examples, first.shape[1]))
         with path.open("r+b") as file:
             file.seek(start)
             for part in itertools.chain([first], parts):
                 file.write(np.ascontiguousarray(part).data)
             file.flush()
             os.fsync(file.fileno())
-        write_manifest(folder, {TRAIN: (("example",), None)}, made_from=made_from)
-        return StoredFeatures(open_split(folder, lambda _: TRAIN).columns["features"])
 
 
 def _warn_of_cache(path: Path, reason: str) -> None:

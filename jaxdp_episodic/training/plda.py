@@ -86,7 +86,7 @@ def unit_rows(features: np.ndarray) -> np.ndarray:
 
 
 def chunks(
-    features: np.ndarray, weights: np.ndarray
+    features: Any, weights: np.ndarray
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """Rows and what they count, `ROWS` at a time; behind the last one zeros."""
     for start in range(0, max(len(features), 1), ROWS):

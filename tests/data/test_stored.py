@@ -448,6 +448,9 @@ def test_what_was_begun_otherwise_is_not_gone_on_with(tmp_path, monkeypatch):
     store(out, {"train": records}, made_from={})
     with pytest.raises(FileExistsError, match="is complete"):
         store(out, {"train": records}, made_from={})
+    with store_module.locked(tmp_path / "used"):
+        with pytest.raises(BlockingIOError, match="another process writes there"):
+            store(tmp_path / "used", {"train": records}, made_from={})
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "letter.txt").touch()
     with pytest.raises(FileExistsError, match="must be empty, it has 'letter.txt'"):

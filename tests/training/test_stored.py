@@ -1,21 +1,31 @@
 """Data on the disk: the same run, bit for bit, as with the table in memory."""
 
 import dataclasses
+import json
 import os
+import subprocess
+import sys
+import time
 
 import jax
 import numpy as np
 import pytest
+from PIL import Image
 
 from jaxdp_episodic import cli
+from jaxdp_episodic.data.folders import load_class_folders
+from jaxdp_episodic.data.sources import Npz
 from jaxdp_episodic.data.stored import load_stored
 from jaxdp_episodic.data.user_files import load_npz
-from jaxdp_episodic.training import episode
+from jaxdp_episodic.training import episode, plda, statistics
+from jaxdp_episodic.training.assemble import Tables, assembled
+from jaxdp_episodic.training.config import read_config
 from jaxdp_episodic.training.evaluation import Evaluation
 from jaxdp_episodic.training.features import FixedFeatures
 from jaxdp_episodic.training.start import StartConfig
 from jaxdp_episodic.training.statistics import PrivateStatistics
-from training_runs import assert_same, classes, plain_trainer
+from pages import ROOT
+from training_runs import TINY, assert_same, classes, plain_trainer
 
 RNG = np.random.default_rng(3)
 IMAGES = RNG.integers(0, 256, (30, 6, 1, 2), dtype=np.uint8)  # see `classes`
@@ -143,7 +153,7 @@ def test_fixed_features_stay_on_the_disk(tables, tmp_path):
     first = made.table(stored, cache=cache)
     np.testing.assert_array_equal(first.features[:], wanted, strict=True)
     np.testing.assert_array_equal(made.table(stored).features, wanted, strict=True)
-    folder = tmp_path / "cache" / "train"
+    folder = tmp_path / "cache" / "train.columns"
     assert os.stat(folder).st_mode & 0o777 == 0o700
     failing = dataclasses.replace(made, function=lambda rows: 1 / 0)
     again = failing.table(stored, cache=cache)  # nothing is made
@@ -157,6 +167,10 @@ def test_fixed_features_stay_on_the_disk(tables, tmp_path):
     (folder / "manifest.json").unlink()  # as a kill would leave it
     third = made.table(stored, cache=cache)
     np.testing.assert_array_equal(third.features[:], wanted, strict=True)
+    (folder / "letter.txt").touch()
+    (folder / "manifest.json").unlink()
+    with pytest.raises(FileExistsError, match="it has 'letter.txt'"):
+        made.table(stored, cache=cache)  # nothing of somebody's is ever removed
 
 
 @pytest.mark.parametrize("kind", ["plda", "mixed"])
@@ -171,15 +185,14 @@ def test_private_statistics_are_the_same(kind, tables):
     config = StartConfig(kind=kind, **shares[kind])
     states = []
     for data in (stored, memory):
-        statistics = PrivateStatistics(
+        one = PrivateStatistics(
             data, config, privacy_unit="example", neighboring_relation="add_remove"
         )
-        state = statistics.initial()
-        for place in range(len(statistics.steps)):
+        state = one.initial()
+        for place in range(len(one.steps)):
             generator = np.random.default_rng(place)
-            key = jax.random.key(place)
-            state = statistics.release(state, place, generator, key, 0.3)
-        states.append((state, statistics))
+            state = one.release(state, place, generator, jax.random.key(place), 0.3)
+        states.append((state, one))
     for mine, its in zip(*(jax.tree.leaves(s) for s, _ in states), strict=True):
         np.testing.assert_array_equal(mine, its)
     if kind == "plda":
@@ -195,10 +208,132 @@ def test_statistics_of_more_rows_than_a_chunk_are_those_of_all_at_once(monkeypat
     )
     state = own.initial()
     pairs = own._pairs(np.random.default_rng(0))
-    from jaxdp_episodic.training import plda, statistics
-
     whole = own._moment(state, pairs[2], jax.random.key(0), 0.0, pairs[:2])
     for module in (plda, statistics):
         monkeypatch.setattr(module, "ROWS", 32)
     parts = own._moment(state, pairs[2], jax.random.key(0), 0.0, pairs[:2])
     np.testing.assert_allclose(parts, whole, rtol=1e-6, atol=1e-6)
+
+
+# --- In processes of their own ---
+
+CONFIG = (
+    TINY.replace('type = "Glyphs"\nsmall = true', 'type = "Stored"\npath = "{data}"')
+    .replace("num_classes = 40", "num_classes = 20")
+    .replace("population = 20", "population = {each}")
+    .replace("{ type", "{{ type")
+    .replace(" }\n", " }}\n")
+)
+
+
+def written(folder, each, side):
+    """20 classes of images in a folder of columns; returns a config that trains."""
+    images = RNG.integers(0, 256, (20, each, side, side, 3), dtype=np.uint8)
+    folder.mkdir()
+    np.savez(folder / "in.npz", images=images)
+    np.savez(folder / "held.npz", images=images[:, :10])
+    command = ["data", "import", str(folder / "in.npz"), str(folder / "data")]
+    assert cli.run([*command, "--held-out", str(folder / "held.npz")]) == 0
+    config = folder / "run.toml"
+    config.write_text(CONFIG.format(data="data", each=each))
+    return config
+
+
+@pytest.mark.slow
+def test_a_convolution_sees_the_same_bit_for_bit(tmp_path):
+    """Where the look-up is compiled into what follows, too, pixels and evaluation."""
+    config = read_config(written(tmp_path / "run", 12, 12))
+    config = dataclasses.replace(config, seed=1)
+    memory = dataclasses.replace(config, data=Npz(path="in.npz", held_out="held.npz"))
+    runs = []
+    for one in (config, memory):
+        run, evaluations, _ = assembled(one, Tables(one, tmp_path / "run"))
+        records = run.train(tmp_path / type(one.data).__name__, evaluations=evaluations)
+        runs.append((run, records[-1]["held_out"]))
+    assert_same(runs[0][0], runs[1][0])
+    assert runs[0][1] == runs[1][1]
+
+
+# Its own count: what `wait4` says of a child begins with the peak of its parent.
+COUNTED = """
+import re, sys
+from pathlib import Path
+from jaxdp_episodic import cli
+assert cli.run(sys.argv[1:]) == 0
+status = Path("/proc/self/status").read_text()
+print("peak", re.search(r"VmHWM:\\s+(\\d+) kB", status)[1])
+"""
+
+
+def resident(config):
+    """Peak of the resident memory of a training run in a process of its own."""
+    command = ["train", str(config), "--out", str(config.parent / "out")]
+    done = subprocess.run(
+        [sys.executable, "-c", COUNTED, *command],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )
+    assert done.returncode == 0, done.stderr
+    return 1024 * int(done.stdout.split()[-1])
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="the kernel says it otherwise")
+def test_memory_does_not_grow_with_the_data(tmp_path):
+    """200 MB on the disk, 800 MB as float32, against 1 MB."""
+    few = resident(written(tmp_path / "few", 20, 28))
+    many = resident(written(tmp_path / "many", 4_200, 28))
+    assert os.stat(tmp_path / "many/data/train/features.npy").st_size > 1.9e8
+    assert abs(many - few) < 6e7, (few, many)
+
+
+KILLED = """
+import sys
+from jaxdp_episodic import cli
+from jaxdp_episodic.data import stored
+stored._SECONDS = 0.0
+sys.exit(cli.run(["data", "import", *sys.argv[1:]]))
+"""
+
+
+@pytest.mark.slow
+def test_an_import_that_is_killed_goes_on_where_it_was(tmp_path):
+    """By SIGKILL, again and again; in the end every byte is that of one in one go."""
+    for name in ("b", "a", "c"):
+        (tmp_path / "in" / name).mkdir(parents=True)
+        for number in range(1_500):
+            pixels = RNG.integers(0, 256, (24, 24, 3), dtype=np.uint8)
+            path = tmp_path / "in" / name / f"{number}.png"
+            Image.fromarray(pixels).save(path)
+    program = [sys.executable, "-c", KILLED, str(tmp_path / "in")]
+    out, counts = tmp_path / "out", []
+    state = out / "import.json"
+    for _ in range(4):
+        child = subprocess.Popen(
+            [*program, str(out)], env={**os.environ, "PYTHONPATH": str(ROOT)}
+        )
+        before = sum(counts[-1:])
+        while child.poll() is None:
+            if state.exists():
+                done = json.loads(state.read_text())["done"]["train"]
+                if done > before:
+                    break
+            time.sleep(0.001)
+        child.kill()
+        child.wait()
+        if (out / "manifest.json").exists():
+            break
+        with pytest.raises(ValueError, match="is not finished: its import was"):
+            load_stored(out)
+        counts.append(json.loads(state.read_text())["done"]["train"])
+    assert len(counts) >= 2 and counts == sorted(set(counts))
+    if not (out / "manifest.json").exists():
+        assert cli.run(["data", "import", str(tmp_path / "in"), str(out)]) == 0
+    whole = tmp_path / "whole"
+    assert cli.run(["data", "import", str(tmp_path / "in"), str(whole)]) == 0
+    assert (out / "manifest.json").read_text() == (whole / "manifest.json").read_text()
+    files = sorted(path.name for path in out.iterdir())
+    assert files == sorted(path.name for path in whole.iterdir())
+    same = load_class_folders(tmp_path / "in")
+    np.testing.assert_array_equal(load_stored(out).features[:], same.features)

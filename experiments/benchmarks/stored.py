@@ -13,9 +13,9 @@ Memory is the kernel's peak of the resident set (``ru_maxrss``): all pages, mapp
 included. The page cache, which the kernel takes back when it wants, is no part of it.
 
 Then steps of a linear embedding are timed, which compute least and so wait soonest, in
-processes that have the same data on the disk and in memory, by turns; "not cached" drops
-the file from the page cache before every step. Nothing here fails for being slow; more
-resident memory than `LIMIT` does.
+processes that have the same data on the disk and in memory, by turns; "not cached"
+drops the file from the page cache before every step. Nothing here fails for being slow;
+more resident memory than `LIMIT` does.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ import importlib.util
 import json
 import os
 import shutil
+import signal
 import statistics
 import subprocess
 import sys
@@ -91,6 +92,8 @@ def main() -> None:
     if options.worker:
         serve(json.loads(options.worker))
         return
+    # As after Ctrl-C: nothing is left behind.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     results = {}
     for name in options.cases:
         with tempfile.TemporaryDirectory() as folder:
@@ -175,7 +178,11 @@ def run(command: list[str]) -> dict[str, Any]:
     whole = [sys.executable, "-m", "jaxdp_episodic", *command]
     begun = time.perf_counter()
     child = subprocess.Popen(whole, stdout=subprocess.DEVNULL)
-    _, status, used = os.wait4(child.pid, 0)
+    try:
+        _, status, used = os.wait4(child.pid, 0)
+    except BaseException:
+        child.kill()
+        raise
     if status:
         raise SystemExit(f"ended with status {status}: {' '.join(whole)}")
     return {

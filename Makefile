@@ -53,7 +53,7 @@ help:
 	@echo "make bench-sweep  speed and memory of sweeps of up to a hundred million settings"
 	@echo "make docs      the documentation as a site, into results/site"
 	@echo "make docs-serve  the same at a local address, made again at every change"
-	@echo "make bench-training  speed of a private training step against PyTorch"
+	@echo "make bench-training  speed of a private training step against PyTorch, and from the disk"
 	@echo "make trust     audits, planted faults, kills and fuzzing at full counts: hours"
 
 env: $(VENV)/.stamp
@@ -146,8 +146,9 @@ bench-exact: $(BENCH_VENV)/.stamp
 bench-sweep: $(VENV)/.stamp
 	$(PY) experiments/benchmarks/sweep.py
 
-bench-training: $(BENCH_VENV)/.stamp
+bench-training: $(BENCH_VENV)/.stamp $(VENV)/.stamp
 	$(BENCH_PY) experiments/benchmarks/training.py
+	$(PY) experiments/benchmarks/stored.py
 
 clean:
 	rm -rf $(VENV) $(BENCH_VENV) $(DOCS_VENV) build dist .pytest_cache .ruff_cache .hypothesis

@@ -62,6 +62,10 @@ COMMANDS = {
         "plan",
         "Search designs within a privacy and a compute budget; write one to train.",
     ),
+    "data": (
+        "data",
+        "Keep data on the disk: import it into a folder to train on, or check one.",
+    ),
     "train": (
         "train",
         "Train privately on episodes, and stop before the target epsilon is exceeded.",

@@ -9,6 +9,7 @@ from jaxdp_episodic.data.folders import (
 from jaxdp_episodic.data.glyphs import load_glyphs
 from jaxdp_episodic.data.schools import load_schools
 from jaxdp_episodic.data.sinusoids import make_sinusoids
+from jaxdp_episodic.data.stored import load_stored
 from jaxdp_episodic.data.table import ExampleTable
 from jaxdp_episodic.data.user_files import load_npz, load_table
 
@@ -22,6 +23,7 @@ __all__ = [
     "load_npz",
     "load_omniglot",
     "load_schools",
+    "load_stored",
     "load_table",
     "make_sinusoids",
 ]

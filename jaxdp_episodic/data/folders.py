@@ -6,7 +6,7 @@ import os
 import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import IO, Any, NamedTuple
 
 import numpy as np
 
@@ -22,7 +22,7 @@ _SUFFIXES = (".bmp", ".gif", ".jpeg", ".jpg", ".png", ".webp")
 # programs for some of it (PostScript).
 _FORMATS = ("BMP", "GIF", "JPEG", "PNG", "WEBP")
 _MODES = ("1", "L", "LA", "P", "PA", "RGB", "RGBA", "CMYK", "YCbCr")  # 8 bits at most
-_FOLDER_OF_SPLIT = {"train": "train", "validation": "val", "test": "test"}
+FOLDER_OF_SPLIT = {"train": "train", "validation": "val", "test": "test"}
 
 Entry = tuple[str, Path]  # a unit's id, and its folder or file
 
@@ -56,8 +56,7 @@ def load_class_folders(
       ValueError: a link, a file that is no readable image, images of different shapes,
         or too many; the message has the path.
     """
-    classes = _folders(Path(path))
-    return _table(classes, None, size, grey, max_bytes)
+    return _loaded(listed_classes(Path(path), size=size, grey=grey), max_bytes)
 
 
 def load_omniglot(
@@ -82,14 +81,8 @@ def load_omniglot(
     Raises:
       As `load_class_folders`.
     """
-    classes: list[Entry] = []
-    parents: list[str] = []
-    for alphabet, folder in _folders(Path(path)):
-        characters = _folders(folder)
-        classes += [(f"{alphabet}/{name}", inside) for name, inside in characters]
-        parents += [alphabet] * len(characters)
-    above = parents if alphabets else None
-    return _table(classes, above, size, True, max_bytes, invert=True)
+    found = listed_omniglot(Path(path), size=size, alphabets=alphabets)
+    return _loaded(found, max_bytes)
 
 
 def load_mini_imagenet(
@@ -113,19 +106,71 @@ def load_mini_imagenet(
     Raises:
       As `load_class_folders`.
     """
-    folder = _FOLDER_OF_SPLIT[_validation.choice("split", split, _FOLDER_OF_SPLIT)]
+    folder = FOLDER_OF_SPLIT[_validation.choice("split", split, FOLDER_OF_SPLIT)]
     return load_class_folders(Path(path) / folder, size=size, max_bytes=max_bytes)
 
 
-def _table(
+class Images(NamedTuple):
+    """Images that were found in folders, and the units that they lie in.
+
+    Attributes:
+      paths: R files.
+      units: level name -> (R,) ids, top level first.
+      public_units: ids of the only level, those without images too; else None.
+      size: side to which images are brought; None: they are all alike.
+      grey: one channel in place of three.
+      invert: ink, not paper, is 1.
+    """
+
+    paths: list[Path]
+    units: dict[str, np.ndarray]
+    public_units: list[str] | None
+    size: int | None
+    grey: bool
+    invert: bool
+
+    def table(self, features: Any) -> ExampleTable:
+        """Returns the table of what there is for each image."""
+        return ExampleTable.from_records(
+            features, units=self.units, public_units=self.public_units
+        )
+
+    def pixels_of(self, path: Path) -> np.ndarray:
+        """Returns (H, W, channels) uint8 of one file."""
+        return decoded_image(path, self.size, self.grey, path)
+
+
+def listed_classes(
+    path: Path, *, size: int | None = None, grey: bool = False
+) -> Images:
+    """Returns the images of `load_class_folders`."""
+    return _images(_folders(path), None, size, grey, False)
+
+
+def listed_omniglot(path: Path, *, size: int = 28, alphabets: bool = False) -> Images:
+    """Returns the images of `load_omniglot`."""
+    classes: list[Entry] = []
+    parents: list[str] = []
+    for alphabet, folder in _folders(path):
+        characters = _folders(folder)
+        classes += [(f"{alphabet}/{name}", inside) for name, inside in characters]
+        parents += [alphabet] * len(characters)
+    return _images(classes, parents if alphabets else None, size, True, True)
+
+
+def _images(
     classes: Sequence[Entry],
     above: Sequence[str] | None,
     size: int | None,
     grey: bool,
-    max_bytes: int,
-    invert: bool = False,
-) -> ExampleTable:
-    """The table of all images of the classes."""
+    invert: bool,
+) -> Images:
+    """All images of the classes."""
+    if size is not None:
+        side = _validation.integer_array("size", size, minimum=1)
+        if side.ndim:
+            raise ValueError(f"size must be one whole number, got {size!r}")
+        size = int(side)
     files = [_images_in(folder) for _, folder in classes]
     paths = [path for inside in files for path in inside]
     if not paths:
@@ -142,11 +187,7 @@ def _table(
                 "classes without a level above them"
             )
         units = {"alphabet": np.repeat(above, counts), **units}
-    return ExampleTable.from_records(
-        _pixels(paths, size, grey, max_bytes, invert),
-        units=units,
-        public_units=names if above is None else None,
-    )
+    return Images(paths, units, names if above is None else None, size, grey, invert)
 
 
 def _folders(path: Path) -> list[Entry]:
@@ -185,31 +226,36 @@ def _entries(
     return sorted((entry.name, Path(entry.path)) for entry in entries)
 
 
-def _pixels(
-    paths: Sequence[Path], size: int | None, grey: bool, max_bytes: int, invert: bool
-) -> np.ndarray:
-    """(R, H, W, channels) float32 in [0, 1]."""
-    if size is not None:
-        side = _validation.integer_array("size", size, minimum=1)
-        if side.ndim:
-            raise ValueError(f"size must be one whole number, got {size!r}")
-        size = int(side)
-        channels = 1 if grey else 3
-        _check_bytes(len(paths), 4 * size * size * channels, max_bytes)
+def _loaded(found: Images, max_bytes: int) -> ExampleTable:
+    """The table of the images, (R, H, W, channels) float32 in [0, 1]."""
+    number = len(found.paths)
+    if found.size is not None:
+        _check_bytes(number, 4 * found.size**2 * (1 if found.grey else 3), max_bytes)
     images: Any = None
-    for row, path in enumerate(paths):
-        image = _pixels_of(path, size, grey)
+    for row, path in enumerate(found.paths):
+        image = found.pixels_of(path)
         if images is None:
-            _check_bytes(len(paths), 4 * image.size, max_bytes)
-            images = np.empty((len(paths), *image.shape), np.float32)
-        elif image.shape != images.shape[1:]:
-            raise ValueError(
-                f"images must be alike or brought to a size; {path} is "
-                f"{image.shape[:2]}, {paths[0]} is {images.shape[1:3]} (give size=)"
-            )
+            _check_bytes(number, 4 * image.size, max_bytes)
+            images = np.empty((number, *image.shape), np.float32)
+        check_alike(path, image, found.paths[0], images.shape[1:])
         images[row] = image
     images /= 255
-    return 1 - images if invert else images
+    return found.table(1 - images if found.invert else images)
+
+
+def check_alike(
+    path: Path, image: np.ndarray, first: Path, shape: tuple[int, ...]
+) -> None:
+    """Refuses an image of another shape than the first.
+
+    Raises:
+      ValueError: another shape.
+    """
+    if image.shape != shape:
+        raise ValueError(
+            f"images must be alike or brought to a size; {path} is "
+            f"{image.shape[:2]}, {first} is {shape[:2]} (give size=)"
+        )
 
 
 def _check_bytes(number: int, bytes_each: int, max_bytes: int) -> None:
@@ -220,14 +266,27 @@ def _check_bytes(number: int, bytes_each: int, max_bytes: int) -> None:
         )
 
 
-def _pixels_of(path: Path, size: int | None, grey: bool) -> np.ndarray:
-    """(H, W, channels) uint8 of one file."""
+def decoded_image(
+    file: Path | IO[bytes], size: int | None, grey: bool, path: Path
+) -> np.ndarray:
+    """Returns (H, W, channels) uint8 of an image file.
+
+    Args:
+      file: its path, or its content.
+      size: side to which it is brought; None: its own.
+      grey: one channel in place of three.
+      path: for the message.
+
+    Raises:
+      ImportError: without the extra ``[data]``.
+      ValueError: no readable image.
+    """
     pillow = require("PIL.Image", purpose="reading images")
     try:
         with warnings.catch_warnings():
             # Of large images Pillow warns; ours is the smaller limit, and an error.
             warnings.simplefilter("ignore")
-            with pillow.open(path, formats=_FORMATS) as image:
+            with pillow.open(file, formats=_FORMATS) as image:
                 width, height = image.size
                 if width * height > MAX_PIXELS:
                     raise ValueError(f"{width} x {height} pixels, over {MAX_PIXELS}")

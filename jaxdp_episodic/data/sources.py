@@ -20,11 +20,10 @@ from jaxdp_episodic.data.folders import (
 from jaxdp_episodic.data.glyphs import load_glyphs
 from jaxdp_episodic.data.schools import load_schools
 from jaxdp_episodic.data.sinusoids import make_sinusoids
+from jaxdp_episodic.data.stored import TRAIN, load_stored
 from jaxdp_episodic.data.table import ExampleTable
 from jaxdp_episodic.data.user_files import load_npz, load_table
 from jaxdp_episodic.describe.spec import Spec
-
-TRAIN = "train"
 
 
 class _Source(Spec):
@@ -181,8 +180,31 @@ class Table(_Source):
         )
 
 
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Stored(_Source):
+    """A folder made by `jaxdp-episodic data import`, which stays on the disk.
+
+    Attributes:
+      path: the folder; its splits are those that were imported. See `load_stored`.
+    """
+
+    path: str
+
+    def load(self, split: str, base: Path | None = None) -> ExampleTable:
+        """Returns a split."""
+        return load_stored((base or Path()) / self.path, split)
+
+
 DataSource = (
-    Glyphs | Schools | Sinusoids | Npz | ClassFolders | Omniglot | MiniImageNet | Table
+    Glyphs
+    | Schools
+    | Sinusoids
+    | Npz
+    | ClassFolders
+    | Omniglot
+    | MiniImageNet
+    | Table
+    | Stored
 )
 SOURCES: tuple[type, ...] = typing.get_args(DataSource)
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from jaxdp_episodic.data.stored_features import StoredFeatures
 from jaxdp_episodic.describe.population import Population
 
 MAX_ID_BYTES = 4 * 2**30  # of the ids of one level
@@ -23,12 +24,12 @@ class ExampleTable:
     names. Make one with `from_records`.
 
     Attributes:
-      features: (R, ...) float32 or integers, finite.
+      features: (R, ...) float32 or integers, finite; in memory, or on the disk.
       targets: (R,) float32, or None where the class is the target.
       population: the tree; its last level are the R examples.
     """
 
-    features: np.ndarray
+    features: np.ndarray | StoredFeatures
     targets: np.ndarray | None
     population: Population
 
@@ -43,7 +44,8 @@ class ExampleTable:
             raise ValueError(
                 f"targets must have shape ({number},), got {self.targets.shape}"
             )
-        self.features.setflags(write=False)
+        if isinstance(self.features, np.ndarray):
+            self.features.setflags(write=False)
         if self.targets is not None:
             self.targets.setflags(write=False)
 
@@ -116,15 +118,21 @@ class ExampleTable:
 
     @functools.cached_property
     def fingerprint(self) -> str:
-        """SHA-256 of everything: values, shapes, types, units and level names."""
+        """SHA-256 of everything: values, shapes, types, units and level names.
+
+        Of features on the disk it takes the checksum that their manifest has.
+        """
         digest = hashlib.sha256(repr(self.level_names).encode())
-        arrays = [self.features, *self.population.children_counts]
+        arrays: list[Any] = [self.features, *self.population.children_counts]
         if self.targets is not None:
             arrays.append(self.targets)
         arrays += [ids.astype(str) for ids in self.population.unit_ids or ()]
         for array in arrays:
             digest.update(f"{array.dtype.str}{array.shape}".encode())
-            digest.update(np.ascontiguousarray(array).data)
+            is_stored = isinstance(array, StoredFeatures)
+            digest.update(
+                array.digest if is_stored else np.ascontiguousarray(array).data
+            )
         return digest.hexdigest()
 
     @functools.cached_property

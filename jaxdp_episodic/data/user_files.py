@@ -57,7 +57,16 @@ def load_npz(
       ValueError: a file that is no npz, holds pickles or too much, or arrays that do
         not fit together.
     """
-    arrays = read_arrays(Path(path), max_bytes=max_bytes)
+    return arranged(read_arrays(Path(path), max_bytes=max_bytes), path, levels, split)
+
+
+def arranged(
+    arrays: dict[str, Any],
+    path: Any,
+    levels: Sequence[str] = (),
+    split: str | None = None,
+) -> ExampleTable:
+    """Returns the table of an npz file's arrays; see `load_npz`."""
     given = [name for name in ("images", "features") if name in arrays]
     if len(given) != 1:
         raise ValueError(
@@ -169,7 +178,7 @@ def load_table(
     return ExampleTable.from_records(
         np.stack([numbers[name] for name in features], axis=1),
         None if target is None else numbers[target],
-        units={name: _ids(columns[name], name, file, first) for name in groups},
+        units={name: ids_of(columns[name], name, file, first) for name in groups},
         public_units=public_units,
     )
 
@@ -246,7 +255,12 @@ def _numbers(cells: Sequence[Any], name: str, file: Path, first: int) -> np.ndar
     return values
 
 
-def _ids(cells: Sequence[Any], name: str, file: Path, first: int) -> np.ndarray:
+def ids_of(cells: Sequence[Any], name: str, file: Path, first: int = 1) -> np.ndarray:
+    """Returns the ids in a column; ``first`` is the row of the first record.
+
+    Raises:
+      TypeError, ValueError: a missing id, or ids of several types.
+    """
     for row, cell in enumerate(cells):
         if cell is None or cell == "":
             raise ValueError(

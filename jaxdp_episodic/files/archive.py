@@ -66,15 +66,21 @@ def read_arrays(
       ValueError: no npz file, one that holds pickles, structures or too much, whose
         headers lie, or without one of the names; the message has the path.
     """
+    with _as_npz(path), opened_archive(path) as archive:
+        members = _checked_members(archive, max_bytes)
+        wanted = list(members) if names is None else names
+        for name in wanted:
+            if name not in members:
+                there = ", ".join(map(repr, list(members)[:20]))
+                raise ValueError(f"no array {name!r}; the arrays are {there}")
+        return {name: _array(archive, members[name]) for name in wanted}
+
+
+@contextmanager
+def _as_npz(path: Path) -> Iterator[None]:
+    """Says of what is wrong with an archive which file it is."""
     try:
-        with opened_archive(path) as archive:
-            members = _checked_members(archive, max_bytes)
-            wanted = list(members) if names is None else names
-            for name in wanted:
-                if name not in members:
-                    there = ", ".join(map(repr, list(members)[:20]))
-                    raise ValueError(f"no array {name!r}; the arrays are {there}")
-            return {name: _array(archive, members[name]) for name in wanted}
+        yield
     except OSError as error:
         if error.filename is not None:
             raise
@@ -83,6 +89,55 @@ def read_arrays(
     except BROKEN_ARCHIVE as error:
         why = str(error) or "it is cut off"  # as EOFError says nothing
         raise ValueError(f"{path} must be an npz file: {why}") from error
+
+
+def array_headers(path: Path) -> dict[str, tuple[tuple[int, ...], np.dtype]]:
+    """Returns shape and type of every array in an npz file; none is read.
+
+    Raises:
+      As `read_arrays`.
+    """
+    with _as_npz(path), opened_archive(path) as archive:
+        found = {}
+        for name, member in _checked_members(archive, 2**63).items():
+            with archive.open(member) as stream:
+                found[name] = array_header(stream, member)[:2]
+        return found
+
+
+def array_batches(
+    path: Path, name: str, *, axes: int, rows: int, first: int = 0
+) -> Iterator[np.ndarray]:
+    """Yields an array of an npz file some rows at a time, in constant memory.
+
+    Args:
+      path: the file.
+      name: of an array in it, whose first ``axes`` axes together number the rows.
+      axes: see there.
+      rows: most rows at a time.
+      first: the row to begin with.
+
+    Raises:
+      As `read_arrays`; ValueError too for an array in Fortran's order.
+    """
+    with _as_npz(path), opened_archive(path) as archive:
+        member = _checked_members(archive, 2**63)[name]
+        with archive.open(member) as stream:
+            shape, kind, is_fortran = array_header(stream, member)
+            if is_fortran:
+                raise ValueError(f"{name} must be in C order to be read row by row")
+            number, item = math.prod(shape[:axes]), shape[axes:]
+            size = math.prod(item) * kind.itemsize
+            stream.seek(first * size, os.SEEK_CUR)
+            for start in range(first, number, rows):
+                wanted = min(rows, number - start) * size
+                content = stream.read(wanted)
+                if len(content) < wanted:
+                    raise ValueError(f"{name} is cut off")
+                data = np.frombuffer(content, np.uint8)
+                check_items(data, kind, name)
+                yield data.view(kind).reshape(-1, *item)
+            stream.read(1)  # at its end the archive's checksum is compared
 
 
 @contextmanager
@@ -124,9 +179,20 @@ def array_header(
       ValueError: no array, pickled objects, a structure, or a size that is not the
         member's.
     """
-    name = member.filename
     if member.compress_type not in _METHODS:
+        name = member.filename
         raise ValueError(f"{name} is packed by a method that NumPy does not use")
+    return npy_header(stream, member.filename, member.file_size)
+
+
+def npy_header(
+    stream: Any, name: str, size: int
+) -> tuple[tuple[int, ...], np.dtype, bool]:
+    """Returns shape, type and order of an ``.npy`` of a size, and stands at its data.
+
+    Raises:
+      ValueError: see `array_header`.
+    """
     start = stream.read(8)
     sizes = {(1, 0): "<H", (2, 0): "<I", (3, 0): "<I"}
     if len(start) < 8 or start[:6] != _MAGIC or (start[6], start[7]) not in sizes:
@@ -137,7 +203,7 @@ def array_header(
         raise ValueError(f"{name} has a header of {length} bytes")
     shape, kind, is_fortran = _parsed(stream.read(length).decode("latin-1"), name)
     claimed = math.prod(shape) * kind.itemsize
-    there = member.file_size - 8 - struct.calcsize(form) - length
+    there = size - 8 - struct.calcsize(form) - length
     if claimed != there:
         how = "is cut off" if claimed > there else "holds more than it says"
         raise ValueError(f"{name} {how}: {claimed} bytes of data claimed")
@@ -227,12 +293,16 @@ def _array(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> np.ndarray:
     if len(content) < claimed:
         raise ValueError(f"{member.filename} is cut off")
     data = np.frombuffer(content, np.uint8)
-    _check_items(data, kind, member.filename)
+    check_items(data, kind, member.filename)
     return data.view(kind).reshape(shape, order="F" if is_fortran else "C")
 
 
-def _check_items(data: np.ndarray, kind: np.dtype, name: str) -> None:
-    """Refuses bytes that are no value of their type, which NumPy would not notice."""
+def check_items(data: np.ndarray, kind: np.dtype, name: str) -> None:
+    """Refuses bytes that are no value of their type, which NumPy would not notice.
+
+    Raises:
+      ValueError: truth values other than 0 and 1, or text that is not Unicode.
+    """
     if kind.kind == "b" and data.size and data.max() > 1:
         raise ValueError(f"{name} holds truth values other than 0 and 1")
     if kind.kind == "U":

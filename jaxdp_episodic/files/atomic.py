@@ -10,6 +10,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
+try:
+    import fcntl
+except ImportError:  # Windows: nothing there locks a file for as long as we live
+    fcntl = None
+
 # Between a file's name and a random word, in the name of what is not finished.
 TEMPORARY = ".tmp-"
 
@@ -56,3 +61,13 @@ def _sync(path: Path, flags: int) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def is_locked_by_us(descriptor: int) -> bool:
+    """Locks a file for as long as it is open; False if another process has it."""
+    try:
+        if fcntl is not None:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True

@@ -19,6 +19,7 @@ import numpy as np
 from jax import Array
 
 from jaxdp_episodic import _validation
+from jaxdp_episodic.data.stored_features import CODE_VALUES, StoredFeatures
 from jaxdp_episodic.data.table import ExampleTable
 from jaxdp_episodic.draw.sampler import Draw, EpisodeSampler
 
@@ -29,7 +30,8 @@ class Block(NamedTuple):
     """B clip units of one draw, with everything that was drawn of each.
 
     Attributes:
-      inputs: (B, *slots, *features).
+      inputs: (B, *slots, *features); of features on the disk what the file has, which
+        `decoded` makes numbers of.
       targets: (B, *slots) float32: the examples' targets, or the places of their
         classes among all classes.
       slot_mask: (B, *slots) float32, 1 where a slot holds an example.
@@ -69,15 +71,29 @@ def make_blocks(
       share: (index, number) of a process: each takes the units whose places leave its
         index when divided by the number, so that each unit is in one share.
     """
+    number = len(draw.mask[share[0] :: share[1]])
+    layout = {"block_size": block_size, "num_shards": num_shards, "share": share}
+    return [
+        block_at(draw, table, place, **layout)
+        for place in range(math.ceil(max(number, 1) / block_size))
+    ]
+
+
+def block_at(
+    draw: Draw,
+    table: ExampleTable,
+    place: int,
+    *,
+    block_size: int,
+    num_shards: int = 1,
+    share: tuple[int, int] = (0, 1),
+) -> Block:
+    """Returns one block of a draw, counted from 0; see `make_blocks`."""
     mine = np.arange(len(draw.mask))[share[0] :: share[1]]
-    blocks = []
-    for start in range(0, max(len(mine), 1), block_size):
-        taken = mine[start : start + block_size]
-        rows = np.full(block_size, -1)
-        rows[: len(taken)] = taken
-        rows = rows.reshape(-1, num_shards).T.ravel()
-        blocks.append(_block(draw, table, rows))
-    return blocks
+    taken = mine[place * block_size : (place + 1) * block_size]
+    rows = np.full(block_size, -1)
+    rows[: len(taken)] = taken
+    return _block(draw, table, rows.reshape(-1, num_shards).T.ravel())
 
 
 def _block(draw: Draw, table: ExampleTable, rows: np.ndarray) -> Block:
@@ -100,19 +116,51 @@ def block_of(
     """Returns the block with these examples in its slots, and nothing where masked."""
     examples = np.where(mask, examples, 0)
     features = table.features
-    # Not a product: what stands in for a masked slot is example 0, and were that one
-    # not finite, its product with zero would be in everybody's slots.
-    inputs = np.where(
-        _column(mask, mask.ndim + features.ndim - 1),
-        features[examples],
-        features.dtype.type(0),
-    )
+    if isinstance(features, StoredFeatures):
+        inputs = features.codes(examples, mask)
+    else:
+        # Not a product: what stands in for a masked slot is example 0, and were that
+        # one not finite, its product with zero would be in everybody's slots.
+        inputs = np.where(
+            _column(mask, mask.ndim + features.ndim - 1),
+            features[examples],
+            features.dtype.type(0),
+        )
     of_example = table.class_places if table.targets is None else table.targets
     targets = np.where(mask, of_example[examples], 0).astype(np.float32)
     return Block(inputs, targets, mask.astype(np.float32), present.astype(np.float32))
 
 
-def _column(array: np.ndarray, num_axes: int) -> np.ndarray:
+def code_of(table: ExampleTable) -> str | None:
+    """Returns what the inputs of a table's blocks are coded by; None: not at all."""
+    return getattr(table.features, "encoding", None)
+
+
+def decoded(block: Block, encoding: str | None) -> Block:
+    """Returns a block, or a row of one, with numbers in place of codes.
+
+    They are the numbers that a table in memory has, to the last bit: looked up, because
+    a division by 255 may be compiled to a product. Slots without an example hold zeros.
+    """
+    if encoding is None:
+        return block
+    values = jnp.asarray(CODE_VALUES[encoding])
+    numbers = values.at[block.inputs.astype(jnp.int32)].get(mode="promise_in_bounds")
+    there = _column(block.slot_mask > 0, numbers.ndim)
+    return block._replace(inputs=jnp.where(there, numbers, 0.0))
+
+
+@functools.lru_cache(maxsize=8)  # one function for one loss, so that it compiles once
+def loss_on_codes(
+    loss: Callable[[Any, Block], Array], encoding: str | None
+) -> Callable[[Any, Block], Array]:
+    """Returns a loss of clip units whose inputs are codes, of one of numbers."""
+    if encoding is None:
+        return loss
+    return lambda params, unit: loss(params, decoded(unit, encoding))
+
+
+def _column(array: Any, num_axes: int) -> Any:
     """The array with trailing axes of size 1."""
     return array.reshape(array.shape + (1,) * (num_axes - array.ndim))
 
@@ -122,8 +170,13 @@ def prefetched(
 ) -> Iterator[T]:
     """Yields ``make(first), ..., make(last)``, made ahead by another thread.
 
-    ``make`` must depend on its argument only. What it raises is raised here. A consumer
-    that stops early waits for at most the item being made.
+    ``make`` must depend on its argument only. What it raises is raised here, when its
+    item is due. A consumer that stops early waits for at most the item being made.
+
+    Of a trainer's steps it makes the draw and reads the data, before the step is
+    charged: a draw is a function of the run's secret and the step's number, so it is
+    the same whenever it is made, and nothing leaves this process before the charge is
+    on the disk. If the process ends, what was made ahead is gone with it.
     """
     with ThreadPoolExecutor(1, thread_name_prefix="draw") as pool:
         waiting: list[Future[T]] = []

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -17,11 +17,19 @@ from jaxdp_episodic.data.table import ExampleTable
 from jaxdp_episodic.describe.designs import IndependentEpisodes
 from jaxdp_episodic.describe.schemes import MultistageSampling, WithoutReplacement
 from jaxdp_episodic.draw.sampler import EpisodeSampler
-from jaxdp_episodic.training.episode import make_blocks, to_episode
+from jaxdp_episodic.training.episode import (
+    Block,
+    block_at,
+    code_of,
+    decoded,
+    prefetched,
+    to_episode,
+)
 from jaxdp_episodic.training.learners import ProtoNet
 from jaxdp_episodic.training.statistics import Started
 
 _CHUNK = 50
+_MOST_BYTES = 2**26  # of a block's float32 inputs
 _Z95 = 1.959963984540054
 
 
@@ -110,7 +118,11 @@ class Evaluation:
         draw = draw._replace(
             examples=draw.examples.reshape(shape), mask=draw.mask.reshape(shape)
         )
-        self._blocks = make_blocks(draw, data, block_size=min(_CHUNK, num_episodes))
+        self._draw, self._data = draw, data
+        # Episodes are worked off one by one, so how many are a block is free.
+        bytes_each = 4 * math.prod(shape[1:]) * math.prod(data.features.shape[1:])
+        fitting = max(_MOST_BYTES // max(bytes_each, 1), 1)
+        self._block_size = min(_CHUNK, num_episodes, fitting)
 
     def __call__(self, learner: Any, params: Any) -> Score:
         """Returns the score of the learner with these parameters.
@@ -119,13 +131,14 @@ class Evaluation:
         """
         learner = _for_ways(learner, self._ways)
         scores, weights = [], []
-        for block in self._blocks:
+        for block in self._blocks():
             score, weight = _scores(
                 params,
                 block,
                 learner=learner,
                 shots=self._shots,
                 is_regression=self._is_regression,
+                encoding=code_of(self._data),
             )
             scores.append(np.asarray(score)[block.unit_mask > 0])
             weights.append(np.asarray(weight)[block.unit_mask > 0])
@@ -134,6 +147,14 @@ class Evaluation:
             np.concatenate(weights).astype(np.float64),
             self._is_regression,
         )
+
+    def _blocks(self) -> Iterator[Block]:
+        """The episodes, gathered anew each time: all at once they may not fit."""
+        make = functools.partial(
+            block_at, self._draw, self._data, block_size=self._block_size
+        )
+        number = math.ceil(len(self._draw.mask) / self._block_size)
+        return prefetched(make, 0, number - 1)
 
 
 def evaluated(
@@ -171,13 +192,22 @@ def _summary(sums: np.ndarray, weights: np.ndarray, is_regression: bool) -> Scor
     return Score("rmse", mean, low, high, sums.size)
 
 
-@functools.partial(jax.jit, static_argnames=("learner", "shots", "is_regression"))
+@functools.partial(
+    jax.jit, static_argnames=("learner", "shots", "is_regression", "encoding")
+)
 def _scores(
-    params: Any, block: Any, *, learner: Any, shots: int, is_regression: bool
+    params: Any,
+    block: Any,
+    *,
+    learner: Any,
+    shots: int,
+    is_regression: bool,
+    encoding: str | None,
 ) -> tuple[jax.Array, jax.Array]:
     """Sum of hits (or squared errors) and number of queries, of each episode."""
 
     def one(block: Any) -> tuple[jax.Array, jax.Array]:
+        block = decoded(block, encoding)
         episode = to_episode(block, shots=shots, is_regression=is_regression)
         predicted = learner.predict(params, episode)
         weight = episode.query_mask.astype(jnp.float32)

@@ -8,9 +8,11 @@ private data, or chosen by fits to it that were not private, has no such guarant
 
 from __future__ import annotations
 
+import itertools
 import json
+import os
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,10 +21,19 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxdp_episodic import _validation
+from jaxdp_episodic.data.stored import TRAIN, locked
+from jaxdp_episodic.data.stored_features import StoredFeatures
 from jaxdp_episodic.data.table import ExampleTable
 from jaxdp_episodic.describe.spec import Spec
 from jaxdp_episodic.files.archive import read_arrays
 from jaxdp_episodic.files.atomic import atomic_path
+from jaxdp_episodic.files.column_folder import (
+    MANIFEST,
+    create_column,
+    is_complete,
+    open_split,
+    write_manifest,
+)
 from jaxdp_episodic.training.ledger import owner_only
 from jaxdp_episodic.training.wavelets import compiled_wavelets
 
@@ -91,47 +102,52 @@ class FixedFeatures:
           data: the table; its units and targets stay.
           cache: a file (``.npz``) that holds them after the first call, readable by its
             owner only: the features of private data are private. One that was made of
-            other data or by other settings is made anew, with a warning.
+            other data or by other settings is made anew, with a warning. Of data on the
+            disk it is a folder of that name, with the suffix ``.columns``, and the
+            features stay on the disk, too.
 
         Raises:
           OSError: a cache that cannot be read or written.
           ValueError: features of another number of rows, of no single axis, or not
             finite; a row that changes with the rows beside it.
         """
+        if isinstance(data.features, StoredFeatures) and cache is not None:
+            stored = self._stored(Path(cache).with_suffix(".columns"), data)
+            return ExampleTable(stored, data.targets, data.population)
         made = None if cache is None else self._read(Path(cache), data)
         if made is None:
-            made = self._made(data.features)
+            made = np.concatenate(list(self._made(data.features)))
             if cache is not None:
                 self._write(Path(cache), made, data)
         return ExampleTable(made, data.targets, data.population)
 
-    def _made(self, examples: np.ndarray) -> np.ndarray:
+    def _made(self, examples: Any) -> Iterator[np.ndarray]:
+        """The features, some rows at a time."""
         if not len(examples):
             raise ValueError(
                 "data must have at least one example to make features of, got none"
             )
-        parts = []
+        columns = None
         for start in range(0, len(examples), _BATCH):
             rows = examples[start : start + _BATCH]
             made = self._called(rows)
-            if start == 0:
+            if columns is None:
                 self._check_rows_alone(rows, made)
-                if made.shape[1] > _MOST_FEATURES:
+                columns = made.shape[1]
+                if columns > _MOST_FEATURES:
                     raise ValueError(
                         f"features must be at most {_MOST_FEATURES} numbers an "
-                        f"example, got {made.shape[1]}"
+                        f"example, got {columns}"
                     )
-            elif made.shape[1] != parts[0].shape[1]:
+            elif made.shape[1] != columns:
                 raise ValueError(
-                    f"features must be {parts[0].shape[1]} numbers for every example, "
-                    f"got {made.shape[1]}"
+                    f"features must be {columns} numbers for every example, got "
+                    f"{made.shape[1]}"
                 )
-            parts.append(made)
-        made = np.concatenate(parts)
-        if self.unit_norm:
-            norms = np.linalg.norm(made, axis=1, keepdims=True)
-            made = made / np.maximum(norms, np.float32(1e-12))
-        return made
+            if self.unit_norm:
+                norms = np.linalg.norm(made, axis=1, keepdims=True)
+                made = made / np.maximum(norms, np.float32(1e-12))
+            yield made
 
     def _called(self, rows: np.ndarray) -> np.ndarray:
         """What the function makes of up to `_BATCH` rows."""
@@ -200,10 +216,7 @@ class FixedFeatures:
             reason = "it is of other data, or of other settings"
         except (ValueError, KeyError) as error:
             reason = str(error)
-        warnings.warn(
-            f"cached features {path} are not used, and made anew: {reason}",
-            stacklevel=4,
-        )
+        _warn_of_cache(path, reason)
         return None
 
     def _write(self, path: Path, made: np.ndarray, data: ExampleTable) -> None:
@@ -211,6 +224,51 @@ class FixedFeatures:
         with atomic_path(path) as temporary:
             with open(temporary, "xb", opener=owner_only) as file:
                 np.savez(file, allow_pickle=False, features=made, **self._texts(data))
+
+    def _stored(self, folder: Path, data: ExampleTable) -> StoredFeatures:
+        """The features in a folder of columns, made if they are not there."""
+        made_from = {name: str(text) for name, text in self._texts(data).items()}
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with locked(folder) as others:
+            if is_complete(folder):
+                try:
+                    found = open_split(folder, lambda splits: splits[0])
+                    features = StoredFeatures(found.columns["features"])
+                    number = data.num_examples
+                    if found.made_from == made_from and len(features) == number:
+                        return features
+                    reason = "it is of other data, or of other settings"
+                except (OSError, ValueError) as error:
+                    reason = str(error)
+                _warn_of_cache(folder, reason)
+            if not others <= {MANIFEST, TRAIN}:
+                name = min(others - {MANIFEST, TRAIN})
+                raise FileExistsError(
+                    f"{folder} must be a cache of features, it has {name!r}"
+                )
+            (folder / MANIFEST).unlink(missing_ok=True)
+            self._write_columns(folder / TRAIN / "features.npy", data)
+            write_manifest(folder, {TRAIN: (("example",), None)}, made_from=made_from)
+        return StoredFeatures(open_split(folder, lambda _: TRAIN).columns["features"])
+
+    def _write_columns(self, path: Path, data: ExampleTable) -> None:
+        parts = self._made(data.features)
+        first = next(parts)
+        path.parent.mkdir(exist_ok=True)
+        path.unlink(missing_ok=True)  # whoever reads the old one goes on with it
+        start = create_column(path, first.dtype, (data.num_examples, first.shape[1]))
+        with path.open("r+b") as file:
+            file.seek(start)
+            for part in itertools.chain([first], parts):
+                file.write(np.ascontiguousarray(part).data)
+            file.flush()
+            os.fsync(file.fileno())
+
+
+def _warn_of_cache(path: Path, reason: str) -> None:
+    warnings.warn(
+        f"cached features {path} are not used, and made anew: {reason}", stacklevel=5
+    )
 
 
 def _wavelets(images: np.ndarray) -> np.ndarray:

@@ -23,7 +23,7 @@ from typing import Any, Self
 
 from jaxdp_episodic.accounting.budget import BudgetExhaustedError, PrivacyBudget
 from jaxdp_episodic.describe.step import GaussianStep
-from jaxdp_episodic.files.atomic import atomic_path
+from jaxdp_episodic.files.atomic import atomic_path, is_locked_by_us
 from jaxdp_episodic.report.ledger_content import LedgerContent, LedgerMark
 from jaxdp_episodic.report.ledger_file import (
     CHARGE,
@@ -39,11 +39,6 @@ from jaxdp_episodic.training.phases import (
     refuse_other_steps,
     step_line,
 )
-
-try:
-    import fcntl
-except ImportError:  # Windows: nothing there locks a file for as long as we live
-    fcntl = None
 
 # An edit in the middle is found at the next seal, also without a checkpoint.
 _STEPS_A_SEAL = 1000
@@ -384,13 +379,3 @@ def create_ledger(path: Path, budget: PrivacyBudget, *, is_seeded: bool) -> None
 def owner_only(path: str, flags: int) -> int:
     """Opens a file, for `open`, that nobody but its owner may read."""
     return os.open(path, flags | _BINARY, 0o600)
-
-
-def is_locked_by_us(descriptor: int) -> bool:
-    """Locks a file for as long as it is open; False if another process has it."""
-    try:
-        if fcntl is not None:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True

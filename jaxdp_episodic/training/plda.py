@@ -20,7 +20,7 @@ from jax import Array
 
 # Rows are cut to a little less than norm 1, so that rounding cannot exceed it.
 MARGIN = 1e-5
-_ROWS = 4096  # a product; always as many, so that it is compiled once
+ROWS = 4096  # a product; always as many, so that it is compiled once
 # Of the noise's largest eigenvalue: what is added to those of a covariance.
 OF_NOISE = 0.7
 # Variance within classes that is left in a whitened direction, of its mean.
@@ -87,13 +87,13 @@ def unit_rows(features: np.ndarray) -> np.ndarray:
 
 
 def chunks(
-    features: np.ndarray, weights: np.ndarray
+    features: Any, weights: np.ndarray
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Rows and what they count, `_ROWS` at a time; behind the last one zeros."""
-    for start in range(0, max(len(features), 1), _ROWS):
-        rows = features[start : start + _ROWS].astype(np.float32, copy=False)
-        shares = weights[start : start + _ROWS]
-        rest = _ROWS - len(rows)
+    """Rows and what they count, `ROWS` at a time; behind the last one zeros."""
+    for start in range(0, max(len(features), 1), ROWS):
+        rows = features[start : start + ROWS].astype(np.float32, copy=False)
+        shares = weights[start : start + ROWS]
+        rest = ROWS - len(rows)
         if rest:
             rows = np.concatenate([rows, np.zeros((rest, rows.shape[1]), np.float32)])
             shares = np.concatenate([shares, np.zeros(rest, np.float32)])

@@ -25,14 +25,13 @@ from contextvars import ContextVar
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
-from jaxdp_episodic.files.atomic import atomic_path
+from jaxdp_episodic.files.atomic import atomic_path, is_locked_by_us
 from jaxdp_episodic.report.ledger_file import has_charges
 from jaxdp_episodic.training import checks
 from jaxdp_episodic.training.checkpoint import Checkpoints, Snapshot
 from jaxdp_episodic.training.ledger import (
     Ledger,
     LedgerFile,
-    is_locked_by_us,
     owner_only,
 )
 

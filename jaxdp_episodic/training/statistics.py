@@ -18,6 +18,7 @@ Reference: Ioffe (2006), doi:10.1007/11744085_41 (PLDA); Dwork, Talwar, Thakurta
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,6 +33,7 @@ from jaxdp_episodic.training.episode import Episode
 from jaxdp_episodic.training.learner_config import MIXED, PLDA
 from jaxdp_episodic.training.mixed import Mixed
 from jaxdp_episodic.training.plda import (
+    ROWS,
     Start,
     chunks,
     projected,
@@ -167,12 +169,11 @@ class PrivateStatistics:
             return state
         if kind == _WITHIN:
             first, second, weights = self._pairs(generator)
-            moment = self._moment(
-                self._features, state, weights, key, noise_multiplier, (first, second)
-            )
+            pairs = first, second
+            moment = self._moment(state, weights, key, noise_multiplier, pairs)
             return whitened(state, moment, noise_multiplier)
         weights = self._weights()
-        moment = self._moment(self._features, state, weights, key, noise_multiplier)
+        moment = self._moment(state, weights, key, noise_multiplier)
         return weighed_projection(state, moment, noise_multiplier, self.dimensions)
 
     def table(self, state: Start) -> ExampleTable:
@@ -197,15 +198,42 @@ class PrivateStatistics:
         self, state: Mixed, place: int, generator: np.random.Generator
     ) -> np.ndarray:
         """The sum of a mixed model's first statistic, or of its second."""
-        model, targets = self._mixed, self._data.targets
-        assert model is not None and targets is not None
-        rows = np.concatenate([self._features, targets[:, None]], axis=1)
+        model = self._mixed
+        assert model is not None
         if place == 0:
-            parts = chunks(rows, self._weights())
+            parts = self._parts(self._weights())
             return sum_of(model.pooled_moment(*part) for part in parts)
         first, second, weights = self._pairs(generator)
-        parts = chunks(np.concatenate([rows[first], rows[second]], axis=1), weights)
+        parts = self._parts(weights, (first, second))
         return sum_of(model.pair_moment(*part, state) for part in parts)
+
+    def _parts(
+        self, weights: np.ndarray, pairs: tuple[np.ndarray, np.ndarray] | None = None
+    ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        """All rows, or pairs of them, and what they count, in `chunks`.
+
+        Of a metric rows have norm 1, and of a pair there is the difference; of a mixed
+        model the targets are behind the features, and of a pair there are both rows. No
+        more than a chunk is gathered at a time: all may not fit into memory.
+        """
+        for start in range(0, max(len(weights), 1), ROWS):
+            here = slice(start, start + ROWS)
+            if pairs is None:
+                rows = self._rows(here)
+            else:
+                first, second = (self._rows(side[here]) for side in pairs)
+                if self._mixed is None:
+                    rows = first - second
+                else:
+                    rows = np.concatenate([first, second], axis=1)
+            yield from chunks(rows, weights[here])
+
+    def _rows(self, which: slice | np.ndarray) -> np.ndarray:
+        features, targets = self._features[which], self._data.targets
+        if self._mixed is None:
+            return unit_rows(features)
+        assert targets is not None
+        return np.concatenate([features, targets[which, None]], axis=1)
 
     def _weights(self) -> np.ndarray:
         """(R,) what each example counts: where a class is clipped, its share of it."""
@@ -247,7 +275,6 @@ class PrivateStatistics:
 
     def _moment(
         self,
-        features: np.ndarray,
         state: Start,
         weights: np.ndarray,
         key: Array,
@@ -255,15 +282,10 @@ class PrivateStatistics:
         pairs: tuple[np.ndarray, np.ndarray] | None = None,
     ) -> np.ndarray:
         """The noised sum of outer products of rows of norm 1 in the whitened space."""
-        center = state.mean
-        if pairs is not None:
-            first, second = (unit_rows(features[rows]) for rows in pairs)
-            features, center = first - second, jnp.zeros_like(state.mean)
-        else:
-            features = unit_rows(features)
+        center = state.mean if pairs is None else jnp.zeros_like(state.mean)
         total = sum_of(
             second_moment(*part, center, state.whitening)
-            for part in chunks(features, weights)
+            for part in self._parts(weights, pairs)
         )
         return with_symmetric_noise(total, key, noise)
 

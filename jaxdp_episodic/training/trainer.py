@@ -15,7 +15,7 @@ from jaxdp_episodic.accounting.budget import PrivacyBudget
 from jaxdp_episodic.data.table import ExampleTable
 from jaxdp_episodic.draw.generators import step_generator
 from jaxdp_episodic.draw.sampler import EpisodeSampler
-from jaxdp_episodic.training import checks, run_files
+from jaxdp_episodic.training import checks, episode, run_files
 from jaxdp_episodic.training.checkpoint import (
     TrainingState,
     as_arrays,
@@ -24,12 +24,6 @@ from jaxdp_episodic.training.checkpoint import (
     updater,
 )
 from jaxdp_episodic.training.description import described_environment, described_run
-from jaxdp_episodic.training.episode import (
-    Block,
-    contribution_loss,
-    make_blocks,
-    prefetched,
-)
 from jaxdp_episodic.training.evaluation import Evaluation, evaluated
 from jaxdp_episodic.training.ledger import create_ledger
 from jaxdp_episodic.training.loop import take_all_steps
@@ -127,7 +121,9 @@ class Trainer(Standing):
             clip_unit=str(step.clip_unit),
             slots_of=checks.level_of_slots(step),
         )
-        loss = contribution_loss(learner, self.sampler.slot_shape, shots=shots)
+        loss = episode.contribution_loss(learner, self.sampler.slot_shape, shots=shots)
+        if start is None:  # else the model sees what the statistics project
+            loss = episode.loss_on_codes(loss, episode.code_of(data))
         params = as_arrays(params)
         checks.check_finite(params, 0)
         inputs = checks.seen_by_model(data, start)
@@ -173,7 +169,7 @@ class Trainer(Standing):
             noise,
         )
 
-    def step(self, blocks: list[Block] | None = None) -> dict[str, Any]:
+    def step(self, blocks: list[episode.Block] | None = None) -> dict[str, Any]:
         """Charges and takes one step; returns its private diagnostics.
 
         The charge is on the disk only while `train` runs; steps taken outside of it are
@@ -195,7 +191,7 @@ class Trainer(Standing):
         with self._processes.together():
             return self._step(blocks)
 
-    def _step(self, blocks: list[Block] | None) -> dict[str, Any]:
+    def _step(self, blocks: list[episode.Block] | None) -> dict[str, Any]:
         state, taken = self._now
         # A step that was broken off is charged already, and the same release again.
         number = taken + 1 if taken < self.ledger.charged else self.ledger.charge()
@@ -232,7 +228,7 @@ class Trainer(Standing):
         self._now = (state._replace(start=self._shared(state.start)), number)
         return {}
 
-    def draw_blocks(self, step: int) -> list[Block]:
+    def draw_blocks(self, step: int) -> list[episode.Block]:
         """Returns the blocks of a step, a function of the run's entropy and ``step``.
 
         Drawing them twice is the same draw, so a resumed run repeats what it repeats.
@@ -240,7 +236,7 @@ class Trainer(Standing):
         """
         self._join()  # or each would draw from entropy of its own
         start = self._start
-        return make_blocks(
+        return episode.make_blocks(
             self.sampler.draw_step(self._secrets.sampler_entropy, step),
             self.data if start is None else start.table(self.state.start),
             block_size=self._block_size,
@@ -248,11 +244,11 @@ class Trainer(Standing):
             share=(self._processes.index, self._processes.count),
         )
 
-    def _drawn(self) -> Iterator[list[Block] | None]:
+    def _drawn(self) -> Iterator[list[episode.Block] | None]:
         """What each step from here on is given; statistics are given nothing."""
         taken, before = self.num_steps_taken, len(self.budget.before)
         first = max(taken, before) + 1
-        ahead = prefetched(self.draw_blocks, first, self.budget.num_steps)
+        ahead = episode.prefetched(self.draw_blocks, first, self.budget.num_steps)
         return itertools.chain(itertools.repeat(None, first - taken - 1), ahead)
 
     def train(

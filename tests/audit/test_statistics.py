@@ -66,9 +66,7 @@ def audited(place, unit, config, noise=NOISE):
             pairs = (first, second)
         else:
             weights, pairs = statistics._weights(), None
-        return statistics._moment(
-            statistics._features, state, weights, key, noise, pairs
-        )
+        return statistics._moment(state, weights, key, noise, pairs)
 
     key = jax.random.key(0)
     direction = released(own, key, 0.0) - released(without, key, 0.0)

@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import tempfile
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -14,7 +15,9 @@ from fuzzing import seeds
 from fuzzing.mutations import broken_bytes, broken_documents, leaves
 from jaxdp_episodic.data.adapters import from_huggingface, from_tfds
 from jaxdp_episodic.data.folders import load_class_folders
+from jaxdp_episodic.data.import_sources import npz_records
 from jaxdp_episodic.data.sources import SOURCES, Glyphs, Schools
+from jaxdp_episodic.data.stored import load_stored, store
 from jaxdp_episodic.data.table import ExampleTable
 from jaxdp_episodic.data.user_files import load_npz, load_table
 from jaxdp_episodic.describe.designs import GroupedClasses, IndependentEpisodes
@@ -101,6 +104,28 @@ def _toml(
     name: str, seed: bytes, read: Callable[[Path], Any], weight: float = 1.0
 ) -> Target:
     return Target(name, broken_bytes((seed,)), _file("x.toml", read), weight)
+
+
+def _stored_files() -> dict[str, bytes]:
+    """A small folder of `data import`, by the paths in it."""
+    with tempfile.TemporaryDirectory() as place:
+        source, folder = Path(place, "x.npz"), Path(place, "out")
+        source.write_bytes(seeds.npz())
+        store(folder, {"train": npz_records(source)}, made_from={})
+        files = (path for path in folder.rglob("*") if path.is_file())
+        return {str(p.relative_to(folder)): p.read_bytes() for p in files}
+
+
+def _stored(files: dict[str, bytes], name: str) -> Target:
+    """One file of a folder of columns broken, the others whole."""
+
+    def read(case: bytes, folder: Path) -> Any:
+        (folder / "train").mkdir(exist_ok=True)
+        for path, content in {**files, name: case}.items():
+            (folder / path).write_bytes(content)
+        return load_stored(folder).features[:]
+
+    return Target(f"stored {name}", broken_bytes((files[name],)), read, 0.5)
 
 
 def _spec(case: Any, folder: Path) -> Any:
@@ -257,6 +282,7 @@ def targets() -> list[Target]:
     sweep, manifest, shard = _sweep_files()
     del sweep
     packed = (seeds.npz(), seeds.npz(compressed=True))
+    stored = _stored_files()
     request = {"type": "EpsilonRequest", "version": 1, "num_steps": 9, "delta": 1e-5}
     documents = tuple(
         {**request, "step": step, "population": seeds.ROW["population"]}
@@ -326,6 +352,7 @@ def targets() -> list[Target]:
         Target("batch jsonl", broken_bytes((seeds.JSONL,)), _file("x.jsonl", _rows)),
         Target("batch csv", broken_bytes((seeds.CSV_ROWS,)), _file("x.csv", _rows)),
         Target("npz", broken_bytes(packed), _file("x.npz", load_npz), 2.0),
+        *(_stored(stored, name) for name in ("manifest.json", "train/features.npy")),
         Target("npz ids", broken_bytes(packed), _file("x.npz", population_file)),
         Target(
             "csv ids", broken_bytes((seeds.CSV_TABLE,)), _file("x.csv", population_file)

@@ -208,8 +208,8 @@ FAULTS = (
             Edit(
                 episode,
                 "make_blocks",
-                "range(0, max(number, 1), block_size)",
-                "range(0, 1, block_size)",
+                "range(math.ceil(max(len(draw.mask), 1) / block_size))",
+                "range(1)",
             ),
         ),
         SAMPLER,

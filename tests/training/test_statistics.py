@@ -214,13 +214,11 @@ def test_no_unit_moves_a_sum_by_more_than_that(unit):
         assert np.linalg.norm(mean) <= 1
         pairs = [s._pairs(np.random.default_rng(seed)) for s in (own, fewer)]
         within = [
-            s._moment(s._features, state, p[2], key, 0.0, p[:2])
+            s._moment(state, p[2], key, 0.0, p[:2])
             for s, p in zip((own, fewer), pairs, strict=True)
         ]
         assert np.linalg.norm(within[0] - within[1]) <= 1 + 1e-5
-        total = [
-            s._moment(s._features, state, s._weights(), key, 0.0) for s in (own, fewer)
-        ]
+        total = [s._moment(state, s._weights(), key, 0.0) for s in (own, fewer)]
         assert 0.5 < np.linalg.norm(total[0] - total[1]) <= 1 + 1e-5
 
 

@@ -1,0 +1,137 @@
+"""Features that stay on the disk: read by rows, as the very numbers of a loader."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from jaxdp_episodic.files.column_folder import StoredColumn
+
+UNIT, INVERTED = "unit", "inverted"
+# What 8-bit codes stand for, by encoding: numbers made as the loaders make them, to the
+# last bit. Compilers are free to divide by multiplying, so they look them up here.
+_CODES = np.arange(256, dtype=np.uint8).astype(np.float32) / 255
+CODE_VALUES = {UNIT: _CODES, INVERTED: 1 - _CODES}
+
+
+class StoredFeatures:
+    """Features in a file, indexed like the array (R, ...) that a loader would return.
+
+    Indices go over examples only. Indexing reads and returns what a table in memory
+    holds, float32 where there is an encoding; `codes` returns what is in the file, a
+    quarter of that, for `decoded` on a device.
+
+    Attributes:
+      encoding: a key of `CODE_VALUES`, of uint8; None: the file has the numbers.
+      shape: (R, ...).
+    """
+
+    def __init__(
+        self,
+        column: StoredColumn,
+        encoding: str | None = None,
+        shape: tuple[int, ...] | None = None,
+    ) -> None:
+        if encoding is not None:
+            if encoding not in CODE_VALUES or column.dtype != np.uint8:
+                raise ValueError(
+                    f"{column.path} must hold uint8 in one of the encodings "
+                    f"{tuple(CODE_VALUES)}, or plain numbers; got {column.dtype} in "
+                    f"{encoding[:60]!r}"
+                )
+        elif column.dtype.kind not in "iuf":
+            raise ValueError(f"{column.path} must hold numbers, holds {column.dtype}")
+        self._column, self.encoding = column, encoding
+        self.shape = column.shape if shape is None else shape
+
+    @property
+    def dtype(self) -> np.dtype:
+        """Of what indexing returns."""
+        return self._column.dtype if self.encoding is None else np.dtype(np.float32)
+
+    @property
+    def ndim(self) -> int:
+        """Number of axes, that of the examples included."""
+        return len(self.shape)
+
+    @property
+    def size(self) -> int:
+        """Number of numbers."""
+        return int(np.prod(self.shape, dtype=np.int64))
+
+    @property
+    def digest(self) -> bytes:
+        """What they are: the checksum of the file, and the encoding."""
+        return f"{self._column.sha256} {self.encoding}".encode()
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def codes(self, rows: np.ndarray, mask: np.ndarray) -> np.ndarray:
+        """Returns what the file has of some examples, and zeros where masked.
+
+        Args:
+          rows: (...) integers in [0, R); read where the mask is.
+          mask: (...) bool.
+
+        Raises:
+          OSError: the disk fails.
+          ValueError: the file is shorter than it was, or holds a number that is not
+            finite.
+        """
+        codes = np.zeros((*mask.shape, *self.shape[1:]), self._column.dtype)
+        flat = codes.reshape(mask.size, *self.shape[1:])
+        places = np.flatnonzero(mask)
+        self._column.gather(rows.reshape(-1)[places], places, flat)
+        return self._checked(codes)
+
+    def __getitem__(self, index: Any) -> np.ndarray:
+        if isinstance(index, slice):
+            first, last, stride = index.indices(len(self))
+            if stride == 1:
+                codes = self._column.rows(first, max(first, last))
+                return self._decoded(codes.reshape(len(codes), *self.shape[1:]))
+            index = np.arange(first, last, stride)
+        rows = np.asarray(index)
+        if rows.dtype == bool:
+            if rows.shape != self.shape[:1]:
+                raise IndexError(f"a mask must be of {len(self)} examples")
+            rows = np.flatnonzero(rows)
+        if rows.dtype.kind not in "iu" and rows.size:
+            raise IndexError(f"an index must be integers, got {rows.dtype}")
+        rows = np.where(rows < 0, rows + len(self), rows).astype(np.int64)
+        if rows.size and not (0 <= rows.min() and rows.max() < len(self)):
+            raise IndexError(f"an index must lie in 0 .. {len(self) - 1}")
+        return self._decoded(self.codes(rows, np.ones(rows.shape, bool)))
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        if copy is False:
+            raise ValueError("features on the disk are always copied")
+        return self[:] if dtype is None else self[:].astype(dtype)
+
+    def copy(self) -> np.ndarray:
+        """Returns all of them, in memory."""
+        return self[:]
+
+    def astype(self, dtype: Any) -> np.ndarray:
+        """Returns all of them, in memory, as another type."""
+        return self[:].astype(dtype)
+
+    def reshape(self, *shape: int) -> StoredFeatures:
+        """Returns the same, each example of another shape."""
+        item = np.empty(self.shape[1:], np.bool_).reshape(shape[1:]).shape
+        if shape[0] not in (-1, len(self)):
+            raise ValueError(f"the number of examples must stay {len(self)}")
+        return StoredFeatures(self._column, self.encoding, (len(self), *item))
+
+    def _decoded(self, codes: np.ndarray) -> np.ndarray:
+        if self.encoding is not None:
+            return CODE_VALUES[self.encoding][codes]
+        return self._checked(codes)
+
+    def _checked(self, codes: np.ndarray) -> np.ndarray:
+        """The import has refused them; this file was changed since."""
+        if codes.dtype.kind == "f" and not np.isfinite(codes).all():
+            raise ValueError(f"{self._column.path} must hold finite numbers")
+        return codes

@@ -146,7 +146,8 @@ def ray_job(cluster, tmp_path, file, **more):
 
 def test_a_ray_cluster_is_started_and_ended(cluster, tmp_path):
     wait = 'case "$2" in --head*) exec sleep 9;; esac\n'
-    fakes = {"ray": NOTES + wait, PROGRAM: NOTES, "scontrol": "echo 127.0.0.1"}
+    until = 'until [ "$(grep -c start "$NOTES")" = 2 ]; do sleep 0.02; done\n'
+    fakes = {"ray": NOTES + wait, PROGRAM: until + NOTES, "scontrol": "echo 127.0.0.1"}
     assert ray_job(cluster, tmp_path, "file", commands=fakes)[0] == 0
     start = "ray start {} --num-cpus=1{} --disable-usage-stats --block"
     assert set(noted(tmp_path)) == {

@@ -54,7 +54,7 @@ help:
 	@echo "make figures   the figures and tables of the documentation again"
 	@echo "make bench-start  time and memory of the first answer, against other accountants"
 	@echo "make bench-exact  speed and error of the exact and certified methods against PLD and PRV"
-	@echo "make bench-sweep  speed and memory of sweeps of up to a hundred million settings"
+	@echo "make bench-sweep  speed and memory of sweeps of up to ten million settings"
 	@echo "make docs      the documentation as a site, into results/site"
 	@echo "make docs-serve  the same at a local address, made again at every change"
 	@echo "make bench-training  speed of a private training step against PyTorch"

@@ -2,13 +2,16 @@
 
 import os
 import shutil
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
 from sweep_runs import SWEEP, contents
+from training_runs import TINY
 
 ROOT = Path(__file__).resolve().parents[1]
 RECIPES = ROOT / "configs" / "cluster"
@@ -32,6 +35,7 @@ for ((i = 0; i < number; i++)); do
   tasks+=($!)
 done
 trap 'kill -TERM "${tasks[@]}"' TERM
+echo $$ > "$NOTES.srun"
 worst=0
 for task in "${tasks[@]}"; do
   while kill -0 "$task" 2>/dev/null; do wait "$task"; status=$?; done
@@ -233,3 +237,27 @@ def test_a_sweep_on_a_ray_cluster(cluster, tmp_path):
     )
     assert code == 0, said
     assert "evaluated  2,880" in said
+
+
+@pytest.mark.slow
+def test_a_run_out_of_time_goes_on(cluster, tmp_path):
+    """Two processes, which SIGTERM ends in the midst of their work."""
+    steps = TINY.replace("num_steps = 3", "num_steps = 400\ncheckpoint_every = 20")
+    (tmp_path / "run.toml").write_text(steps)
+    number = str(os.getpid())  # another port than that of other tests
+    start = (RECIPES / "train.sbatch", "run.toml", "run")
+    job = {"commands": {PROGRAM: OURS}, "SLURM_JOB_ID": number}
+    process = cluster(*start, wait=False, **job)
+    checkpoints = tmp_path / "run" / "checkpoints"
+    end = time.monotonic() + 300
+    while time.monotonic() < end and process.poll() is None:
+        if any((checkpoints / str(n)).exists() for n in range(20, 400, 20)):
+            break
+        time.sleep(0.1)
+    os.kill(int((tmp_path / "notes.srun").read_text()), signal.SIGTERM)
+    said = process.communicate(timeout=120)
+    assert process.returncode == 143, said
+    assert noted(tmp_path) == [f"scontrol requeue {number}"]
+    code, said = cluster(*start, **job)
+    assert code == 0, said
+    assert "resumed after step" in said and (tmp_path / "run/report.md").exists()

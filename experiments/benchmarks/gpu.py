@@ -55,7 +55,7 @@ class Sizes(NamedTuple):
 
 
 SMALL = Sizes(
-    tests=("tests/accounting/test_engine.py",),
+    tests=("tests/losses/test_renyi_curve.py",),
     rdp=Grid(2, 100, 100),
     exact=Grid(2, 16, 32),
     rdp_chunks=(2_048, 16_384),
@@ -122,7 +122,7 @@ def sweeps(sizes: Sizes) -> dict[str, Any]:
     found = {}
     with tempfile.TemporaryDirectory() as folder:
         for method, grid in (("rdp", sizes.rdp), ("exact", sizes.exact)):
-            cost = sweep(Path(folder) / method, method, grid, design=EXAMPLES)
+            cost = sweep(Path(folder) / method, method, grid, EXAMPLES)
             row = numbers(cost)
             rate = row["settings"] / row["of these evaluating"]
             found[method] = {**row, "settings a second evaluating": rate}

@@ -202,12 +202,19 @@ class RayEngine:
         started = not ray.is_initialized()
         if started:
             local = {"include_dashboard": False} if self.address == "local" else {}
-            ray.init(
-                address=self.address,
-                log_to_driver=False,
-                logging_level="error",
-                **local,
-            )
+            try:
+                ray.init(
+                    address=self.address,
+                    log_to_driver=False,
+                    logging_level="error",
+                    **local,
+                )
+            except (ConnectionError, ValueError):
+                raise
+            # Ray has no type of its own for a node that does not come up.
+            except Exception as error:
+                reason = " ".join(str(error).split())
+                raise ConnectionError(f"Ray did not start: {reason}") from error
         try:
             yield from self._results(ray, sweep, numbers)
         finally:

@@ -76,7 +76,7 @@ def cluster(tmp_path):
         )
         if not wait:
             return process
-        output, errors = process.communicate(timeout=300)
+        output, errors = process.communicate(timeout=600)
         return process.returncode, output + errors
 
     return run
@@ -242,20 +242,20 @@ def test_a_sweep_on_a_ray_cluster(cluster, tmp_path):
 @pytest.mark.slow
 def test_a_run_out_of_time_goes_on(cluster, tmp_path):
     """Two processes, which SIGTERM ends in the midst of their work."""
-    steps = TINY.replace("num_steps = 3", "num_steps = 400\ncheckpoint_every = 20")
+    steps = TINY.replace("num_steps = 3", "num_steps = 120\ncheckpoint_every = 10")
     (tmp_path / "run.toml").write_text(steps)
     number = str(os.getpid())  # another port than that of other tests
     start = (RECIPES / "train.sbatch", "run.toml", "run")
     job = {"commands": {PROGRAM: OURS}, "SLURM_JOB_ID": number}
     process = cluster(*start, wait=False, **job)
     checkpoints = tmp_path / "run" / "checkpoints"
-    end = time.monotonic() + 300
+    end = time.monotonic() + 600
     while time.monotonic() < end and process.poll() is None:
-        if any((checkpoints / str(n)).exists() for n in range(20, 400, 20)):
+        if any((checkpoints / str(n)).exists() for n in range(10, 120, 10)):
             break
         time.sleep(0.1)
     os.kill(int((tmp_path / "notes.srun").read_text()), signal.SIGTERM)
-    said = process.communicate(timeout=120)
+    said = process.communicate(timeout=300)
     assert process.returncode == 143, said
     assert noted(tmp_path) == [f"scontrol requeue {number}"]
     code, said = cluster(*start, **job)

@@ -22,6 +22,10 @@ FIGURES := designs draws iso_epsilon_demo iteration local_dp \
 VENV := .venv
 BENCH_VENV := .venv-bench
 DOCS_VENV := .venv-docs
+GPU_VENV := .venv-gpu
+# The JAX of the device, for other than CUDA 12, and flags of `make bench-gpu`.
+GPU_JAX ?= jax[cuda12]
+GPU_FLAGS ?=
 PY := $(VENV)/bin/python
 PARALLEL := --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder
 BENCH_PY := $(BENCH_VENV)/bin/python
@@ -36,7 +40,7 @@ PYTHON_CHECK := import sys; sys.exit(sys.version_info < (3, 11) and \
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
 .PHONY: help env demo test test-all test-peers dist lint format bench bench-exact bench-sweep
-.PHONY: bench-start bench-training figures docs docs-serve trust clean
+.PHONY: bench-gpu bench-start bench-training figures docs docs-serve trust clean
 
 help:
 	@echo "make demo      train a few-shot classifier privately, stop at the target epsilon"
@@ -50,10 +54,11 @@ help:
 	@echo "make figures   the figures and tables of the documentation again"
 	@echo "make bench-start  time and memory of the first answer, against other accountants"
 	@echo "make bench-exact  speed and error of the exact and certified methods against PLD and PRV"
-	@echo "make bench-sweep  speed and memory of sweeps of up to a hundred million settings"
+	@echo "make bench-sweep  speed and memory of sweeps of up to ten million settings"
 	@echo "make docs      the documentation as a site, into results/site"
 	@echo "make docs-serve  the same at a local address, made again at every change"
 	@echo "make bench-training  speed of a private training step against PyTorch, and from the disk"
+	@echo "make bench-gpu  tests, sweeps and training steps on an accelerator"
 	@echo "make trust     audits, planted faults, kills and fuzzing at full counts: hours"
 
 env: $(VENV)/.stamp
@@ -70,6 +75,13 @@ $(BENCH_VENV)/.stamp: pyproject.toml $(BENCH_PINS)
 	$(PYTHON) -m venv --clear $(BENCH_VENV)
 	$(BENCH_PY) -m pip install --quiet --disable-pip-version-check $(BENCH_PIP_FLAGS) \
 	  --requirement $(BENCH_PINS) --editable .
+	@touch $@
+
+$(GPU_VENV)/.stamp: pyproject.toml constraints.txt
+	@$(PYTHON) -c '$(PYTHON_CHECK)'
+	$(PYTHON) -m venv --clear $(GPU_VENV)
+	$(GPU_VENV)/bin/python -m pip install --quiet --disable-pip-version-check \
+	  --constraint constraints.txt --editable '.[plot,sweep,test]' '$(GPU_JAX)'
 	@touch $@
 
 $(DOCS_VENV)/.stamp: pyproject.toml constraints.txt
@@ -150,5 +162,9 @@ bench-training: $(BENCH_VENV)/.stamp $(VENV)/.stamp
 	$(BENCH_PY) experiments/benchmarks/training.py
 	$(PY) experiments/benchmarks/stored.py
 
+# Where JAX finds no device it says so and measures the CPU.
+bench-gpu: $(GPU_VENV)/.stamp
+	$(GPU_VENV)/bin/python experiments/benchmarks/gpu.py $(GPU_FLAGS)
+
 clean:
-	rm -rf $(VENV) $(BENCH_VENV) $(DOCS_VENV) build dist .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(BENCH_VENV) $(DOCS_VENV) $(GPU_VENV) build dist .pytest_cache .ruff_cache .hypothesis

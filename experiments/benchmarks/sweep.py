@@ -12,9 +12,7 @@ noise multipliers and rates.
   (`jaxdp_episodic.accounting.rdp.method.rdp_bound` on arrays made before), whose
   throughput the sweep's is compared with;
 * a hundred thousand by the exact method;
-* of a hundred million by Rényi-DP one part (``--shard 1/100``), streamed. The time of
-  all is *extrapolated* from it: what one part took beyond starting, compiling and
-  planning, times the parts. The final table of all of them is not made.
+* of examples drawn by coins ten million by Rényi-DP and a million by the exact method.
 
 Nothing here fails for being slow: the numbers are for a reader. Times mean something on
 an idle machine only; on a shared one, CPU times mean a little more.
@@ -107,11 +105,11 @@ class Sizes(NamedTuple):
 
     rdp: Grid = Grid(4, 500, 500)
     exact: Grid = Grid(10, 100, 100)
-    streamed: Grid = Grid(100, 1_000, 1_000)
-    parts: int = 100
+    many_rdp: Grid = Grid(10, 1_000, 1_000)
+    many_exact: Grid = Grid(10, 400, 250)
 
 
-QUICK = Sizes(Grid(2, 50, 50), Grid(2, 6, 6), Grid(10, 100, 100), 7)
+QUICK = Sizes(Grid(2, 50, 50), Grid(2, 6, 6), Grid(2, 100, 100), Grid(2, 16, 32))
 
 
 class Cost(NamedTuple):
@@ -157,14 +155,14 @@ def main() -> None:
 def measured(sizes: Sizes, folder: Path) -> dict[str, Any]:
     """All measurements, each in a process of its own."""
     start = sweep(folder / "start", "rdp", Grid(1, 2, 2))
-    plain = sweep(folder / "examples", "rdp", sizes.rdp, design=EXAMPLES)
+    plain = sweep(folder / "examples", "rdp", sizes.rdp, EXAMPLES)
     rdp = sweep(folder / "rdp", "rdp", sizes.rdp)
     kernel = json.loads(run(__file__, "--kernel", folder / "rdp.toml").output)
     exact = sweep(folder / "exact", "exact", sizes.exact)
-    shard = ("--shard", f"1/{sizes.parts}")
-    streamed = sweep(folder / "streamed", "rdp", sizes.streamed, *shard)
-    part = evaluated(streamed)[0]
-    beyond = max(streamed.wall_seconds - start.wall_seconds, 0.0)
+    many = {
+        "many": sweep(folder / "many", "rdp", sizes.many_rdp, EXAMPLES),
+        "many, exact": sweep(folder / "exact2", "exact", sizes.many_exact, EXAMPLES),
+    }
     rate = evaluated(rdp)[0] / max(rdp.wall_seconds - start.wall_seconds, 1e-9)
     return {
         "start alone": numbers(start),
@@ -175,24 +173,16 @@ def measured(sizes: Sizes, folder: Path) -> dict[str, Any]:
         "the same by cpu seconds": kernel["cpu seconds"]
         / max(rdp.cpu_seconds - start.cpu_seconds, 1e-9),
         "exact": numbers(exact),
-        "streamed part": numbers(streamed),
-        "streamed": {
-            "settings": sizes.streamed.size,
-            "extrapolated hours": beyond * sizes.streamed.size / part / 3600,
-            "extrapolated from settings": part,
-        },
+        **{name: numbers(cost) for name, cost in many.items()},
     }
 
 
-def sweep(
-    out: Path, method: str, grid: Grid, *options: str, design: Design = GROUPED
-) -> Cost:
+def sweep(out: Path, method: str, grid: Grid, design: Design = GROUPED) -> Cost:
     """One sweep by the command."""
     file = out.with_suffix(".toml")
     text = _TEXT.format(method=method, **grid._asdict(), **design._asdict())
     file.write_text(text, encoding="utf-8")
-    command = ("-m", "jaxdp_episodic", "sweep", file, "--out", out, *options)
-    return run(*command)
+    return run("-m", "jaxdp_episodic", "sweep", file, "--out", out)
 
 
 def run(*arguments: object) -> Cost:
@@ -278,26 +268,23 @@ def report(results: dict[str, Any]) -> list[str]:
         "rdp, examples": "RDP, examples",
         "rdp": "RDP, grouped",
         "exact": "exact",
-        "streamed part": "streamed part",
+        "many": "RDP, examples",
+        "many, exact": "exact, examples",
     }
-    lines = ["settings          method         wall s   cpu s   a second   peak MiB"]
+    lines = ["settings          method           wall s   cpu s   a second   peak MiB"]
     for key, name in names.items():
         row = results[key]
         lines.append(
-            f"{row['settings']:>14,}    {name:13}"
+            f"{row['settings']:>14,}    {name:15}"
             f"{row['wall seconds, all included']:8.1f}{row['cpu seconds']:8.1f}"
             f"{row['settings a second, all included']:11,.0f}{row['peak MiB']:11,.0f}"
         )
-    kernel, streamed = results["bare kernel"], results["streamed"]
-    share = results["sweep relative to the bare kernel"]
+    kernel, share = results["bare kernel"], results["sweep relative to the bare kernel"]
     return [
         *lines,
         f"bare kernel: {kernel['settings a second']:,.0f} settings a second; the "
         f"sweep, its start left out, has {share:.0%} of that, "
         f"{results['the same by cpu seconds']:.0%} by CPU time",
-        f"{streamed['settings']:,} settings streamed: about "
-        f"{streamed['extrapolated hours']:.2g} hours, extrapolated from "
-        f"{streamed['extrapolated from settings']:,}",
         f"load before {results['load before'][0]:.1f}, after "
         f"{results['load after'][0]:.1f}",
     ]

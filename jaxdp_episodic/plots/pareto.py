@@ -14,12 +14,15 @@ from jaxdp_episodic.plots.labels import (
     axis_label,
     smaller_is_better,
 )
-from jaxdp_episodic.plots.selection import SweepTable
+from jaxdp_episodic.plots.selection import SweepTable, spread_out
 from jaxdp_episodic.sweep.grid import QUANTITY
 from jaxdp_episodic.sweep.table import read_columns
 
 # Settings that are drawn beside the front, evenly picked.
 _MOST_DOTS = 20_000
+# Of a longer front so many points are kept, evenly picked: what is drawn may then lie
+# behind it by as much as the next of them.
+_LONGEST_FRONT = 100_000
 
 
 def front_of(x: np.ndarray, y: np.ndarray) -> np.ndarray:
@@ -58,7 +61,7 @@ def draw_pareto(
     x, y = _columns(table, x, y)
     kept, signs = _kept(table, fix), (_sign(table, x), _sign(table, y))
     every = max(1, table.grid.size // _MOST_DOTS)
-    front, dots = np.empty((0, 2)), []
+    front, dots, is_thinned = np.empty((0, 2)), [], False
     start = 0
     names, size = [*table.grid.names, table.value], table.grid.size
     for block in read_columns(table.path, names, num_rows=size):
@@ -68,12 +71,19 @@ def draw_pareto(
         dots.append(points[(good + start) % every == 0])
         both = np.concatenate([front, points])
         front = both[front_of(both[:, 0] * signs[0], both[:, 1] * signs[1])]
+        is_thinned |= len(front) > _LONGEST_FRONT
+        front = front[spread_out(len(front), _LONGEST_FRONT)]
         start += block[x].size
     if not front.size:
         raise ValueError("no setting is finite in both columns")
     held = {field: values[0] for field, values in kept.items()}
     front = front[np.argsort(front[:, 0])]
-    return _figure(table, (x, y), front, np.concatenate(dots), signs, held)
+    names = (
+        "settings" + (f", 1 in {every:,}" if every > 1 else ""),
+        "Pareto front: no setting is better in both"
+        + (", but between two points drawn" if is_thinned else ""),
+    )
+    return _figure(table, (x, y), front, np.concatenate(dots), signs, held, names)
 
 
 def _columns(table: SweepTable, x: str | None, y: str | None) -> tuple[str, str]:
@@ -116,10 +126,11 @@ def _figure(
     dots: np.ndarray,
     signs: tuple[float, float],
     held: Mapping[str, Any],
+    names: tuple[str, str],
 ) -> Any:
     figure = new_figure(6.8, 4.6)
     axes = figure.subplots()
-    axes.plot(*dots.T, ls="", marker=".", ms=3, color="#b8b8b8", label="settings")
+    axes.plot(*dots.T, ls="", marker=".", ms=3, color="#b8b8b8", label=names[0])
     few = max(1, len(front) // 12)
     axes.plot(
         *front.T,
@@ -130,7 +141,7 @@ def _figure(
         markevery=few,
         # What the next better point gives, until that is reached.
         drawstyle="steps-post" if signs[0] > 0 else "steps-pre",
-        label="Pareto front: no setting is better in both",
+        label=names[1],
     )
     for which, field, values, sign in zip("xy", fields, dots.T, signs, strict=True):
         answer = field == table.value

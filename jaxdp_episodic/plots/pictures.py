@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +27,8 @@ KINDS = ("contours", "heatmap", "lines", "pareto")
 # An axis with fewer values makes lines rather than a map.
 _FEWEST_FOR_A_MAP = 6
 _MOST_LINES, _MOST_PANELS = 6, 3
-# More points than that along an axis are not seen.
-_MOST_POINTS = 800
+# More points than that along an axis are not seen, and more are not put in order.
+_MOST_POINTS, _MOST_SORTED = 800, 100_000
 
 
 def draw(
@@ -139,7 +140,7 @@ def _numeric_field(table: SweepTable, dimension: int) -> str | None:
     """The field that stands for a dimension, if it has numbers, more than one."""
     for field in table.grid.dimensions[dimension]:
         points = table.grid.points(field)
-        if points.dtype.kind != "U" and np.unique(points).size > 1:
+        if points.dtype.kind != "U" and points.min() < points.max():
             return field
     return None
 
@@ -164,6 +165,7 @@ def _of_axes(
         series = spread_out(grid.points(by).size, most)
         series = series[np.argsort(grid.points(by)[series], kind="stable")]
     across, points = _ordered(grid.points(x))
+    upward, y_points = (across, points) if y is None else _ordered(grid.points(y))
     places: dict[int, Any] = {d: np.asarray(place) for d, place in held.items()}
     places[grid.dimension_of(x)] = across
     names = (
@@ -172,20 +174,22 @@ def _of_axes(
         else [""]
     )
     labels = drawing.Labels(
-        x=_axis_label(grid, x),
-        y="" if y is None else _axis_label(grid, y),
+        x=_axis_label(grid, x, across.size),
+        y="" if y is None else _axis_label(grid, y, upward.size),
         value=answer_label(table.quantity(values)),
-        by="" if by is None else _axis_label(grid, by),
+        by="" if by is None else _axis_label(grid, by, series.size),
         names=names,
         title=table.facts(values, drawn),
     )
+    if y is not None and by is not None and series.size < grid.points(by).size:
+        few = f"{series.size} of {grid.points(by).size:,} values of {short_label(by)}"
+        labels = replace(labels, title=f"{labels.title}; {few}")
     if y is None:
         _refuse_on_lines(levels, mark)
         if by is not None:
             places[grid.dimension_of(by)] = series[:, None]
         answers = np.atleast_2d(table.answers(grid.index(places)))
         return drawing.lines(points, answers, labels)
-    upward, y_points = _ordered(grid.points(y))
     places[grid.dimension_of(y)] = upward[:, None]
     if by is not None:
         places[grid.dimension_of(by)] = series[:, None, None]
@@ -235,16 +239,22 @@ def _marks(
     return [(panel, across, up) for panel in chosen]
 
 
-def _axis_label(grid: Grid, field: str) -> str:
-    """The label of an axis, with the fields that move along it."""
+def _axis_label(grid: Grid, field: str, num_drawn: int) -> str:
+    """The label of an axis: the fields that move along it, and how much is drawn."""
     moving = grid.dimensions[grid.dimension_of(field)]
     others = ", ".join(other for other in moving if other != field)
-    return axis_label(field) + (f"; zipped with {others}" if others else "")
+    size = grid.points(field).size
+    return (
+        axis_label(field)
+        + (f"; zipped with {others}" if others else "")
+        + (f"; {num_drawn:,} of {size:,} values" if num_drawn < size else "")
+    )
 
 
 def _ordered(points: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Places with different values, ascending, and the values."""
-    _, places = np.unique(points, return_index=True)
+    some = spread_out(points.size, _MOST_SORTED)
+    places = some[np.unique(points[some], return_index=True)[1]]
     places = places[spread_out(places.size, _MOST_POINTS)]
     return places, points[places].astype(float)
 

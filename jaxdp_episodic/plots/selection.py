@@ -159,10 +159,13 @@ def place_of(option: str, field: str, points: np.ndarray, text: str) -> int:
         _validation.choice(f"{option} {field}", text, points.tolist())
         return points.tolist().index(text)
     value = number_of(option, field, text)
-    near = np.argsort(np.abs(points - value), kind="stable")
-    if abs(points[near[0]] - value) <= 5e-3 * abs(value):
-        return int(near[0])
-    closest = " and ".join(number(v) for v in sorted(points[near[:2]].tolist()))
+    gaps = np.abs(points - value)
+    near = int(gaps.argmin())
+    if gaps[near] <= 5e-3 * abs(value):
+        return near
+    gaps[near] = np.inf
+    both = sorted({float(points[near]), float(points[gaps.argmin()])})
+    closest = " and ".join(map(number, both))
     raise ValueError(f"{option}: {field!r} has no value {text}; the closest: {closest}")
 
 

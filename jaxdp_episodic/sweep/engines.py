@@ -123,6 +123,10 @@ def attempt(sweep: Sweep, number: int) -> ChunkResult:
 def on_devices(sweep: Sweep, numbers: Sequence[int]) -> Iterator[ChunkResult]:
     """Evaluates chunks on all local devices, whichever is free.
 
+    A chunk is begun only when another one has been taken and, the consumer asking for
+    more, saved: however slow the disk is, no answers pile up in memory, and a process
+    that is killed loses no more than the chunks in work, two a device.
+
     Args:
       sweep: the sweep.
       numbers: of the chunks.
@@ -130,33 +134,29 @@ def on_devices(sweep: Sweep, numbers: Sequence[int]) -> Iterator[ChunkResult]:
     Yields:
       One result a chunk.
     """
-    todo: queue.SimpleQueue[int] = queue.SimpleQueue()
-    for number in numbers:
-        todo.put(number)
+    todo: queue.SimpleQueue[int | None] = queue.SimpleQueue()
     results: queue.SimpleQueue[ChunkResult] = queue.SimpleQueue()
-    stop = threading.Event()
 
     def work(device: Any) -> None:
         with jax.default_device(device):
-            while not stop.is_set():
-                try:
-                    number = todo.get_nowait()
-                except queue.Empty:
-                    return
+            while (number := todo.get()) is not None:
                 results.put(attempt(sweep, number))
 
-    devices = jax.local_devices() * _CHUNKS_A_DEVICE
+    waiting = iter(numbers)
+    devices = (jax.local_devices() * _CHUNKS_A_DEVICE)[: len(numbers)]
     threads = [
-        threading.Thread(target=work, args=(device,), daemon=True)
-        for device in devices[: len(numbers)]
+        threading.Thread(target=work, args=(device,), daemon=True) for device in devices
     ]
     for thread in threads:
         thread.start()
+        todo.put(next(waiting))
     try:
         for _ in numbers:
             yield results.get()
+            todo.put(next(waiting, None))
     finally:
-        stop.set()
+        for _ in threads:
+            todo.put(None)
         for thread in threads:
             thread.join()
 
@@ -202,12 +202,19 @@ class RayEngine:
         started = not ray.is_initialized()
         if started:
             local = {"include_dashboard": False} if self.address == "local" else {}
-            ray.init(
-                address=self.address,
-                log_to_driver=False,
-                logging_level="error",
-                **local,
-            )
+            try:
+                ray.init(
+                    address=self.address,
+                    log_to_driver=False,
+                    logging_level="error",
+                    **local,
+                )
+            except (ConnectionError, ValueError):
+                raise
+            # Ray has no type of its own for a node that does not come up.
+            except Exception as error:
+                reason = " ".join(str(error).split())
+                raise ConnectionError(f"Ray did not start: {reason}") from error
         try:
             yield from self._results(ray, sweep, numbers)
         finally:

@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import os
 import re
 import shutil
 import signal
@@ -10,6 +11,7 @@ import sys
 import urllib.error
 import urllib.request
 import xml.etree.ElementTree as ET
+from pathlib import Path
 
 import pytest
 
@@ -49,19 +51,24 @@ def browser():
 
 
 @pytest.fixture(scope="module")
-def address():
+def server():
     command = [sys.executable, "-m", "jaxdp_episodic", "explore", str(OMNIGLOT)]
     with subprocess.Popen(
         [*command, "--no-browser"], stdout=subprocess.PIPE, text=True, cwd=ROOT
     ) as server:
         try:
-            yield re.search(r"http://127\.0\.0\.1:\d+/\S+/", server.stdout.readline())[
-                0
-            ]
+            said = server.stdout.readline()
+            server.address = re.search(r"http://127\.0\.0\.1:\d+/\S+/", said)[0]
+            yield server
         finally:
             server.send_signal(signal.SIGINT)
             said = server.communicate(timeout=30)[0]
     assert (server.returncode, said) == (0, "ended\n")
+
+
+@pytest.fixture(scope="module")
+def address(server):
+    return server.address
 
 
 @pytest.fixture
@@ -160,27 +167,60 @@ def test_nothing_old_stands_beside_new_settings(open_page):
     assert epsilon(page) == with_noise(4.0).answer()
 
 
-def test_a_number_within_200_ms(open_page, record_property):
-    """From a moved slider to its number on the screen; of a busy machine the best."""
+def cpu_seconds(process):
+    """CPU time of a process and of all below it; Linux only."""
+    ticks, parents = {}, {}
+    for entry in Path("/proc").iterdir():
+        with contextlib.suppress(OSError):
+            if entry.name.isdigit():
+                fields = (entry / "stat").read_text().rpartition(")")[2].split()
+                parents[int(entry.name)] = int(fields[1])
+                ticks[int(entry.name)] = int(fields[11]) + int(fields[12])
+    family = {process.pid}
+    while (
+        more := {child for child, above in parents.items() if above in family} - family
+    ):
+        family |= more
+    return sum(ticks.get(member, 0) for member in family) / os.sysconf("SC_CLK_TCK")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="CPU times from /proc")
+def test_a_moved_slider_costs_150_ms(open_page, server, browser, record_property):
+    """CPU time of server and browser together: wall time is also that of the others.
+
+    On a machine that does nothing else a number is there after less than that, as the
+    two share the work.
+    """
     page = open_page()
+    session = browser.new_browser_cdp_session()
+
+    def spent():
+        info = session.send("SystemInfo.getProcessInfo")["processInfo"]
+        return cpu_seconds(server), sum(process["cpuTime"] for process in info)
+
+    before = spent()
     times = page.evaluate(
         """async () => {
           const [slider, tab] = [document.querySelector("input[type=range]"), document.querySelector("#tab-0")];
           const times = [];
-          for (let i = 0; i < 20; i++) {
+          for (let i = 0; i < 40; i++) {
             const start = performance.now();
-            slider.value = 400 + 10 * i;
+            slider.value = 400 + 5 * i;
             slider.dispatchEvent(new Event("input", { bubbles: true }));
             while (tab.dataset.epsilon === "") await new Promise(requestAnimationFrame);
             times.push(performance.now() - start);
-            await new Promise((done) => setTimeout(done, 1000));
           }
           return times.sort((a, b) => a - b);
         }"""  # noqa: E501
     )
-    record_property("milliseconds", times)
-    print("milliseconds from a moved slider to its number:", [round(t) for t in times])
-    assert times[0] < 200
+    after = spent()
+    served, shown = (1e3 * (b - a) / 40 for a, b in zip(before, after, strict=True))
+    record_property("milliseconds", [served, shown, times])
+    print(
+        f"a moved slider: CPU {served:.0f} ms (server) and {shown:.0f} (browser); "
+        f"wall time {times[0]:.0f} to {times[-1]:.0f} ms, median {times[20]:.0f}"
+    )
+    assert served + shown < 150
 
 
 def test_four_designs_side_by_side(open_page):

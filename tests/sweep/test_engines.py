@@ -1,5 +1,7 @@
 """Who evaluates chunks: the devices of this machine; what fails is a result too."""
 
+import time
+
 import pytest
 
 from jaxdp_episodic.sweep import engines
@@ -16,6 +18,24 @@ def test_exceptions_become_results(undisturbed, monkeypatch):
     )
     (result,) = engines.on_devices(sweep, [3])
     assert result == (3, None, [], "MemoryError: x")
+
+
+def test_no_chunk_is_begun_before_others_are_saved(undisturbed, monkeypatch):
+    """However slow the consumer is: two are in work, or wait to be saved."""
+    sweep, _ = undisturbed
+    begun = []
+    monkeypatch.setattr(engines, "attempt", lambda _, number: begun.append(number))
+    results = engines.on_devices(sweep, range(6))
+    for taken in range(6):
+        next(results)
+        time.sleep(0.02)
+        assert len(begun) <= taken + 2
+    assert list(results) == [] and begun == [*range(6)]
+    begun.clear()
+    interrupted = engines.on_devices(sweep, range(6))
+    next(interrupted)
+    interrupted.close()
+    assert len(begun) <= 2
 
 
 PROGRAM = """

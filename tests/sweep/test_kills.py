@@ -8,6 +8,7 @@ import time
 
 import pytest
 
+from jaxdp_episodic.sweep.description import read_sweep
 from jaxdp_episodic.sweep.folder import MANIFEST
 from jaxdp_episodic.sweep.run import run_sweep
 from sweep_runs import SWEEP, contents, start
@@ -36,20 +37,24 @@ def killed_until_done(tmp_path, expected, kills, seconds, text=SWEEP):
     """Starts a sweep again and again and kills it at random moments of its work."""
     (tmp_path / "sweep.toml").write_text(text)
     rng = random.Random(5)
-    landed = 0
+    landed, begun = 0, 0
     for _ in range(kills):
         process = start(PROGRAM, tmp_path / "sweep.toml", tmp_path / "out")
         assert process.stdout is not None
         process.stdout.readline()  # work has begun
         time.sleep(rng.uniform(0, seconds))
         process.send_signal(signal.SIGKILL)
-        process.communicate()
+        begun += 1 + process.communicate()[0].count("chunk")
         landed += process.returncode == -signal.SIGKILL
         if (tmp_path / "out" / MANIFEST).exists():
             assert json.loads((tmp_path / "out" / MANIFEST).read_text())
     process = start(PROGRAM, tmp_path / "sweep.toml", tmp_path / "out")
-    _, errors = process.communicate()
+    output, errors = process.communicate()
     assert process.returncode == 0, errors
+    # Only what was in work when a kill came is evaluated again: two chunks a device.
+    sweep = read_sweep(tmp_path / "sweep.toml")
+    num_chunks = -(-sweep.grid.size // sweep.chunk_size)
+    assert begun + output.count("chunk") <= num_chunks + 2 * landed
     assert contents(tmp_path / "out") == expected
     return landed
 

@@ -6,7 +6,7 @@ import re
 import numpy as np
 import pytest
 
-from jaxdp_episodic.plots import figures, labels, pictures
+from jaxdp_episodic.plots import figures, labels, pareto, pictures
 from jaxdp_episodic.plots.pareto import front_of
 from jaxdp_episodic.plots.selection import SweepTable
 from jaxdp_episodic.sweep.folder import SweepFolder
@@ -150,6 +150,24 @@ def test_what_is_drawn_is_what_the_table_has(folder):
     shuffled = np.array([[300, 2], [2, 7]])
     values = named(table.grid.values(shuffled.ravel()))
     np.testing.assert_allclose(table.answers(shuffled).ravel(), cost(**values))
+
+
+def test_a_picture_says_how_much_it_shows(folder, tmp_path, monkeypatch):
+    monkeypatch.setattr(pictures, "_MOST_POINTS", 5)
+    monkeypatch.setattr(pictures, "_MOST_SORTED", 10)
+    monkeypatch.setattr(pictures, "_MOST_PANELS", 2)
+    monkeypatch.setattr(pareto, "_MOST_DOTS", 100)
+    monkeypatch.setattr(pareto, "_LONGEST_FRONT", 4)
+    found = words(pictures.draw(folder, kind="contours")[1])
+    assert "noise multiplier (clip norms); 5 of 12 values" in found
+    assert "sampling probability of each example; 5 of 9 values" in found
+    assert any(text.endswith("2 of 3 values of number of steps") for text in found)
+    found = words(pictures.draw(folder, kind="pareto")[1])
+    assert "settings, 1 in 3" in found
+    assert (
+        "Pareto front: no setting is better in both, but between two points drawn"
+        in (found)
+    )
 
 
 def test_zipped_axes_and_words(read, tmp_path):

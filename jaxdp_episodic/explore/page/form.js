@@ -7,7 +7,7 @@ const RANGES = { // of the sliders; the boxes take whatever the library does
 };
 const DESIGNS = {
   MultistageSampling: "units within units",
-  GroupedClasses: "N-way episodes from a pool",
+  GroupedClasses: "N-way episodes",
   IndependentEpisodes: "independent episodes",
 };
 const SCHEMES = {

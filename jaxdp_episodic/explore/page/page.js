@@ -14,7 +14,7 @@ const FACTS = {
 const CAPTIONS = {
   run: "What has been spent after so many steps.",
   curve: "Every epsilon with its delta; the ring is the delta asked for.",
-  attack: "The most members that an attacker finds, for the others accused falsely; dotted: guessing.",
+  attack: "The share of members that an attacker finds at most, by the share of others accused falsely; dotted: guessing.",
 };
 const $ = (id) => document.getElementById(id);
 const page = { ...(await (await fetch("start")).json()), epsilon: 2 };
@@ -212,6 +212,9 @@ function specs() {
   };
 }
 
+// The library's message without what its row says already.
+const reason = (message) => message.replace(/^privacy_unit='\w+' with \w+: |; covered: .*$/g, "");
+
 // A bound stays one: three digits, rounded up.
 function up(value) {
   if (value === 0 || !Number.isFinite(value)) return String(value);
@@ -262,7 +265,7 @@ function showTables(colours) {
   table("levels", ["", "protected", "exact", "certified between"], designs.flatMap((design) => {
     const rows = design.answers.levels?.levels ?? [{ level: design.request.step.privacy_unit, pending: true }];
     return rows.map((row, at) => {
-      const message = row.message && element("td", { colspan: row.text ? 1 : 2, class: "message" }, row.message);
+      const message = row.message && element("td", { colspan: row.text ? 1 : 2, class: "message" }, reason(row.message));
       const known = (value) => element("td", {}, text(design, row.pending ? "levels" : "epsilon", () => value));
       return element("tr", { class: row.level === design.request.step.privacy_unit ? "now" : "", "data-level": row.level,
         "data-epsilon": row.epsilon, "data-lower": row.lower, "data-upper": row.upper },

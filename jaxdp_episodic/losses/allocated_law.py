@@ -217,7 +217,8 @@ def tails_between(
     Args:
       u: (m,).
       loss: (n,) increasing.
-      profile, scaled: (n,) profile there, and ``e^loss Q(L >= loss)``.
+      profile: (n,) of them.
+      scaled: (n,) ``e^loss Q(L >= loss)``.
     """
     place = np.searchsorted(loss, u, side="right")
     beyond = place == len(loss)

@@ -24,10 +24,11 @@ from jaxdp_episodic.numerics.exponential_means import bounds_between
 from jaxdp_episodic.numerics.signed_sums import SignedLaw, sinh_sum
 
 # Distance of the nodes in deviations of ``z_1 + ... + z_j``; what a chord between them
-# may be off where they could be further apart; the same where D is e^_LEAST.
-_APART, _CHORD, _ROUGH = 0.35, 1e-5, 1e-2
-# Logarithm of D beyond which there are no nodes; and the most nodes.
-_LEAST, _MOST = -42.0, 160
+# may be off where they could be further apart: where D is above the first, and at the
+# second logarithm, beyond which there are no nodes; and the most nodes.
+_APART, _CHORD, _ROUGHEST, _USUAL, _LEAST, _MOST = 0.3, 1e-5, 1e-2, -9.0, -42.0, 160
+# Logarithm of D below which sums are rough.
+_ROUGH = -20.0
 # Losses in each cell between two nodes; nodes on either side that a bound may use.
 _FINE, _AROUND = 64, 3
 # Relative rounding of what becomes of a mean of `signed_sums`.
@@ -112,11 +113,10 @@ def _nodes(bins: int, count: int, shift: float) -> list[_Node]:
     nodes: list[_Node] = []
     u, last, slope, step = 0.0, 0.0, 1.0, 0.0
     while True:
+        below, above = _bracket(u, bins, count, shift, rough=last < _ROUGH)
         hinge = float(_hinge(u, bins - count, shift))
-        below, above = (
-            sinh_sum(count, shift, 0.5 * u / shift, hinge, above=up)
-            for up in (False, True)
-        )
+        if bins == count:  # the hinge is always 0
+            below, above = below.about(0.0), above.about(0.0)
         nodes.append(_Node(u, below, above))
         gain = float(above.gain(np.array([hinge]), above=True)[0])
         log_d = math.log(gain) + math.log(float(_scale(u, bins, shift)))
@@ -124,12 +124,36 @@ def _nodes(bins: int, count: int, shift: float) -> list[_Node]:
             return nodes
         if step:
             slope = max((last - log_d) / step, 1e-3)
-        rough = _CHORD * (_ROUGH / _CHORD) ** min(log_d / _LEAST, 1.0)
+        share = min(max((log_d - _USUAL) / (_LEAST - _USUAL), 0.0), 1.0)
+        rough = _CHORD * (_ROUGHEST / _CHORD) ** share
         step = max(
-            2 * shift * _APART / math.sqrt(count),
+            # the error of eight nodes' polynomial is of the eighth order
+            2 * shift * _APART / math.sqrt(count) * (rough / _CHORD) ** 0.125,
             math.sqrt(8 * rough / (slope * (1 + slope))),
         )
         u, last = u + step, log_d
+
+
+def _bracket(
+    u: float, bins: int, count: int, shift: float, *, rough: bool
+) -> tuple[SignedLaw, SignedLaw]:
+    """Laws of S below and above."""
+    setting = count, shift, 0.5 * u / shift, float(_hinge(u, bins - count, shift))
+    below, above = (sinh_sum(*setting, above=up, rough=rough) for up in (False, True))
+    return below, above
+
+
+def bounds_at(u: float, bins: int, count: int, shift: float) -> tuple[float, float]:
+    """Bounds of D at one u, found soon: some 1e-3 of it apart, or more."""
+    y = np.array([float(_hinge(u, bins - count, shift))])
+    scale = float(_scale(u, bins, shift))
+    low, high = (
+        scale * float(law.gain(y, above=up)[0])
+        for law, up in zip(
+            _bracket(u, bins, count, shift, rough=True), (False, True), strict=True
+        )
+    )
+    return low * (1 - _ROUNDING), high * (1 + _ROUNDING)
 
 
 def _cell_bounds(
@@ -234,13 +258,15 @@ def _convex(g: np.ndarray, value: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Corners of the largest convex function below points and their mirror images."""
     z, y = _mirrored(g, value)
     corners: list[int] = []
-    for i in range(len(z)):
+    places, heights = z.tolist(), y.tolist()
+    for i, (place, height) in enumerate(zip(places, heights, strict=True)):
         while len(corners) > 1:
             a, b = corners[-2:]
-            if (y[b] - y[a]) * (z[i] - z[b]) < (y[i] - y[b]) * (z[b] - z[a]):
+            rise, run = heights[b] - heights[a], places[b] - places[a]
+            if rise * (place - places[b]) < (height - heights[b]) * run:
                 break
             corners.pop()
-        if not corners or z[i] > z[corners[-1]]:
+        if not corners or place > places[corners[-1]]:
             corners.append(i)
     kept = np.array([i for i in corners if i >= len(g) - 1])
     # 1 itself need not be a corner

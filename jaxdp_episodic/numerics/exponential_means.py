@@ -1,8 +1,8 @@
 """Bounds of a mean of exponentials between places where it is bracketed; NumPy only.
 
 ``F(x) = E[w e^{-x Z}]`` with w >= 0 has positive derivatives of every even order, and
-so has ``F(x) e^{x c}`` for every c. The error of its interpolation by a polynomial at 2m
-places is its derivative of order 2m somewhere, times ``prod (x - place) / (2m)!``:
+so has ``F(x) e^{x c}`` for every c. The error of its interpolation by a polynomial at
+2m places is its derivative of order 2m somewhere, times ``prod (x - place) / (2m)!``:
 its sign is known, and between two places it is another one if the places are moved on
 by one. So polynomials through different places are bounds on either side.
 
@@ -27,7 +27,8 @@ def bounds_between(
 
     Args:
       places: (k,) increasing.
-      low, high: (k, m) bounds of F at the places, >= 0; one F for each x.
+      low: (k, m) lower bounds of F at the places, >= 0; one F for each x.
+      high: (k, m) upper ones.
       cell: x is in ``[places[cell], places[cell + 1]]``.
       x: (m,).
     """

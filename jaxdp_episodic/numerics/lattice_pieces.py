@@ -1,7 +1,7 @@
 """Laws on nested lattices in pieces, and sums of two; NumPy only.
 
-A piece is a row of neighbouring places of one lattice, ``i 2^level`` with whole i, or of
-cells there, whose values are known by their mean. A law is a list of pieces, one for
+A piece is a row of neighbouring places of one lattice, ``i 2^level`` with whole i, or
+of cells there, whose values are known by their mean. A law is a list of pieces, one for
 each level, from the finest on. Nothing but non-negative masses is added up and
 multiplied, so that all of them keep their digits.
 """
@@ -119,5 +119,5 @@ def _convolved(a: Piece, b: Piece) -> Piece:
     masses, moments = np.convolve(a.masses, b.masses), None
     if a.moments is not None:
         moments = np.convolve(a.moments, b.masses)
-        moments += np.convolve(a.masses, moments_of(b))
+        moments += moments if a is b else np.convolve(a.masses, moments_of(b))
     return Piece(a.level, a.first + b.first, masses, moments)

@@ -7,16 +7,15 @@ steps that keep the mean is that *above* values, or masses, may only be raised, 
 *below* only lowered, or lost.
 
 Each lattice has places ``center + i 2^k w``. The finest one has all of a sum's core,
-and around it each one is twice as coarse and twice as wide as the one before. What a sum of
-two coarse values has in the middle stays on the coarse lattice: values are never moved
-but when they come to lie outside of their lattice's box, or when sums have grown.
+and around it each one is twice as coarse and twice as wide as the one before. What a
+sum of two coarse values has in the middle stays on the coarse lattice: values are never
+moved but when they leave their lattice's box, or when sums have grown.
 
 Reference: docs/proofs.md, "Random allocation".
 """
 
 from __future__ import annotations
 
-import functools
 import math
 from statistics import NormalDist
 from typing import NamedTuple
@@ -33,12 +32,10 @@ from jaxdp_episodic.numerics.lattice_pieces import (
 )
 
 # Half of the cells of the finest lattice, of a sum of few and of many; of others; and
-# how many cores' deviations it reaches at least.
+# how many deviations of most terms' sum the finest reaches at least.
 _FINEST, _FINEST_OF_MANY, _OTHERS, _MANY = 2048, 1024, 512, 64
 _DEVIATIONS = 5.5
-# By how many levels the second lattice is coarser than the finest.
-_GAP = {_FINEST: 3, _FINEST_OF_MANY: 2}
-# Widest cell, in deviations of z.
+# Widest panel in z; and the widest cell about 0.
 _WIDEST, _NARROW = 0.1, 0.01
 # Deviations of one normal variable that are looked at: below, and above one of mean s.
 _LOWEST, _HIGHEST = 9.0, 9.3
@@ -46,7 +43,8 @@ _LOWEST, _HIGHEST = 9.0, 9.3
 _UNIT = 1.2e-16
 # Masses at the ends of a row that are sent away.
 _RARE = 1e-45
-_CACHED = 4096
+# Values on either side of a hinge that are kept.
+_KEPT = 16
 _SQRT_2PI = math.sqrt(2 * math.pi)
 _NODES, _WEIGHTS = (0.5 * a for a in np.polynomial.legendre.leggauss(6))
 _NODES = _NODES[:, None] + 0.5
@@ -84,6 +82,16 @@ class SignedLaw(NamedTuple):
         found = self.profile[place] + rest + self.infinite
         return found * math.exp(sign * self.mass_error)
 
+    def about(self, y: float) -> SignedLaw:
+        """Only what `gain` near this y needs."""
+        place = int(np.searchsorted(self.values, y))
+        kept = slice(max(place - _KEPT, 0), place + _KEPT)
+        return self._replace(
+            values=self.values[kept].copy(),
+            beyond=self.beyond[kept].copy(),
+            profile=self.profile[kept].copy(),
+        )
+
 
 class _Law(NamedTuple):
     """Of a sum of ``count`` terms: pieces of rising level about ``count`` centers.
@@ -103,19 +111,26 @@ class _Plan(NamedTuple):
 
     above: bool
     finest: int  # half of the cells of the finest lattice
+    others: int  # and of the others
     center: float
     unit: float
 
 
-@functools.lru_cache(_CACHED)
 def sinh_sum(
-    count: int, shift: float, tilt: float, hinge: float, *, above: bool
+    count: int,
+    shift: float,
+    tilt: float,
+    hinge: float,
+    *,
+    above: bool,
+    rough: bool = False,
 ) -> SignedLaw:
     """The sum of ``2 sinh(shift z)`` over ``count >= 2`` independent z ~ N(-tilt, 1).
 
-    Its means ``E(S - y)_+`` are nearest to the truth at y about ``hinge``.
+    Its means ``E(S - y)_+`` are nearest to the truth at y about ``hinge``; a ``rough``
+    law is four times as far from it, and found as much sooner.
     """
-    plan = _planned(count, shift, tilt, hinge, above)
+    plan = _planned(count, shift, tilt, hinge, above, rough)
     power, total = _one_term(shift, tilt, plan), None
     for bit in range(count.bit_length() - 1):
         if count >> bit & 1:
@@ -149,23 +164,26 @@ def sinh_sum(
     )
 
 
-def _planned(count: int, shift: float, tilt: float, hinge: float, above: bool) -> _Plan:
+def _planned(
+    count: int, shift: float, tilt: float, hinge: float, above: bool, rough: bool
+) -> _Plan:
     """Finest where each term has its share of the hinge; as wide as most terms are."""
-    finest = _FINEST if count <= _MANY else _FINEST_OF_MANY
+    finest = (_FINEST if count <= _MANY else _FINEST_OF_MANY) // (1 + rough)
+    others = _OTHERS // (1 + rough)
     end = NormalDist().inv_cdf(1 - 1 / (4 * count))
     x = end * np.linspace(-1, 1, 401)
     weight = np.exp(-0.5 * x * x)
     weight, value = weight / weight.sum(), 2 * np.sinh(shift * (x - tilt))
     deviation = math.sqrt(float((value - value @ weight) ** 2 @ weight))
     unit = 2 * _DEVIATIONS * deviation / finest
-    return _Plan(above, finest, hinge / count, min(unit, 2 * _NARROW * shift))
+    return _Plan(above, finest, others, hinge / count, min(unit, 2 * _NARROW * shift))
 
 
 def _one_term(shift: float, tilt: float, plan: _Plan) -> _Law:
     """One term, by quadrature of the normal density over each cell."""
     low, high = -tilt - _LOWEST, shift - tilt + _HIGHEST
     ends = [(2 * math.sinh(shift * z) - plan.center) / plan.unit for z in (low, high)]
-    rows = _cells(plan.finest, math.floor(ends[0]), math.ceil(ends[1]))
+    rows = _cells(plan, math.floor(ends[0]), math.ceil(ends[1]))
     level = np.concatenate([np.full(number, k) for k, _, number in rows])
     start = np.concatenate([first + np.arange(number) for _, first, number in rows])
     width = plan.unit * 2.0**level
@@ -192,10 +210,11 @@ def _one_term(shift: float, tilt: float, plan: _Plan) -> _Law:
     size = np.maximum(np.abs(low), np.abs(high)) + 1
     narrow = (edges[1] - edges[0])[parts > 0]
     error = 16 * _UNIT * float(np.max(size / narrow))
-    error += 16 * _UNIT * float(np.max((1 + np.abs(start) + abs(plan.center) / width)))
+    error += 16 * _UNIT * float(np.max(1 + np.abs(start) + abs(plan.center) / width))
     over = _tail(high + tilt)
-    # E[e^{sz}; z > high], all that the mean has there and more
-    over_mean = math.exp(0.5 * shift**2 - shift * tilt) * _tail(_HIGHEST) / plan.unit
+    # Values there are more than the last by e^{sz} and e^{-s high} at the most.
+    over_mean = math.exp(0.5 * shift**2 - shift * tilt) * _tail(_HIGHEST)
+    over_mean = (over_mean + over * math.exp(-shift * high)) / plan.unit
     pieces, at = [], 0
     for k, first, number_of in rows:
         chosen = slice(at, at + number_of)
@@ -219,11 +238,11 @@ def _tail(x: float) -> float:
     return 0.5 * math.erfc(x / math.sqrt(2))
 
 
-def _cells(finest: int, low: int, high: int) -> list[tuple[int, int, int]]:
+def _cells(plan: _Plan, low: int, high: int) -> list[tuple[int, int, int]]:
     """Level, first and number of cells from low to high, in the finest's; in order."""
     under, over = [], []
     for sign, end, rows in ((-1, -low, under), (1, high, over)):
-        level, inner, outer = 0, 0, finest
+        level, inner, outer = 0, 0, plan.finest
         while True:
             size = 2**level
             last = min(outer, -(-end // size) * size)
@@ -233,8 +252,8 @@ def _cells(finest: int, low: int, high: int) -> list[tuple[int, int, int]]:
                 rows.append((level, first // size, number))
             if last < outer or end <= outer:
                 break
-            level = level + 1 if level else _GAP[finest]
-            inner, outer = outer, _OTHERS * 2**level
+            level = level + 1 if level else _gap(plan)
+            inner, outer = outer, plan.others * 2**level
     return under[::-1] + over
 
 
@@ -282,7 +301,7 @@ def _on_levels(law: _Law, plan: _Plan) -> _Law:
             crowd = max(crowd, 2 ** (level - piece.level))
             whole = joined(whole, moved)
         assert whole is not None  # each list has a piece
-        half = plan.finest if level == base else _OTHERS
+        half = plan.finest if level == base else plan.others
         whole, sent = _trimmed(whole, plan)
         infinite += sent
         inside, outside = _cut(whole, half)
@@ -297,7 +316,12 @@ def _on_levels(law: _Law, plan: _Plan) -> _Law:
 
 def _next_level(level: int, base: int, plan: _Plan) -> int:
     """The first level from this one on that there is."""
-    return base if level <= base else max(level, base + _GAP[plan.finest])
+    return base if level <= base else max(level, base + _gap(plan))
+
+
+def _gap(plan: _Plan) -> int:
+    """By how many levels the second lattice is coarser than the finest."""
+    return (2 * plan.finest // plan.others).bit_length() - 1
 
 
 def _trimmed(piece: Piece, plan: _Plan) -> tuple[Piece, float]:

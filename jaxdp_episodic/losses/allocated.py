@@ -66,7 +66,7 @@ class AllocatedLoss(GaussianLoss):
         return dataclasses.replace(
             super().kept_in_range(),
             # What is beyond the largest is unprotected, and not computed.
-            shift=np.clip(self._shift, _SMALLEST_SHIFT, _LARGEST_SHIFT),
+            shift=np.clip(self._shift, SMALLEST_SHIFT, LARGEST_SHIFT),
             taken=taken,
             bins=np.maximum(self._bins, taken),
         )
@@ -74,7 +74,7 @@ class AllocatedLoss(GaussianLoss):
     @property
     def is_unprotected(self) -> Array:
         """Where there is (nearly) no noise: more than tables are made for."""
-        return ~self.loses_nothing & (self._shift > _LARGEST_SHIFT)
+        return ~self.loses_nothing & (self._shift > LARGEST_SHIFT)
 
     def hints(self) -> Hints:
         """As many Poisson draws at rate 1 / bins."""
@@ -106,7 +106,7 @@ class AllocatedLoss(GaussianLoss):
 
 
 # Of the noise: 1e4 and 0.1 clip norms. Less noise is none, more is taken for 1e4.
-_SMALLEST_SHIFT, _LARGEST_SHIFT = 1e-4, 10.0
+SMALLEST_SHIFT, LARGEST_SHIFT = 1e-4, 10.0
 
 
 # By how many nats what is beyond a table must be below delta; see `log_cut` of nodes,

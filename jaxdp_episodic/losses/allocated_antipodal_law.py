@@ -11,7 +11,11 @@ from typing import ClassVar
 
 import numpy as np
 
-from jaxdp_episodic.losses.allocated import AllocatedLoss
+from jaxdp_episodic.losses.allocated import (
+    LARGEST_SHIFT,
+    SMALLEST_SHIFT,
+    AllocatedLoss,
+)
 from jaxdp_episodic.losses.allocated_law import coarse, tails_between
 from jaxdp_episodic.losses.allocation_tables import by_setting
 from jaxdp_episodic.losses.antipodal_law import AntipodalLaw, antipodal_law
@@ -19,6 +23,7 @@ from jaxdp_episodic.losses.finite import log_excess_of_atoms
 from jaxdp_episodic.losses.gaussian import drawn_tails, inner_exponent
 from jaxdp_episodic.losses.privacy_loss import Tails
 from jaxdp_episodic.numerics.loops import Array, namespace, on_host
+from jaxdp_episodic.numerics.power_excess import log_expm1
 
 _ROUNDING, _MOVE, _GRAIN = 8e-15, 4e-16, 0.5
 
@@ -84,7 +89,9 @@ class AllocatedAntipodalLawLoss(AllocatedLoss):
     def _excess(
         direction: str, order: np.ndarray, rate: float, *setting: float
     ) -> np.ndarray:
-        """Of a coarser law, above."""
+        """Of a coarser law, above; at the ends of the range as without sampling."""
+        if not SMALLEST_SHIFT < setting[0] < LARGEST_SHIFT:
+            return _unsampled(order, rate, setting[0])
         loss, mass = _atoms(_law(*setting), rate)
         loss, mass = coarse(loss, mass)
         given = loss[:, None], np.log(mass)[:, None], order, direction
@@ -98,7 +105,7 @@ class AllocatedAntipodalLawLoss(AllocatedLoss):
             loss, mass = _atoms(law, rate)
             gap = float(np.diff(loss) @ mass[1:])
             lost = rate * law.infinite * (1 + 1e-9)
-            return np.array([np.log1p(-lost), _GRAIN * gap, loss[-1]])[:, None]
+            return np.array([np.log1p(-lost), _GRAIN * gap, loss.max(initial=0.0)])[:, None]
 
         # Settings that no law is made for have none to be wrong.
         kept = self.kept_in_range()
@@ -108,6 +115,16 @@ class AllocatedAntipodalLawLoss(AllocatedLoss):
         fields = rate, shift, bins, taken, kept.above
         found = by_setting(facts, np.zeros(self.shape), *fields)
         return np.where(usable, found, 0.0)
+
+
+def _unsampled(z: np.ndarray, rate: float, shift: float) -> np.ndarray:
+    """``rate (M - 1)``, M of a shift of 2s, with derivatives over it (Jensen)."""
+    growth = 2 * shift * shift
+    with np.errstate(over="ignore"):
+        share = 1 / -np.expm1(-growth * z * (1 + z))
+    slope = growth * (1 + 2 * z)
+    excess = np.log(rate) + log_expm1(growth * z * (1 + z))
+    return np.stack([excess, slope * share, (2 * growth + slope**2) * share])
 
 
 def _law(shift: float, bins: float, taken: float, above: float) -> AntipodalLaw:

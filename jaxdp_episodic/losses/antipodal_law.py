@@ -27,8 +27,8 @@ from jaxdp_episodic.numerics.signed_sums import SignedLaw, sinh_sum
 # may be off where they could be further apart: where D is above the first, and at the
 # second logarithm, beyond which there are no nodes; and the most nodes.
 _APART, _CHORD, _ROUGHEST, _USUAL, _LEAST, _MOST = 0.3, 1e-5, 1e-2, -9.0, -42.0, 160
-# Logarithm of D below which sums are rough.
-_ROUGH = -20.0
+# Logarithm of D below which sums are rough, and the shift above which all are.
+_ROUGH, _STRONG = -20.0, 4.0
 # Losses in each cell between two nodes; nodes on either side that a bound may use.
 _FINE, _AROUND = 64, 3
 # Relative rounding of what becomes of a mean of `signed_sums`.
@@ -113,7 +113,9 @@ def _nodes(bins: int, count: int, shift: float) -> list[_Node]:
     nodes: list[_Node] = []
     u, last, slope, step = 0.0, 0.0, 1.0, 0.0
     while True:
-        below, above = _bracket(u, bins, count, shift, rough=last < _ROUGH)
+        below, above = _bracket(
+            u, bins, count, shift, rough=last < _ROUGH or shift > _STRONG
+        )
         hinge = float(_hinge(u, bins - count, shift))
         if bins == count:  # the hinge is always 0
             below, above = below.about(0.0), above.about(0.0)

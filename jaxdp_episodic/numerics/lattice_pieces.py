@@ -13,6 +13,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+# Levels that are skipped at once: rows are filled up to a place of the coarser lattice.
+_AT_ONCE = 4
+
 
 class Piece(NamedTuple):
     """Neighbouring places ``(first + i) 2^level``, or cells that begin there."""
@@ -54,7 +57,7 @@ def added_pieces(
     parts: list[Piece] = []
     roundings = longest = 0
     for level in sorted({*of_a, *of_b}):
-        roundings += 4 if low_a is None else 4 + 2 ** (level - low_a.level)
+        roundings += 4 if low_a is None else crowd(level - low_a.level)
         low_a = coarser(low_a, level)
         low_b = low_a if same else coarser(low_b, level)
         own_a, own_b = of_a.get(level), of_b.get(level)
@@ -72,10 +75,17 @@ def added_pieces(
     return parts, longest + roundings + 8
 
 
+def crowd(levels: int) -> int:
+    """How many roundings a mass has by `coarser`, so many levels, and `joined`."""
+    return 4 + 2**_AT_ONCE * -(-levels // _AT_ONCE)
+
+
 def coarser(piece: Piece | None, level: int) -> Piece | None:
     """The piece on a coarser lattice, spread or merged."""
     if piece is None or piece.level == level:
         return piece
+    if level - piece.level > _AT_ONCE:
+        return coarser(coarser(piece, piece.level + _AT_ONCE), level)
     factor = 2 ** (level - piece.level)
     before = piece.first % factor
     after = -(before + len(piece.masses)) % factor

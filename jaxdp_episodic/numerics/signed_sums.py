@@ -26,6 +26,7 @@ from jaxdp_episodic.numerics.lattice_pieces import (
     Piece,
     added_pieces,
     coarser,
+    crowd,
     joined,
     moments_of,
     places_of,
@@ -41,7 +42,7 @@ _WIDEST, _NARROW = 0.1, 0.01
 _LOWEST, _HIGHEST = 9.0, 9.3
 # Rounding of one operation, and of a cell's end, over its width.
 _UNIT = 1.2e-16
-# Masses at the ends of a row that are sent away.
+# Masses at the ends of a row that are sent away, times the distance of places.
 _RARE = 1e-45
 # Values on either side of a hinge that are kept.
 _KEPT = 16
@@ -292,13 +293,13 @@ def _on_levels(law: _Law, plan: _Plan) -> _Law:
     left: dict[int, list[Piece]] = {}
     for piece in law.pieces:
         left.setdefault(_next_level(piece.level, base, plan), []).append(piece)
-    pieces, infinite, crowd = [], law.infinite, 0
+    pieces, infinite, operations = [], law.infinite, 0
     while left:
         level = min(left)
         whole: Piece | None = None
         for piece in left.pop(level):
             moved = coarser(piece, level)
-            crowd = max(crowd, 2 ** (level - piece.level))
+            operations = max(operations, crowd(level - piece.level))
             whole = joined(whole, moved)
         assert whole is not None  # each list has a piece
         half = plan.finest if level == base else plan.others
@@ -309,7 +310,7 @@ def _on_levels(law: _Law, plan: _Plan) -> _Law:
             pieces.append(inside)
         for piece in outside:
             left.setdefault(_next_level(level + 1, base, plan), []).append(piece)
-    rounded = _UNIT * (crowd + 8)
+    rounded = _UNIT * (operations + 8)
     place_error = law.place_error + 8 * rounded * _FINEST
     return _Law(law.count, pieces, infinite, law.mass_error + rounded, place_error)
 
@@ -326,7 +327,7 @@ def _gap(plan: _Plan) -> int:
 
 def _trimmed(piece: Piece, plan: _Plan) -> tuple[Piece, float]:
     """Without masses too rare to count at both ends, and what infinity gets of them."""
-    kept = np.flatnonzero(piece.masses > _RARE)
+    kept = np.flatnonzero(piece.masses * 2.0**piece.level > _RARE)
     if not len(kept):
         kept = np.array([int(np.argmax(piece.masses))])
     first, last = int(kept[0]), int(kept[-1])

@@ -105,7 +105,9 @@ class AllocatedAntipodalLawLoss(AllocatedLoss):
             loss, mass = _atoms(law, rate)
             gap = float(np.diff(loss) @ mass[1:])
             lost = rate * law.infinite * (1 + 1e-9)
-            return np.array([np.log1p(-lost), _GRAIN * gap, loss.max(initial=0.0)])[:, None]
+            return np.array([np.log1p(-lost), _GRAIN * gap, loss.max(initial=0.0)])[
+                :, None
+            ]
 
         # Settings that no law is made for have none to be wrong.
         kept = self.kept_in_range()

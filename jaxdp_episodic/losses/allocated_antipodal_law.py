@@ -100,23 +100,19 @@ class AllocatedAntipodalLawLoss(AllocatedLoss):
     def _facts(self) -> np.ndarray:
         """``(3, ...)``: `log_kept`, `grain`, the largest loss."""
 
-        def facts(_: np.ndarray, rate: float, *setting: float) -> np.ndarray:
+        def facts(usable: np.ndarray, rate: float, *setting: float) -> np.ndarray:
+            if not usable.any():
+                return np.zeros((3, len(usable)))
             law = _law(*setting)
             loss, mass = _atoms(law, rate)
             gap = float(np.diff(loss) @ mass[1:])
-            lost = rate * law.infinite * (1 + 1e-9)
-            return np.array([np.log1p(-lost), _GRAIN * gap, loss.max(initial=0.0)])[
-                :, None
-            ]
+            lost = np.log1p(-rate * law.infinite * (1 + 1e-9))
+            return usable * np.array([[lost], [_GRAIN * gap], [loss.max(initial=0.0)]])
 
         # Settings that no law is made for have none to be wrong.
         kept = self.kept_in_range()
         usable = ~np.asarray(self.is_unprotected | self.loses_nothing)
-        rate, shift = (np.where(usable, f, 1.0) for f in (kept.inner_rate, kept.shift))
-        bins, taken = (np.where(usable, f, 2.0) for f in (kept.bins, kept.taken))
-        fields = rate, shift, bins, taken, kept.above
-        found = by_setting(facts, np.zeros(self.shape), *fields)
-        return np.where(usable, found, 0.0)
+        return by_setting(facts, 1.0 * usable, *kept.fields[1:])
 
 
 def _unsampled(z: np.ndarray, rate: float, shift: float) -> np.ndarray:

@@ -26,7 +26,7 @@ def antipodal_of_two(shift: float, epsilon: float) -> float:
 def antipodal(steps: int, taken: int, shift: float, epsilon: float) -> float:
     """``H_g(P_s || P_-s)`` of 2 or 3 of an epoch's steps."""
     g, s = np.exp(epsilon), shift
-    x, w = _panels(-13.0, 13.0 + 2 * s, 400 if taken == 2 else 50)
+    x, w = _panels(-13.0, 13.0 + 2 * s, 400 if taken == 2 else 25)
     w = w * np.exp(-x * x / 2) / np.sqrt(2 * np.pi)
     k = np.exp(s * x - s * s / 2) - g * np.exp(-s * x - s * s / 2)
     if taken == 3:

@@ -126,9 +126,8 @@ class RandomAllocation(Spec):
     epochs as fit and a part of one more, which is fixed in advance: a run that stops in
     the middle of an epoch *because of what it saw* is charged the whole one.
 
-    Under add_remove, and zero_out of what is allocated, method "pld" and intervals are
-    certified. Else epsilons come with estimated errors, see docs/theory.md, "Epochs",
-    and these are refused.
+    Method "pld" and intervals are certified; the errors of "exact" are estimated, see
+    docs/theory.md, "Epochs".
 
     Preconditions beyond those of `MultistageSampling`: the bins are drawn afresh in
     every epoch (the same bins in all of them are *not* covered), and what a step

@@ -15,6 +15,7 @@ from jaxdp_episodic.losses.loss_nodes import LossNodes, collected
 from jaxdp_episodic.losses.privacy_loss import (
     GaussianLoss,
     Hints,
+    PrivacyLoss,
     Quadrature,
     Tails,
 )
@@ -28,8 +29,7 @@ _NODES_EACH = 4
 class AllocatedLoss(GaussianLoss):
     """Base: a unit in one of ``bins`` steps, of which ``taken`` >= 2 are taken."""
 
-    # Its tables' errors are estimates: no end that rests on them would be certified.
-    methods: ClassVar[tuple[str, ...]] = ("rdp", "exact")
+    # Its tables' errors are estimates: certified ends rest on finite laws.
     is_estimate: ClassVar[bool] = True
     # Of one setting: from direction, orders less one (m,) and fields to (3, m), the
     # log-excess and two derivatives.
@@ -50,13 +50,23 @@ class AllocatedLoss(GaussianLoss):
     def _taken(self) -> Array:
         return self.__dict__["taken"]
 
+    def finite_law(self, law: Callable[..., PrivacyLoss], *, up: bool) -> PrivacyLoss:
+        """`PrivacyLoss.certified`, of a class with these fields and ``above``."""
+        kept = self.kept_in_range()
+        # What there is too much noise for is raised to where there is none.
+        raised = np.where(self._shift > 0, np.maximum(self._shift, kept._shift), 0.0)
+        shift = raised if up else np.where(raised > self._shift, 0.0, self._shift)
+        fields = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
+        fields |= {"shift": shift, "bins": kept._bins, "taken": kept._taken}
+        return law(**fields, above=np.full(self.shape, 1.0 * up))
+
     def kept_in_range(self) -> Self:
         """Returns numbers that tables can be made of, none of them cheaper."""
         taken = np.maximum(self._taken, 2.0)
         return dataclasses.replace(
             super().kept_in_range(),
             # What is beyond the largest is unprotected, and not computed.
-            shift=np.clip(self._shift, _SMALLEST_SHIFT, _LARGEST_SHIFT),
+            shift=np.clip(self._shift, SMALLEST_SHIFT, LARGEST_SHIFT),
             taken=taken,
             bins=np.maximum(self._bins, taken),
         )
@@ -64,7 +74,7 @@ class AllocatedLoss(GaussianLoss):
     @property
     def is_unprotected(self) -> Array:
         """Where there is (nearly) no noise: more than tables are made for."""
-        return ~self.loses_nothing & (self._shift > _LARGEST_SHIFT)
+        return ~self.loses_nothing & (self._shift > LARGEST_SHIFT)
 
     def hints(self) -> Hints:
         """As many Poisson draws at rate 1 / bins."""
@@ -96,7 +106,7 @@ class AllocatedLoss(GaussianLoss):
 
 
 # Of the noise: 1e4 and 0.1 clip norms. Less noise is none, more is taken for 1e4.
-_SMALLEST_SHIFT, _LARGEST_SHIFT = 1e-4, 10.0
+SMALLEST_SHIFT, LARGEST_SHIFT = 1e-4, 10.0
 
 
 # By how many nats what is beyond a table must be below delta; see `log_cut` of nodes,

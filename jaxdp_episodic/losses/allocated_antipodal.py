@@ -27,11 +27,12 @@ from jaxdp_episodic.losses.allocated import (
     reaches,
     tails_from,
 )
+from jaxdp_episodic.losses.allocated_antipodal_law import AllocatedAntipodalLawLoss
 from jaxdp_episodic.losses.allocated_moments import antipodal_excess
 from jaxdp_episodic.losses.allocation_tables import antipodal_table, by_setting
 from jaxdp_episodic.losses.gaussian import drawn_tails, inner_exponent
 from jaxdp_episodic.losses.loss_nodes import LossNodes
-from jaxdp_episodic.losses.privacy_loss import Tails
+from jaxdp_episodic.losses.privacy_loss import PrivacyLoss, Tails
 from jaxdp_episodic.numerics.loops import Array, namespace, on_host
 
 _SCOUTS, _PER_PANEL = 400, 16
@@ -56,6 +57,10 @@ class AllocatedAntipodalLoss(AllocatedLoss):
     bins: Array
     taken: Array
     rate_fields: ClassVar[tuple[str, ...]] = ("outer_rate", "inner_rate")
+
+    def certified(self, *, up: bool) -> PrivacyLoss:
+        """A finite law of a convex function above or below the profile."""
+        return self.finite_law(AllocatedAntipodalLawLoss, up=up)
 
     def log_tails(self, u: Array) -> tuple[Tails, Tails]:
         """By tables; their relative error is `profile_error`, an estimate."""

@@ -31,7 +31,7 @@ from jaxdp_episodic.losses.allocated_law import AllocatedLawLoss
 from jaxdp_episodic.losses.allocated_moments import sum_excess
 from jaxdp_episodic.losses.allocation_tables import by_setting, sum_tables
 from jaxdp_episodic.losses.loss_nodes import LossNodes
-from jaxdp_episodic.losses.privacy_loss import Tails
+from jaxdp_episodic.losses.privacy_loss import PrivacyLoss, Tails
 from jaxdp_episodic.numerics.loops import Array, namespace, on_host
 
 # Places at which the range of a distribution is looked for.
@@ -53,17 +53,10 @@ class AllocatedGaussianLoss(AllocatedLoss):
     bins: Array
     taken: Array
     is_symmetric: ClassVar[bool] = False
-    methods: ClassVar[tuple[str, ...]] = ("rdp", "exact", "pld")
 
-    def certified(self, *, up: bool) -> AllocatedLawLoss:
+    def certified(self, *, up: bool) -> PrivacyLoss:
         """A finite law above or below in convex order."""
-        kept = self.kept_in_range()
-        # What there is too much noise for is raised to where there is none.
-        raised = np.where(self.shift > 0, np.maximum(self.shift, kept.shift), 0.0)
-        shift = raised if up else np.where(raised > self.shift, 0.0, self.shift)
-        return AllocatedLawLoss(
-            self.outer_rate, shift, kept.bins, kept.taken, np.full(self.shape, 1.0 * up)
-        )
+        return self.finite_law(AllocatedLawLoss, up=up)
 
     def largest_loss(self, *, backward: bool) -> Array:
         """Of a part of an epoch: W is at least the chance of a later step."""

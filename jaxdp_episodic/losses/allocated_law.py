@@ -96,7 +96,8 @@ class AllocatedLawLoss(AllocatedLoss):
     @staticmethod
     def _excess(direction: str, order: np.ndarray, *setting: float) -> np.ndarray:
         """Of a coarser law, above; forward of both directions."""
-        loss, mass = _coarse(epoch_law(*setting))
+        law = epoch_law(*setting)
+        loss, mass = coarse(law.loss, law.with_unit)
         given = loss[:, None], np.log(mass)[:, None], order, direction
         return np.stack(log_excess_of_atoms(*given, with_derivatives=True))
 
@@ -168,15 +169,15 @@ def epoch_law(shift: float, bins: float, taken: float, above: float) -> EpochLaw
     )
 
 
-def _coarse(law: EpochLaw) -> tuple[np.ndarray, np.ndarray]:
+def coarse(loss: np.ndarray, with_unit: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """A few of the losses, and masses under P: what is between them is spread."""
-    chosen = np.linspace(0, len(law.loss) - 1, min(_FEW, len(law.loss))).round()
-    places = np.exp(law.loss[chosen.astype(np.intp)])
-    ratio = np.exp(law.loss)
+    chosen = np.linspace(0, len(loss) - 1, min(_FEW, len(loss))).round()
+    places = np.exp(loss[chosen.astype(np.intp)])
+    ratio = np.exp(loss)
     cell = np.searchsorted(places, ratio, side="right") - 1
     cell = np.clip(cell, 0, len(places) - 2)
     share = np.clip((ratio - places[cell]) / np.diff(places)[cell], 0.0, 1.0)
-    mass = law.with_unit / ratio
+    mass = with_unit / ratio
     spread = np.bincount(cell, mass * (1 - share), len(places))
     spread += np.bincount(cell + 1, mass * share, len(places))
     kept = spread > 0
@@ -202,19 +203,28 @@ def _summed_from(array: np.ndarray) -> np.ndarray:
 
 
 def _tails(u: np.ndarray, *setting: float) -> np.ndarray:
-    """The four rows of `log_tails`; between two losses profiles are linear in e^u."""
+    """The four rows of `log_tails`."""
     law = epoch_law(*setting)
-    rows = []
-    for loss, (profile, scaled) in (
-        (law.loss, law.forward),
-        (-law.loss[::-1], law.backward),
-    ):
-        place = np.searchsorted(loss, u, side="right")
-        beyond = place == len(loss)
-        place = np.minimum(place, len(loss) - 1)
-        gap = np.minimum(u - loss[place], 0.0)
-        with np.errstate(divide="ignore"):
-            value = np.log(profile[place] - scaled[place] * np.expm1(gap))
-            tail = np.log(scaled[place]) + gap
-        rows += [np.where(beyond, -np.inf, value), np.where(beyond, -np.inf, tail)]
-    return np.stack(rows)
+    forward = tails_between(u, law.loss, *law.forward)
+    return np.stack([*forward, *tails_between(u, -law.loss[::-1], *law.backward)])
+
+
+def tails_between(
+    u: np.ndarray, loss: np.ndarray, profile: np.ndarray, scaled: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """Tails at u: between two losses profiles are linear in e^u, beyond them 0.
+
+    Args:
+      u: (m,).
+      loss: (n,) increasing.
+      profile: (n,) of them.
+      scaled: (n,) ``e^loss Q(L >= loss)``.
+    """
+    place = np.searchsorted(loss, u, side="right")
+    beyond = place == len(loss)
+    place = np.minimum(place, len(loss) - 1)
+    gap = np.minimum(u - loss[place], 0.0)
+    with np.errstate(divide="ignore"):
+        value = np.log(profile[place] - scaled[place] * np.expm1(gap))
+        tail = np.log(scaled[place]) + gap
+    return np.where(beyond, -np.inf, value), np.where(beyond, -np.inf, tail)

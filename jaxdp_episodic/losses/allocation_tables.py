@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from jaxdp_episodic.losses.antipodal_law import bounds_at
 from jaxdp_episodic.numerics.convex_sums import lognormal_sum
 from jaxdp_episodic.numerics.skewed_sums import Terms, log_tails
 from jaxdp_episodic.numerics.two_terms import log_tails_of_two
@@ -28,14 +29,18 @@ _REACH = 13.0
 _LEAST = -90.0
 # A panel whose last Chebyshev coefficients are larger is halved, so often at most.
 _ROUGHNESS, _MOST_HALVINGS = 1e-8, 4
+# The same of two terms, whose losses crowd at 0 where the rest idles.
+_MOST_OF_TWO = 10
 _CACHED = 256
 _FEW = 8
 # Largest relative error of integrals of a table that may be used, and their nodes.
 _MOST_OFF, _CHECK_NODES = 1e-7, 600
+_DENSE, _CROWDED = 4.0, 16.0
 # By how much a logarithm may lie beyond its certified ends: relative down to _CHECKED,
 # absolute for so many nats below it.
 _AGREEING, _RAREST = 1e-7, 16.0
 # Places at which a table is checked, how far down, and the spare factor.
+_LOOKS = 5
 _CHECKS, _CHECKED, _SPARE, _ROUNDING = 16, -36.0, 10.0, 1e-13
 
 
@@ -92,7 +97,9 @@ def _core(count: float, shift: float) -> float:
     return math.sqrt(np.log1p(np.expm1(min(shift * shift, 700.0)) / count))
 
 
-def _tabulated(core: float, end: float, evaluate: Evaluate) -> Table:
+def _tabulated(
+    core: float, end: float, evaluate: Evaluate, most: int = _MOST_HALVINGS
+) -> Table:
     """The table of a function of places (m,) to three logarithms (3, m)."""
     for _ in range(12):
         last = evaluate(np.array([end]))
@@ -103,7 +110,7 @@ def _tabulated(core: float, end: float, evaluate: Evaluate) -> Table:
     number = max(math.ceil(whole / _PANEL), 1)
     open_ = [(whole * i / number, whole * (i + 1) / number) for i in range(number)]
     done: list[tuple[float, float, np.ndarray]] = []
-    for depth in range(_MOST_HALVINGS + 1):
+    for depth in range(most + 1):
         if not open_:
             break
         ends = np.array(open_)
@@ -115,7 +122,7 @@ def _tabulated(core: float, end: float, evaluate: Evaluate) -> Table:
             ends.tolist(), ~smooth, np.moveaxis(values, 1, 0), strict=True
         ):
             middle = 0.5 * (left + right)
-            if bad and depth < _MOST_HALVINGS:
+            if bad and depth < most:
                 open_ += [(left, middle), (middle, right)]
             else:
                 done.append((left, right, one))
@@ -143,10 +150,10 @@ def _checked(table: Table, off: float) -> Table:
     return table._replace(values=table.values * np.nan, error=1.0)
 
 
-def _panels(end: float) -> tuple[np.ndarray, np.ndarray]:
-    """Gauss–Legendre nodes and weights from 0 to an end, dense near 0."""
+def _panels(end: float, top: float = _DENSE) -> tuple[np.ndarray, np.ndarray]:
+    """Gauss–Legendre nodes and weights from 0 to an end, e^top times denser near 0."""
     x, w = np.polynomial.legendre.leggauss(_CHECK_NODES)
-    z, top = 0.5 * (x + 1), 4.0
+    z = 0.5 * (x + 1)
     place = end * np.expm1(top * z) / math.expm1(top)
     return place, 0.5 * w * top * end * np.exp(top * z) / math.expm1(top)
 
@@ -241,13 +248,42 @@ def antipodal_table(bins: int, count: int, shift: float) -> Table:
         terms = Terms(count * every, constant, shift * every, place, True, idle * every)
         return np.stack(log_tails(terms, finer=finer))
 
-    table = _tabulated(core, end, evaluate)
-    place, weight = _panels(table.end)
+    most = _MOST_OF_TWO if count == 2 else _MOST_HALVINGS
+    table = _tabulated(core, end, evaluate, most)
+    table = _between_antipodal_ends(table, bins, count, shift)
+    place, weight = _panels(table.end, _CROWDED if count == 2 else _DENSE)
     rows = table.at(place)
     share = np.exp(rows[2] + place - math.log(bins)) * weight
     gain = math.exp(table.at(np.zeros(1))[0, 0]) / bins
     mass = abs(float(share.sum() + share @ np.exp(place)) - 1)
     return _checked(table, max(mass, abs(float(share @ np.expm1(place)) / gain - 1)))
+
+
+def _between_antipodal_ends(table: Table, bins: int, count: int, shift: float) -> Table:
+    """The table up to where its first tail is seen to leave certified ends.
+
+    They are looked at in the middle of a few panels, and at the last end.
+    """
+    panels = table.values.shape[1]
+    for panel in np.unique(np.linspace(0, panels - 1, _LOOKS).astype(int)).tolist():
+        left, right = table.edges[panel : panel + 2]
+        z = right if panel == panels - 1 else 0.5 * (left + right)
+        u = table.core * math.sinh(float(z))
+        value = float(table.at(np.array([u]))[0, 0]) - math.log(bins)
+        low, high = (
+            math.log(end) if end > 0 else -math.inf
+            for end in bounds_at(u, bins, count, shift)
+        )
+        rare = min(_CHECKED - value, _RAREST)
+        allowed = _AGREEING * math.exp(max(rare, 0.0))
+        if not low - allowed <= value <= high + allowed:
+            if panel == 0:
+                return table._replace(values=table.values * np.nan, error=1.0)
+            kept = slice(0, panel)
+            return table._replace(
+                edges=table.edges[: panel + 1], values=table.values[:, kept]
+            )
+    return table
 
 
 def by_setting(

@@ -25,6 +25,13 @@ from typing import NamedTuple
 
 import numpy as np
 
+from jaxdp_episodic.numerics.lattice_pieces import (
+    Piece,
+    added_pieces,
+    moments_of,
+    places_of,
+)
+
 # Spacing over the standard deviation of the logarithm, or over 1 where that is large.
 _CORE, _WIDEST = 0.006, 0.007
 # Spacing over the distance from the mean, of rare large values; times the root of the
@@ -83,20 +90,11 @@ class SumLaw(NamedTuple):
         return profile[place] + rest + self.infinite
 
 
-class _Piece(NamedTuple):
-    """Neighbouring places ``(first + i) 2^level``, or cells that begin there."""
-
-    level: int
-    first: int
-    masses: np.ndarray
-    moments: np.ndarray | None  # of the law below: mass times value
-
-
 class _Law(NamedTuple):
     """A law on pieces of rising level, each of which begins where one ends."""
 
     count: int
-    pieces: list[_Piece]
+    pieces: list[Piece]
     lost: float
     infinite: float
     mass_error: float
@@ -137,21 +135,12 @@ def lognormal_sum(count: int, shift: float, *, above: bool) -> SumLaw:
     assert total is not None  # count >= 1
     masses = np.concatenate([piece.masses for piece in total.pieces])
     if above:
-        values = np.concatenate([_places(piece) for piece in total.pieces])
+        values = np.concatenate([places_of(piece) for piece in total.pieces])
     else:
-        moments = np.concatenate([_moments(piece) for piece in total.pieces])
+        moments = np.concatenate([moments_of(piece) for piece in total.pieces])
         values = moments / np.where(masses > 0, masses, 1.0)
     kept = masses > 0
     return SumLaw(values[kept], masses[kept], *total[2:])
-
-
-def _places(piece: _Piece) -> np.ndarray:
-    return (piece.first + np.arange(len(piece.masses))) * 2.0**piece.level
-
-
-def _moments(piece: _Piece) -> np.ndarray:
-    assert piece.moments is not None  # of a law below
-    return piece.moments
 
 
 # --- Where the places are ---
@@ -236,7 +225,7 @@ def _cut_up(
     rows = np.split(masses, cuts)
     others = [None] * len(rows) if moments is None else np.split(moments, cuts)
     pieces = [
-        _Piece(level, first, mass, moment)
+        Piece(level, first, mass, moment)
         for (level, first, _), mass, moment in zip(panels, rows, others, strict=True)
     ]
     return law._replace(pieces=pieces)
@@ -246,41 +235,19 @@ def _cut_up(
 
 
 def _added(a: _Law, b: _Law) -> _Atoms:
-    """The law of ``A + B``: on each lattice, what has its coarser one there."""
-    same = a is b
-    of_a = {piece.level: piece for piece in a.pieces}
-    of_b = of_a if same else {piece.level: piece for piece in b.pieces}
-    low_a: _Piece | None = None
-    low_b: _Piece | None = None
-    parts: list[_Piece] = []
-    roundings = longest = 0
-    for level in sorted({*of_a, *of_b}):
-        roundings += 4 if low_a is None else 4 + 2 ** (level - low_a.level)
-        low_a = _coarser(low_a, level)
-        low_b = low_a if same else _coarser(low_b, level)
-        own_a, own_b = of_a.get(level), of_b.get(level)
-        if same:
-            twice = _joined(low_a, low_a)
-            pairs = [(own_a, _joined(twice, own_a))]
-        else:
-            pairs = [(own_a, _joined(low_b, own_b)), (low_a, own_b)]
-        for one, other in pairs:
-            if one is not None and other is not None:
-                parts.append(_convolved(one, other))
-                longest = max(longest, min(len(one.masses), len(other.masses)))
-        low_a = _joined(low_a, own_a)
-        low_b = low_a if same else _joined(low_b, own_b)
+    """The law of ``A + B``, as atoms."""
+    parts, operations = added_pieces(a.pieces, None if a is b else b.pieces)
     masses = np.concatenate([part.masses for part in parts])
     kept = masses > 0
-    values = np.concatenate([_places(part) for part in parts])
-    rounded = _UNIT * (longest + roundings + 8)
+    values = np.concatenate([places_of(part) for part in parts])
+    rounded = _UNIT * operations
     place_error = max(a.place_error, b.place_error)
     if a.pieces[0].moments is not None:
-        moments = np.concatenate([_moments(part) for part in parts])
+        moments = np.concatenate([moments_of(part) for part in parts])
         values = moments / np.where(kept, masses, 1.0)
         place_error += 2 * rounded
     # Who is lost to one takes along the other's mean.
-    means = [float(sum(p.masses @ _places(p) for p in law.pieces)) for law in (a, b)]
+    means = [float(sum(p.masses @ places_of(p) for p in law.pieces)) for law in (a, b)]
     return _Atoms(
         values[kept],
         masses[kept],
@@ -293,57 +260,6 @@ def _added(a: _Law, b: _Law) -> _Atoms:
             place_error,
         ),
     )
-
-
-def _coarser(piece: _Piece | None, level: int) -> _Piece | None:
-    """The piece on a coarser lattice, spread or merged."""
-    if piece is None:
-        return None
-    factor = 2 ** (level - piece.level)
-    before = piece.first % factor
-    after = -(before + len(piece.masses)) % factor
-    first = piece.first // factor
-
-    def rows(array: np.ndarray) -> np.ndarray:
-        padded = np.zeros(before + len(array) + after)
-        padded[before : before + len(array)] = array
-        return padded.reshape(-1, factor)
-
-    masses = rows(piece.masses)
-    if piece.moments is not None:
-        moments = rows(piece.moments).sum(axis=1)
-        return _Piece(level, first, masses.sum(axis=1), moments)
-    share = np.arange(factor) / factor
-    spread = np.append(masses @ (1 - share), 0.0)
-    spread[1:] += masses @ share
-    return _Piece(level, first, spread, None)
-
-
-def _joined(a: _Piece | None, b: _Piece | None) -> _Piece | None:
-    """Both pieces of one lattice in one."""
-    if a is None or b is None:
-        return b if a is None else a
-    first = min(a.first, b.first)
-    size = max(a.first + len(a.masses), b.first + len(b.masses)) - first
-
-    def both(x: np.ndarray, y: np.ndarray) -> np.ndarray:
-        result = np.zeros(size)
-        result[a.first - first :][: len(x)] += x
-        result[b.first - first :][: len(y)] += y
-        return result
-
-    masses, moments = both(a.masses, b.masses), None
-    if a.moments is not None:
-        moments = both(a.moments, _moments(b))
-    return _Piece(a.level, first, masses, moments)
-
-
-def _convolved(a: _Piece, b: _Piece) -> _Piece:
-    masses, moments = np.convolve(a.masses, b.masses), None
-    if a.moments is not None:
-        moments = np.convolve(a.moments, b.masses)
-        moments += np.convolve(a.masses, _moments(b))
-    return _Piece(a.level, a.first + b.first, masses, moments)
 
 
 # --- Back to places ---

@@ -116,13 +116,6 @@ def test_composed_with_another_mechanism():
     assert low <= truth <= high < low * 1.003
 
 
-def test_what_has_no_certified_law_is_refused_by_name():
-    with pytest.raises(NotImplementedError, match="AllocatedAntipodal"):
-        jde.epsilon_interval(step(5, 1.0, "replace_one"), delta=1e-6, num_steps=10)
-    with pytest.raises(NotImplementedError, match="AllocatedAntipodal"):
-        jde.epsilon(step(5, 1.0, "replace_one"), delta=1e-6, num_steps=10, method="pld")
-
-
 @pytest.mark.slow
 def test_a_table_that_leaves_the_certified_ends_is_not_used(monkeypatch):
     """A planted table, 1 % too small everywhere, is answered for by the upper end."""

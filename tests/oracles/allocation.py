@@ -20,18 +20,26 @@ def _panels(low: float, high: float, number: int) -> tuple[np.ndarray, np.ndarra
 
 def antipodal_of_two(shift: float, epsilon: float) -> float:
     """``H_g(P_s || P_-s)`` of an epoch of two steps."""
+    return antipodal(2, 2, shift, epsilon)
+
+
+def antipodal(steps: int, taken: int, shift: float, epsilon: float) -> float:
+    """``H_g(P_s || P_-s)`` of 2 or 3 of an epoch's steps."""
     g, s = np.exp(epsilon), shift
-    x, w = _panels(-13.0, 13.0 + 2 * s, 400)
+    x, w = _panels(-13.0, 13.0 + 2 * s, 400 if taken == 2 else 25)
+    w = w * np.exp(-x * x / 2) / np.sqrt(2 * np.pi)
     k = np.exp(s * x - s * s / 2) - g * np.exp(-s * x - s * s / 2)
+    if taken == 3:
+        k, w = np.add.outer(k, k).ravel(), np.outer(w, w).ravel()
+    k = k + (1 - g) * (steps - taken)
     # E(k + A - g B)_+: positive beyond x0, e^{s x0} a root of a quadratic.
     h = np.exp(-s * s / 2)
     root = np.sqrt(k * k + 4 * h * h * g)
-    with np.errstate(divide="ignore"):
+    with np.errstate(divide="ignore", invalid="ignore"):
         y = np.where(k > 0, 2 * g * h / (k + root), (root - k) / (2 * h))
     start = np.log(y) / s
     inner = k * ndtr(-start) + ndtr(s - start) - g * ndtr(-start - s)
-    density = np.exp(-x * x / 2) / np.sqrt(2 * np.pi)
-    return float(np.sum(w * density * inner) / 2)
+    return float(np.sum(w * inner) / steps)
 
 
 def add_remove(

@@ -1,0 +1,133 @@
+"""Laws on nested lattices in pieces, and sums of two; NumPy only.
+
+A piece is a row of neighbouring places of one lattice, ``i 2^level`` with whole i, or
+of cells there, whose values are known by their mean. A law is a list of pieces, one for
+each level, from the finest on. Nothing but non-negative masses is added up and
+multiplied, so that all of them keep their digits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+# Levels that are skipped at once: rows are filled up to a place of the coarser lattice.
+_AT_ONCE = 4
+
+
+class Piece(NamedTuple):
+    """Neighbouring places ``(first + i) 2^level``, or cells that begin there."""
+
+    level: int
+    first: int
+    masses: np.ndarray
+    moments: np.ndarray | None  # of cells: mass times value
+
+
+def places_of(piece: Piece) -> np.ndarray:
+    """Values of the places."""
+    return (piece.first + np.arange(len(piece.masses))) * 2.0**piece.level
+
+
+def moments_of(piece: Piece) -> np.ndarray:
+    """Mass times value of cells."""
+    assert piece.moments is not None
+    return piece.moments
+
+
+def added_pieces(
+    a: Sequence[Piece], b: Sequence[Piece] | None
+) -> tuple[list[Piece], int]:
+    """The sum of two independent ones: on each lattice, what has its coarser one there.
+
+    Args:
+      a: of rising level.
+      b: of the other one; None for one like a.
+
+    Returns:
+      Pieces of rising level, two of some, and how many roundings a mass has at most.
+    """
+    same = b is None
+    of_a = {piece.level: piece for piece in a}
+    of_b = of_a if b is None else {piece.level: piece for piece in b}
+    low_a: Piece | None = None
+    low_b: Piece | None = None
+    parts: list[Piece] = []
+    roundings = longest = 0
+    for level in sorted({*of_a, *of_b}):
+        roundings += 4 if low_a is None else crowd(level - low_a.level)
+        low_a = coarser(low_a, level)
+        low_b = low_a if same else coarser(low_b, level)
+        own_a, own_b = of_a.get(level), of_b.get(level)
+        if same:
+            twice = joined(low_a, low_a)
+            pairs = [(own_a, joined(twice, own_a))]
+        else:
+            pairs = [(own_a, joined(low_b, own_b)), (low_a, own_b)]
+        for one, other in pairs:
+            if one is not None and other is not None:
+                parts.append(_convolved(one, other))
+                longest = max(longest, min(len(one.masses), len(other.masses)))
+        low_a = joined(low_a, own_a)
+        low_b = low_a if same else joined(low_b, own_b)
+    return parts, longest + roundings + 8
+
+
+def crowd(levels: int) -> int:
+    """How many roundings a mass has by `coarser`, so many levels, and `joined`."""
+    return 4 + 2**_AT_ONCE * -(-levels // _AT_ONCE)
+
+
+def coarser(piece: Piece | None, level: int) -> Piece | None:
+    """The piece on a coarser lattice, spread or merged."""
+    if piece is None or piece.level == level:
+        return piece
+    if level - piece.level > _AT_ONCE:
+        return coarser(coarser(piece, piece.level + _AT_ONCE), level)
+    factor = 2 ** (level - piece.level)
+    before = piece.first % factor
+    after = -(before + len(piece.masses)) % factor
+    first = piece.first // factor
+
+    def rows(array: np.ndarray) -> np.ndarray:
+        padded = np.zeros(before + len(array) + after)
+        padded[before : before + len(array)] = array
+        return padded.reshape(-1, factor)
+
+    masses = rows(piece.masses)
+    if piece.moments is not None:
+        moments = rows(piece.moments).sum(axis=1)
+        return Piece(level, first, masses.sum(axis=1), moments)
+    share = np.arange(factor) / factor
+    spread = np.append(masses @ (1 - share), 0.0)
+    spread[1:] += masses @ share
+    return Piece(level, first, spread, None)
+
+
+def joined(a: Piece | None, b: Piece | None) -> Piece | None:
+    """Both pieces of one lattice in one."""
+    if a is None or b is None:
+        return b if a is None else a
+    first = min(a.first, b.first)
+    size = max(a.first + len(a.masses), b.first + len(b.masses)) - first
+
+    def both(x: np.ndarray, y: np.ndarray) -> np.ndarray:
+        result = np.zeros(size)
+        result[a.first - first :][: len(x)] += x
+        result[b.first - first :][: len(y)] += y
+        return result
+
+    masses, moments = both(a.masses, b.masses), None
+    if a.moments is not None:
+        moments = both(a.moments, moments_of(b))
+    return Piece(a.level, first, masses, moments)
+
+
+def _convolved(a: Piece, b: Piece) -> Piece:
+    masses, moments = np.convolve(a.masses, b.masses), None
+    if a.moments is not None:
+        moments = np.convolve(a.moments, b.masses)
+        moments += moments if a is b else np.convolve(a.masses, moments_of(b))
+    return Piece(a.level, a.first + b.first, masses, moments)

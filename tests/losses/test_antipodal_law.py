@@ -1,0 +1,207 @@
+"""Certified ends of random allocation that may turn around: replace_one, episodes."""
+
+import functools
+
+import numpy as np
+import pytest
+from scipy.stats import norm
+
+import jaxdp_episodic as jde
+from jaxdp_episodic.accounting.dominating_pair import run_of
+from jaxdp_episodic.accounting.pld.method import pld_bounds
+from jaxdp_episodic.accounting.question import DeltaAt, EpsilonAt
+from jaxdp_episodic.accounting.run import Run
+from jaxdp_episodic.losses import allocation_tables, antipodal_law
+from jaxdp_episodic.losses.allocated_antipodal import AllocatedAntipodalLoss
+from oracles import allocation
+
+
+def step(steps, noise, relation="replace_one"):
+    drawn = jde.RandomAllocation("unit", steps_per_epoch=steps)
+    return jde.GaussianStep(
+        drawn, noise_multiplier=noise, neighboring_relation=relation
+    )
+
+
+def loss(rate, shift, bins, taken):
+    return AllocatedAntipodalLoss(*map(np.asarray, (1.0, rate, shift, bins, taken)))
+
+
+def gaussian(shift, epsilon):
+    """The Gaussian mechanism's delta."""
+    first, second = (norm.cdf(x * shift / 2 - epsilon / shift) for x in (1, -1))
+    return first - np.exp(epsilon) * second
+
+
+@pytest.mark.parametrize("epsilon", [0.0, 0.7, 4.0])
+def test_an_epoch_of_two_steps_is_a_gaussian(epsilon):
+    """``w = e^{s (x + x')}``: a move by s sqrt(2)."""
+    true = gaussian(1.3 * np.sqrt(2), epsilon)
+    low, high = antipodal_law.bounds_at(epsilon, 2, 2, 1.3)
+    assert low <= true <= high <= low * 1.002
+
+
+@pytest.mark.parametrize(
+    ("steps", "taken", "shift", "epsilon"),
+    [(5, 2, 1.0, 0.2), (5, 2, 3.4, 2.0), (3, 3, 0.7, 0.9), (9, 3, 1.6, 0.4)],
+)
+def test_a_few_steps_by_definition(steps, taken, shift, epsilon):
+    true = allocation.antipodal(steps, taken, shift, epsilon)
+    low, high = antipodal_law.bounds_at(epsilon, steps, taken, shift)
+    assert low <= true <= high <= low * 1.002
+
+
+def test_lower_corners_lie_below_and_hulls_are_convex():
+    g = np.exp(np.linspace(0, 4, 60))
+    true = gaussian(1.1, np.log(g))
+    rng = np.random.default_rng(2)
+    low = true * (1 - 1e-3 * rng.uniform(size=60))
+    high = true * (1 + 1e-3 * rng.uniform(size=60))
+    fine = np.exp(np.linspace(0, 3, 1001))
+    for above in (False, True):
+        points = (g, high) if above else antipodal_law._below_chords(g, low, high)
+        x, y = antipodal_law._convex(*points)
+        slope = np.diff(y) / np.diff(x)
+        assert np.all(np.diff(slope) > 0)
+        off = np.interp(fine, x, y) / gaussian(1.1, np.log(fine)) - 1
+        assert np.all(off >= 0 if above else off <= 0)
+        assert np.all(np.abs(off) < 0.05)
+        # With its mirror image it belongs to a pair.
+        assert y[0] - 2 * slope[0] <= 1 + 1e-12
+
+
+@functools.cache
+def law_of(steps, taken, shift):
+    return [
+        antipodal_law.antipodal_law(steps, taken, shift, above=up)
+        for up in (False, True)
+    ]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("steps", "taken", "shift"), [(2, 2, 1.0), (6, 2, 1.4), (4, 2, 0.2), (2, 2, 3.0)]
+)
+def test_laws_hold_everywhere_between_their_nodes(steps, taken, shift):
+    rng = np.random.default_rng(steps)
+    below, above = law_of(steps, taken, shift)
+    for u in [0.0, *rng.uniform(0, 0.9 * below.loss[-1], 60)]:
+        true = allocation.antipodal(steps, taken, shift, u)
+        low, high = (
+            np.interp(np.exp(u), np.exp(one.loss), one.profile, right=0.0)
+            + one.infinite
+            for one in (below, above)
+        )
+        assert low <= true * (1 + 1e-10)
+        assert true * (1 - 1e-10) <= high
+        if true > 1e-12:
+            assert high <= low * 1.004
+
+
+@pytest.mark.slow
+def test_three_steps_hold_between_nodes():
+    rng = np.random.default_rng(1)
+    below, above = law_of(3, 3, 1.0)
+    for u in rng.uniform(0, 6, 8):
+        true = allocation.antipodal(3, 3, 1.0, u)
+        low, high = (
+            np.interp(np.exp(u), np.exp(one.loss), one.profile)
+            for one in (below, above)
+        )
+        assert low <= true <= high <= low * 1.004
+
+
+def composed(*parts):
+    return Run(
+        tuple(one for one, _ in parts),
+        tuple(np.asarray(float(count)) for _, count in parts),
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("epochs", [1, 7, 300])
+def test_epochs_of_two_steps_are_gaussians(epochs):
+    shift, delta = 0.4, 1e-6
+    whole = shift * np.sqrt(2 * epochs)
+    run = composed((loss(1.0, shift, 2.0, 2.0), epochs))
+    low, high = map(float, pld_bounds(EpsilonAt(np.log(delta)), run))
+    assert gaussian(whole, low) >= delta >= gaussian(whole, high)
+    assert high <= low + 2e-4 * max(low, 1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rate", [1.0, 0.3, 0.01])
+def test_drawn_within_and_composed_with_another_release(rate):
+    """An epoch and one Gaussian release: given the release's loss, by definition."""
+    steps, taken, shift, other, epsilon = 4, 2, 1.0, 0.8, 0.5
+    nodes, weights = np.polynomial.legendre.leggauss(80)
+    # The profile has a corner at 0, where the release alone has lost epsilon.
+    edges = np.array([-10.0, epsilon / other - other / 2, 10.0])
+    half = 0.5 * np.diff(edges)[:, None]
+    x, weights = (edges[:-1, None] + half * (nodes + 1)).ravel(), half * weights
+
+    def drawn(u):
+        """``r D(1 + (g-1)/r)`` and its mirror image."""
+        if u < 0:
+            return -np.expm1(u) + np.exp(u) * drawn(-u)
+        inner = np.log1p(np.expm1(u) / rate)
+        return rate * allocation.antipodal(steps, taken, shift, inner)
+
+    true = 0.0
+    for place, weight in zip(x + other, weights.ravel() * norm.pdf(x), strict=True):
+        true += weight * drawn(epsilon - (other * place - other**2 / 2))
+    release = jde.GaussianStep(
+        jde.Poisson("unit", sampling_probability=1.0), noise_multiplier=1 / other
+    )
+    (gaussian_loss,) = run_of(release, np.asarray(1)).losses
+    run = composed(
+        (loss(rate, shift, float(steps), float(taken)), 1),
+        (gaussian_loss.map(lambda field: np.reshape(field, ())), 1),
+    )
+    low, high = map(float, np.exp(pld_bounds(DeltaAt(np.asarray(epsilon)), run)))
+    assert low <= true <= high <= low * 1.003
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("steps", "noise", "num_steps", "delta"),
+    [(10, 1.0, 10, 1e-5), (10, 1.0, 5, 1e-6), (20, 2.0, 200, 1e-6), (3, 0.5, 9, 1e-5)],
+)
+def test_intervals_hold_the_exact_answer_and_are_narrow(steps, noise, num_steps, delta):
+    asked = {"delta": delta, "num_steps": num_steps}
+    low, high = jde.epsilon_interval(step(steps, noise), **asked)
+    value, info = jde.epsilon(step(steps, noise), return_info=True, **asked)
+    assert low <= value <= high < low + 2e-4 * max(1, low)
+    assert not info.is_certified_bound or value == high
+    assert jde.epsilon(step(steps, noise), method="rdp", **asked) >= low
+
+
+@pytest.mark.slow
+def test_intervals_hold_the_tables_of_the_theory():
+    """Estimates on a lattice, at most 0.3 % high, of an independent program."""
+    low, high = jde.epsilon_interval(step(10, 1.0), delta=1e-5, num_steps=10)
+    assert low <= 2.846 and 2.846 * 0.997 <= high
+    low, high = jde.epsilon_interval(step(10, 1.0), delta=1e-5, num_steps=100)
+    assert low <= 10.581 * 1.001 and 10.581 * 0.997 <= high
+
+
+@pytest.mark.slow
+def test_a_table_that_leaves_the_certified_ends_is_not_used(monkeypatch):
+    """A planted table, 1 % too small everywhere."""
+    honest = allocation_tables._tabulated
+
+    def too_small(*args):
+        table = honest(*args)
+        return table._replace(values=table.values - 0.01)
+
+    monkeypatch.setattr(allocation_tables, "_tabulated", too_small)
+    table = allocation_tables.antipodal_table.__wrapped__(6, 6, 1.21)
+    assert np.all(np.isnan(table.values)) and table.error == 1.0
+
+
+def test_edges():
+    asked = {"delta": 1e-6, "num_steps": 8}
+    assert np.isposinf(jde.epsilon_interval(step(4, 0.0), **asked)[1])
+    assert jde.epsilon_interval(step(4, np.inf), **asked) == (0, 0)
+    nothing = jde.epsilon_interval(step(4, 1.0), delta=1e-6, num_steps=0)
+    assert nothing == (0, 0)

@@ -171,16 +171,16 @@ def kill_one(
     return found, wrong
 
 
-def rig(kills: int, out: Path, *, seed: int) -> Summary:
+def rig(kills: int, scratch: Path, out: Path, *, seed: int) -> Summary:
     """Trains and kills until that many processes were killed; see the module."""
     summary, chance = Summary(), random.Random(seed)
     begun = time.perf_counter()
-    whole = out / "whole"
+    whole = scratch / "whole"
     (undisturbed,) = started(whole, 1, False)
     if undisturbed.wait() != 0:
         raise RuntimeError(said(whole, 0))
     while len(summary.kills) < kills and not summary.violations:
-        folder = out / "run"
+        folder = scratch / "run"
         number, resume = chance.choice(SIZES[1:]), False
         for _ in range(min(2, kills - len(summary.kills))):
             kill, wrong = kill_one(folder, number, resume, chance)
@@ -200,7 +200,8 @@ def rig(kills: int, out: Path, *, seed: int) -> Summary:
             summary.violations += alone.finished(folder, whole)
             summary.runs_finished += not summary.violations
         shutil.rmtree(folder)
-    summary.seconds = time.perf_counter() - begun
+        summary.seconds = time.perf_counter() - begun
+        written(summary, out)  # whatever becomes of the rest
     return summary
 
 
@@ -232,7 +233,6 @@ def written(summary: Summary, out: Path) -> None:
     }
     out.mkdir(parents=True, exist_ok=True)
     (out / "summary.json").write_text(json.dumps(document, indent=1) + "\n")
-    print(json.dumps({**facts, "violations": summary.violations}, indent=1))
 
 
 def main() -> int:
@@ -255,8 +255,10 @@ def main() -> int:
         # Processes that begin again and again shall not compile again and again.
         os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", f"{scratch}/compiled")
         os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
-        summary = rig(options.kills, Path(scratch) / "runs", seed=options.seed)
+        runs = Path(scratch) / "runs"
+        summary = rig(options.kills, runs, options.out, seed=options.seed)
     written(summary, options.out)
+    print((options.out / "summary.json").read_text())
     return bool(summary.violations) or not summary.runs_finished
 
 

@@ -167,6 +167,9 @@ def plant_late_charges(run: Trainer) -> None:
         def __init__(self, file: Any) -> None:
             self._file = file
 
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self._file, name)
+
         def charge(self, number: int = 1) -> None:
             if late:
                 self._file.charge(late.pop())

@@ -28,7 +28,7 @@ from jaxdp_episodic.files.parquet_arrays import (
 )
 from jaxdp_episodic.files.parquet_file import parquet_batches
 
-_MOST_BYTES = 2**28  # of a batch
+_MOST_BYTES = 2**26  # of a batch
 _AT_ONCE = 256  # images
 _ROWS = 2**16  # of columns of ids at a time
 _BYTE, _FLOAT = np.dtype(np.uint8), np.dtype(np.float32)
@@ -213,13 +213,12 @@ def _image_column(
     probe = next(parquet_lists(path, name, length=length, rows=1))
     scaled = scaled_images(probe[:0].reshape(0, *shape))  # refuses other numbers
     keep = _as_stored(probe.dtype, True, f"{name} in {path}")
-    rows = max(_MOST_BYTES // (probe.dtype.itemsize * length), 1)
+    # Arrow takes some 16 bytes for each item of a list that it decodes.
+    rows = max(min(_MOST_BYTES // (16 * length), _ROWS), 1)
 
     def lists(start: int) -> Iterator[np.ndarray]:
         done = start
-        parts = parquet_lists(
-            path, name, length=length, rows=min(rows, _ROWS), first=start
-        )
+        parts = parquet_lists(path, name, length=length, rows=rows, first=start)
         for part in parts:
             yield keep(part.reshape(len(part), *scaled.shape[1:]), done)
             done += len(part)

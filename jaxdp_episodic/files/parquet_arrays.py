@@ -17,6 +17,8 @@ from jaxdp_episodic.files.columns import column_places
 from jaxdp_episodic.files.optional import require_pyarrow
 from jaxdp_episodic.files.parquet_file import column_items
 
+_BUFFER = 2**20  # bytes
+
 BYTES = "bytes"
 """Of a struct as Hugging Face's data sets hold images: the field with the file."""
 
@@ -132,7 +134,8 @@ class _opened:
 
     def __enter__(self) -> tuple[Any, Any]:
         try:
-            self._file = self._parquet.ParquetFile(self._path)
+            # With a buffer a row group is read bit by bit, not whole.
+            self._file = self._parquet.ParquetFile(self._path, buffer_size=_BUFFER)
             column_places(self._file.schema_arrow.names, self._names)
         except Exception as error:
             raise self._named(error) from None

@@ -92,8 +92,14 @@ def parquet_batches(
             _check_size(meta, len(wanted), max_bytes)
             # The file's own schema: Arrow's types, which it may add, can hide lists.
             leaves = [meta.schema.column(i) for i in range(meta.num_columns)]
-            if any(leaf.max_repetition_level > 0 for leaf in leaves):
-                _check_items(path)
+            # What is not wanted is not read: a column of images may be beside it.
+            lists = {
+                leaf.path.partition(".")[0]
+                for leaf in leaves
+                if leaf.max_repetition_level > 0
+            }
+            if lists & set(wanted):
+                _check_items(path, wanted)
             texts = [leaf.path for leaf in leaves if leaf.physical_type == "BYTE_ARRAY"]
         yield wanted, [[] for _ in wanted]
         if not meta.num_rows:
@@ -141,9 +147,11 @@ def _check_size(meta: Any, columns: int, max_bytes: int | None) -> None:
         raise ValueError(f"more than max_bytes={max_bytes} bytes")
 
 
-def _check_items(path: Path) -> None:
+def _check_items(path: Path, wanted: Sequence[str]) -> None:
     """Refuses lists of more items than are made into Python objects in one go."""
     for column in column_items(path):
+        if column.path.partition(".")[0] not in wanted:
+            continue
         # As many as there are rows, unless lists hold more.
         if column.num_items > max(column.num_rows, _MOST_ITEMS):
             raise ValueError(

@@ -18,7 +18,7 @@ from jaxdp_episodic.data.import_sources import npz_records
 from jaxdp_episodic.data.stored import load_stored, store
 from jaxdp_episodic.data.stored_features import CODE_VALUES, StoredFeatures
 from jaxdp_episodic.data.user_files import load_npz, load_table
-from jaxdp_episodic.files import column_folder
+from jaxdp_episodic.files import column_folder, parquet_file
 
 RNG = np.random.default_rng(5)
 
@@ -132,7 +132,9 @@ def test_npz(name, tmp_path):
     assert column.dtype == np.dtype(kinds.get(name, "f4"))
 
 
-def test_parquet_columns_lists_and_files(tmp_path):
+def test_parquet_columns_lists_and_files(tmp_path, monkeypatch):
+    """Also where lists have more items than are ever made into Python's objects."""
+    monkeypatch.setattr(parquet_file, "_MOST_ITEMS", 3)
     arrow = pytest.importorskip("pyarrow")
     from pyarrow import parquet
 

@@ -50,6 +50,7 @@ class Sizes(NamedTuple):
     rdp_chunks: tuple[int, ...] = (16_384, 65_536, 131_072, 524_288)
     exact_chunks: tuple[int, ...] = (1_024, 4_096, 16_384, 65_536)
     calls: tuple[tuple[str, int], ...] = (("rdp", 2**20), ("exact", 2**16))
+    learners: tuple[str, ...] = ("maml", "protonet")
     episodes: int = 0  # as in training.py
     steps: int = 20
 
@@ -61,6 +62,7 @@ SMALL = Sizes(
     rdp_chunks=(2_048, 16_384),
     exact_chunks=(64,),
     calls=(("rdp", 2**14), ("exact", 2**6)),
+    learners=("linear",),
     episodes=2,
     steps=2,
 )
@@ -142,9 +144,7 @@ def chunks(sizes: Sizes) -> dict[str, Any]:
 def training(sizes: Sizes) -> dict[str, Any]:
     """Seconds of a private step, by learner, precision and order of summation."""
     found = {}
-    modes = itertools.product(
-        ("maml", "protonet"), ("float32", "default"), (True, False)
-    )
+    modes = itertools.product(sizes.learners, ("float32", "default"), (True, False))
     for learner, precision, deterministic in modes:
         flags = os.environ.get("XLA_FLAGS", "").replace(_DETERMINISTIC, "")
         environment = {"XLA_FLAGS": f"{flags} {_DETERMINISTIC * deterministic}".strip()}

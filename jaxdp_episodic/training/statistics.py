@@ -48,6 +48,7 @@ from jaxdp_episodic.training.start import (
     MEAN,
     MOST_FEATURES,
     StartConfig,
+    contribution_norm,
     statistics_steps,
 )
 
@@ -154,7 +155,7 @@ class PrivateStatistics:
           key: of the noise, used for nothing else.
           noise_multiplier: of this statistic's step; 0 adds no noise.
         """
-        noise_multiplier *= self.norm(place)
+        noise_multiplier *= contribution_norm(self.steps[place])
         if self._mixed is not None:
             total = self._mixed_sum(state, place, generator)
             noised = with_symmetric_noise(total, key, noise_multiplier)
@@ -175,20 +176,6 @@ class PrivateStatistics:
         weights = self._weights()
         moment = self._moment(self._features, state, weights, key, noise_multiplier)
         return weighed_projection(state, moment, noise_multiplier, self.dimensions)
-
-    def norm(self, place: int) -> float:
-        """Returns the norm of contributions that a noise multiplier is relative to.
-
-        Where one takes another's place the step counts twice its norm; any two are at
-        most sqrt(2) apart, as if each were of norm sqrt(1/2).
-        """
-        step = self.steps[place]
-        of_pair = step.clip_unit != step.privacy_unit
-        relation = step.neighboring_relation
-        is_replaced = relation == "replace_one" or (
-            of_pair and relation == "add_remove"
-        )
-        return math.sqrt(0.5) if is_replaced else 1.0
 
     def table(self, state: Start) -> ExampleTable:
         """Returns the data with projected features; made once for a state."""

@@ -11,6 +11,7 @@ from jaxdp_episodic.audit.release import audit_release, claimed_epsilons
 from jaxdp_episodic.data.table import ExampleTable
 from jaxdp_episodic.training import PrivateStatistics, StartConfig
 from jaxdp_episodic.training.plda import with_symmetric_noise
+from jaxdp_episodic.training.start import contribution_norm
 
 CONFIG = StartConfig(mean=0.2, within=(0.3,), total=0.5, dimensions=2)
 MIXED = StartConfig(kind="mixed", powers=1)
@@ -64,7 +65,7 @@ def audited(place, unit, config, relation, noise=NOISE):
         without = made(1 if unit == "example" else 0, unit, config, relation)
     else:
         without = made(2, unit, config, relation, OTHERS[place])
-    noise *= own.norm(place)
+    noise *= contribution_norm(own.steps[place])
     state = own.initial()
     generator = np.random.default_rng(1)
     kind = None if config is MIXED else own._kind(place)

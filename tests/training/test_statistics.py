@@ -19,7 +19,7 @@ from jaxdp_episodic.training.plda import (
     sum_with_count,
     symmetric_noise,
 )
-from jaxdp_episodic.training.start import StartConfig
+from jaxdp_episodic.training.start import StartConfig, contribution_norm
 from jaxdp_episodic.training.statistics import PrivateStatistics
 from jaxdp_episodic.training.trainer import Trainer
 from training_runs import GROUPED, adam, assert_same
@@ -182,7 +182,8 @@ def test_pairs_are_disjoint_within_classes_and_uniform(relation, sizes, slots):
 def test_the_accountant_is_told_how_far(unit, relation, expected):
     own = statistics(unit=unit, relation=relation)
     for place, moved in enumerate(expected):
-        step, noise = own.steps[place], 1.3 * own.norm(place)  # what is added
+        step = own.steps[place]
+        noise = 1.3 * contribution_norm(step)  # what is added
         plain = jde.GaussianStep(
             jde.Poisson("one", sampling_probability=1.0), noise_multiplier=noise / moved
         )

@@ -94,11 +94,13 @@ class GroupNorm(nnx.GroupNorm):
 
     def __call__(self, images: Array) -> Array:
         """(n, height, width, channels) of the same shape."""
+        scale, bias = self.scale, self.bias
+        assert scale is not None and bias is not None
         flat = images.reshape(len(images), -1, images.shape[-1])
         centered = flat - self._group_means(flat)[:, None]
         variances = self._group_means(jnp.square(centered))
-        scales = self.scale[...] * jax.lax.rsqrt(variances + self.epsilon)
-        normal = centered * scales[:, None] + self.bias[...]
+        scales = scale[...] * jax.lax.rsqrt(variances + self.epsilon)
+        normal = centered * scales[:, None] + bias[...]
         return normal.reshape(images.shape)
 
     def _group_means(self, flat: Array) -> Array:

@@ -37,6 +37,7 @@ class Canaries(NamedTuple):
         replace_one; None: the rows are left out (a larger unit stays on the public
         list, emptied).
       number: of canaries.
+      leaves_null: a larger unit that is out is a null slot: not even on the list.
     """
 
     table: ExampleTable
@@ -44,6 +45,7 @@ class Canaries(NamedTuple):
     owner: np.ndarray
     substitutes: np.ndarray | None
     number: int
+    leaves_null: bool = False
 
     def data(self, is_in: np.ndarray) -> ExampleTable:
         """Returns the table with those canaries that are in, (number,) bool."""
@@ -54,7 +56,13 @@ class Canaries(NamedTuple):
             return ExampleTable(features, self.table.targets, self.table.population)
         kept = np.ones(self.table.num_examples, bool)
         kept[self.rows[out]] = False
-        return _some_rows(self.table, kept)
+        table = _some_rows(self.table, kept)
+        if not self.leaves_null:
+            return table
+        (_, sizes), names = table.population.children_counts, table.level_names
+        sizes = sizes[sizes > 0]
+        tree = Population((np.array([len(sizes)]), sizes), names)
+        return ExampleTable(table.features, table.targets, tree)
 
 
 class _Chosen(NamedTuple):
@@ -64,6 +72,7 @@ class _Chosen(NamedTuple):
     rows: np.ndarray
     owner: np.ndarray
     others: tuple[np.ndarray, ...]
+    leaves_null: bool
 
 
 def gradient_canaries(
@@ -102,7 +111,8 @@ def gradient_canaries(
         substitutes = marked[chosen.rows]
         substitutes[:, -1] *= -1
     table = ExampleTable(marked, table.targets, table.population)
-    return Canaries(table, chosen.rows, chosen.owner, substitutes, number)
+    null = chosen.leaves_null
+    return Canaries(table, chosen.rows, chosen.owner, substitutes, number, null)
 
 
 def input_canaries(
@@ -132,7 +142,8 @@ def input_canaries(
         targets[rows] = mean - 3 * (targets[rows] - mean)
     replaces = step.neighboring_relation == "replace_one"
     table = ExampleTable(features, targets, table.population)
-    return Canaries(table, rows, chosen.owner, before if replaces else None, number)
+    others, null = before if replaces else None, chosen.leaves_null
+    return Canaries(table, rows, chosen.owner, others, number, null)
 
 
 def _chosen(
@@ -142,16 +153,17 @@ def _chosen(
     generator: np.random.Generator,
 ) -> _Chosen:
     """Rows of randomly chosen units in different clip units."""
-    if step.neighboring_relation == "zero_out":
-        raise NotImplementedError(
-            "canaries for zero_out are not made: a null slot is no row that is left "
-            "out; audit the mechanism, or a run under add_remove or replace_one"
-        )
     _validation.whole_number("num_canaries", number)
     names = list(data.level_names)
     _validation.choice("privacy_unit", step.privacy_unit, names)
     unit = names.index(str(step.privacy_unit))
     is_example = unit == len(names) - 1
+    leaves_null = step.neighboring_relation == "zero_out" and not is_example
+    if leaves_null and len(names) != 2:
+        raise NotImplementedError(
+            "canaries for zero_out are examples, or units of data with two levels, got "
+            f"{step.privacy_unit!r} of {tuple(names)}"
+        )
     # A unit of this level has one canary: the clip unit or, lower down, an own parent.
     apart = unit - is_example
     if step.clip_unit in names:  # else it is formed anew
@@ -184,7 +196,7 @@ def _chosen(
         )
         for group in groups
     )
-    return _Chosen(data, rows, owner, others)
+    return _Chosen(data, rows, owner, others, leaves_null)
 
 
 def _is_independent(step: GaussianStep) -> bool:

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import jax
 import numpy as np
 import optax
 
 from jaxdp_episodic.accounting.budget import PrivacyBudget
 from jaxdp_episodic.audit.canaries import Canaries, CanaryLearner, recording
+from jaxdp_episodic.audit.canary_losses import canary_losses
 from jaxdp_episodic.audit.run_tables import blocks_of_run
 from jaxdp_episodic.audit.worst_case import log_likelihood_ratio, worst_case
 from jaxdp_episodic.data.table import ExampleTable
@@ -26,9 +26,9 @@ from jaxdp_episodic.describe.schemes import (
 )
 from jaxdp_episodic.describe.step import GaussianStep
 from jaxdp_episodic.draw.sampler import EpisodeSampler
-from jaxdp_episodic.training.assemble import Tables, plan
+from jaxdp_episodic.training.assemble import Tables, plan, statistics_of
 from jaxdp_episodic.training.config import TrainingConfig, built_model
-from jaxdp_episodic.training.episode import Block, block_of, to_episode
+from jaxdp_episodic.training.statistics import PrivateStatistics
 from jaxdp_episodic.training.trainer import Trainer
 
 OnStep = Callable[[int, int], None]
@@ -50,6 +50,8 @@ class Training:
       normalizer: or None.
       block_size: or None.
       noise: "gaussian" or "discrete".
+      start: makes the private statistics of a table that the run begins with, the
+        budget's ``before``; None: it does not.
       make_trainer: the trainer, or one with a fault that an audit should find.
     """
 
@@ -63,6 +65,7 @@ class Training:
     normalizer: float | None = None
     block_size: int | None = None
     noise: str = "gaussian"
+    start: Callable[[ExampleTable], PrivateStatistics] | None = None
     make_trainer: Callable[..., Trainer] = Trainer
 
     def trainer(
@@ -73,6 +76,7 @@ class Training:
         learner: Any = None,
         params: Any = None,
         optimizer: optax.GradientTransformation | None = None,
+        start: Any = None,
     ) -> Trainer:
         """Returns the unseeded trainer on other data, with the same noise.
 
@@ -82,7 +86,10 @@ class Training:
           learner: in place of the run's, as are ``params`` and ``optimizer``.
           params: None for the run's.
           optimizer: None for the run's.
+          start: statistics of ``data``; None for the run's.
         """
+        if start is None and self.start is not None:
+            start = self.start(data)
         budget = dataclasses.replace(
             self.budget,
             step=on_data(self.budget.step, data),
@@ -101,6 +108,7 @@ class Training:
             block_size=self.block_size,
             noise=self.noise,
             seed=None,
+            start=start,
         )
 
 
@@ -116,14 +124,16 @@ def training_of_config(
         of the config.
 
     Raises:
-      NotImplementedError: a run that starts with private statistics.
+      NotImplementedError: another privacy unit than the config's for a run that begins
+        with private statistics.
+      ValueError: a run that claims nothing.
     """
     data = Tables(config, base).load("train")
     budget = plan(config, data)
-    if budget.before:
+    if budget.before and privacy_unit not in (None, budget.step.privacy_unit):
         raise NotImplementedError(
-            "an audit of a run covers gradient steps, got one that starts with private "
-            "statistics; audit their releases by audit_release"
+            "a run that begins with private statistics is audited for the unit that "
+            f"it protects, {budget.step.privacy_unit!r}, got {privacy_unit!r}"
         )
     if not budget.is_private:
         raise ValueError(
@@ -134,7 +144,9 @@ def training_of_config(
         step.design, data.population, clip_unit=str(step.clip_unit)
     )
     ways = None if config.learner.is_regression else sampler.slot_shape[-2]
-    learner, params = built_model(config, data.features.shape[1:], ways)
+    start = statistics_of(config, step, data)
+    shape = data.features.shape[1:] if start is None else (start.dimensions,)
+    learner, params = built_model(config, shape, ways)
     if privacy_unit is not None:
         step = dataclasses.replace(step, privacy_unit=privacy_unit, small_units=None)
         budget = dataclasses.replace(budget, step=step)
@@ -144,12 +156,50 @@ def training_of_config(
         data,
         budget,
         config.learner.shots,
-        config.optimizer.build(budget.num_steps),
+        config.optimizer.build(max(budget.num_steps - len(budget.before), 1)),
         float(config.l2_clip_norm or 1.0),
         config.normalizer,
         config.block_size,
         config.noise,
+        start and functools.partial(_required, config, budget.step),
     )
+
+
+def _required(
+    config: TrainingConfig, step: GaussianStep, data: ExampleTable
+) -> PrivateStatistics:
+    """The statistics of a table, of a run that begins with some."""
+    start = statistics_of(config, step, data)
+    assert start is not None
+    return start
+
+
+class MarkedStatistics:
+    """Statistics of a table whose rows end with marks, which only the learner sees.
+
+    Args:
+      make: the statistics of a table without marks.
+      data: with marks.
+    """
+
+    def __init__(
+        self, make: Callable[[ExampleTable], PrivateStatistics], data: ExampleTable
+    ) -> None:
+        bare = ExampleTable(data.features[:, :-1], data.targets, data.population)
+        self._inner, self._marks = make(bare), data.features[:, -1:]
+        self.steps, self.dimensions = self._inner.steps, self._inner.dimensions + 1
+        self.initial, self.release = self._inner.initial, self._inner.release
+        self.learner = self._inner.learner
+        self._made: tuple[Any, ExampleTable] | None = None
+
+    def table(self, state: Any) -> ExampleTable:
+        """Returns the projected features with the marks behind them."""
+        seen = self._inner.table(state)
+        if self._made is None or self._made[0] is not seen:
+            rows = np.concatenate([seen.features, self._marks], axis=1)
+            table = ExampleTable(rows, seen.targets, seen.population)
+            self._made = seen, table
+        return self._made[1]
 
 
 def on_data(step: GaussianStep, data: ExampleTable) -> GaussianStep:
@@ -200,14 +250,19 @@ def released_ratios(
       on_step: is called after every step.
 
     Returns:
-      (num_steps, canaries) log-likelihood ratios, large where the canary seems to be
-      in; of epochs one row a block of them. An audit stands with any score; this one is
-      strong.
+      (gradient steps, canaries) log-likelihood ratios, large where the canary seems to
+      be in; of epochs one row a block of them. An audit stands with any score; this one
+      is strong, but looks away from private statistics.
     """
+    start, shape = None, training.data.features.shape[1:]
+    kind = str(training.data.features.dtype)
+    if training.start is not None:
+        start = MarkedStatistics(training.start, data)
+        shape, kind = (start.dimensions - 1,), "float32"
     learner = CanaryLearner(
         training.learner,
-        training.data.features.shape[1:],
-        str(training.data.features.dtype),
+        shape,
+        kind,
         canaries.number,
         training.l2_clip_norm,
     )
@@ -217,11 +272,15 @@ def released_ratios(
         learner=learner,
         params=learner.params(training.params),
         optimizer=recording(training.optimizer),
+        start=start,
     )
     step = trainer.budget.step
     deviation = training.l2_clip_norm * float(step.noise_multiplier)
     released = []
-    for _ in _steps_of(trainer, on_step):
+    first = len(training.budget.before)
+    for taken in _steps_of(trainer, on_step):
+        if taken <= first:
+            continue
         state: Any = trainer.state.optimizer_state
         sums = np.asarray(state.canaries, np.float64) * trainer.normalizer
         released.append(sums / deviation)
@@ -231,7 +290,7 @@ def released_ratios(
         batch = trainer.sampler.expected_units / float(step.noise_multiplier)
         released = [release + batch for release in released]
     branches, rows, start = worst_case(step), [], 0
-    for length, taken in blocks_of_run(step, num_steps):
+    for length, taken in blocks_of_run(step, num_steps - first):
         part = np.stack(released[start : start + taken], axis=-1)
         part = part if length > 1 else part[..., 0]
         block = branches._replace(block=length, taken=taken)
@@ -266,120 +325,17 @@ def falls_of_losses(
     trainer = training.trainer(data, num_steps=num_steps)
     for _ in _steps_of(trainer, on_step):
         pass
+    learner, first = training.learner, training.params
+    if training.start is not None:
+        statistics = training.start(data)
+        learner = statistics.learner(learner)
+        first = {"start": statistics.initial().released(), "model": first}
     before, after = canary_losses(
-        training.learner,
-        (training.params, trainer.params),
+        learner,
+        (first, trainer.params),
         canaries,
         slot_shape=trainer.sampler.slot_shape,
         shots=training.shots,
         generator=generator,
     )
     return before - after
-
-
-# Each canary is asked about among several random companions.
-_CONTEXTS = 8
-
-
-def canary_losses(
-    learner: Any,
-    params: Sequence[Any],
-    canaries: Canaries,
-    *,
-    slot_shape: tuple[int, ...],
-    shots: int,
-    generator: np.random.Generator,
-) -> np.ndarray:
-    """Returns each canary's loss under each of several parameters.
-
-    An episode is made around every canary, whether it was in or out: an example is its
-    only query, a larger unit is learned from and asked by its own examples. The mean
-    over a few episodes with other companions.
-
-    Args:
-      learner: of the run.
-      params: several parameters.
-      canaries: with all contents.
-      slot_shape: of the run's sampler.
-      shots: support examples.
-      generator: picks the companions.
-
-    Returns:
-      (len(params), number) float64.
-
-    Raises:
-      NotImplementedError: clip units that are more than one episode.
-    """
-    axes = 1 if learner.is_regression else 2
-    if len(slot_shape) != axes:
-        raise NotImplementedError(
-            "input canaries need clip units that are one episode (of slots "
-            f"{'(example,)' if axes == 1 else '(class, example)'}), got slots of shape "
-            f"{slot_shape}"
-        )
-    total = np.zeros((len(params), canaries.number))
-    slots_of = _task if axes == 1 else _classes
-    make = functools.partial(slots_of, canaries.table.class_places, generator)
-    groups = [canaries.rows[canaries.owner == c] for c in range(canaries.number)]
-
-    @jax.jit
-    def losses(one: Any, block: Block) -> Any:
-        def loss(unit: Block) -> Any:
-            episode = to_episode(unit, shots=shots, is_regression=learner.is_regression)
-            return learner.loss(one, episode)
-
-        return jax.lax.map(loss, block)
-
-    for _ in range(_CONTEXTS):
-        slots = np.stack([make(rows, slot_shape, shots) for rows in groups])
-        block = block_of(canaries.table, slots, slots >= 0, np.ones(len(slots)))
-        for place, one in enumerate(params):
-            total[place] += np.asarray(losses(one, block), np.float64)
-    return total / _CONTEXTS
-
-
-def _task(
-    places: np.ndarray,
-    generator: np.random.Generator,
-    rows: np.ndarray,
-    slot_shape: tuple[int, ...],
-    shots: int,
-) -> np.ndarray:
-    """(n,) rows of one task, -1 where a slot stays empty; ``rows`` are the canary's."""
-    task = np.flatnonzero(places == places[rows[0]])
-    slots = np.full(slot_shape, -1)
-    if len(rows) == 1 and len(task) > 1:  # an example: learned from the others
-        support = generator.permutation(np.setdiff1d(task, rows))[:shots]
-        slots[: len(support)] = support
-        slots[shots] = rows[0]
-    else:
-        own = generator.permutation(rows)[: slot_shape[0]]
-        slots[: len(own)] = own
-    return slots
-
-
-def _classes(
-    places: np.ndarray,
-    generator: np.random.Generator,
-    rows: np.ndarray,
-    slot_shape: tuple[int, ...],
-    shots: int,
-) -> np.ndarray:
-    """(ways, n) rows of an episode of classes, likewise."""
-    ways, number = slot_shape
-    own = np.unique(places[rows])
-    is_example = len(rows) == 1 and np.sum(places == own[0]) > 1
-    asked = generator.permutation(own)[:ways]
-    others = np.setdiff1d(np.unique(places), own)
-    fill = generator.permutation(others)[: ways - len(asked)]
-    slots = np.full(slot_shape, -1)
-    for way, class_ in enumerate([*asked, *fill]):
-        members = np.flatnonzero(places == class_)
-        if is_example:
-            members = np.setdiff1d(members, rows)
-        most = shots if is_example or way >= len(asked) else number
-        members = generator.permutation(members)[:most]
-        slots[way, : len(members)] = members
-    if is_example:
-        slots[0, shots] = rows[0]
-    return slots

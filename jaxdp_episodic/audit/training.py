@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+import dataclasses
+from typing import NamedTuple
 
 import numpy as np
 
@@ -24,6 +25,7 @@ from jaxdp_episodic.audit.in_out import (
 )
 from jaxdp_episodic.audit.one_run import Guesses, best_guesses
 from jaxdp_episodic.audit.release import DELTAS, ReleaseAudit, score_bound
+from jaxdp_episodic.audit.statistics import audit_statistics
 from jaxdp_episodic.data.table import ExampleTable
 from jaxdp_episodic.describe.designs import epoch_scheme
 from jaxdp_episodic.describe.epochs import block_lengths
@@ -36,6 +38,7 @@ __all__ = [
     "Training",
     "TrainingAudit",
     "audit_run",
+    "audit_statistics",
     "audit_steps",
     "training_of_config",
 ]
@@ -92,20 +95,27 @@ def audit_run(
       training: the run.
       kind: "gradient" or "input".
       num_canaries: more of them prove more, but share the clip units.
-      num_steps: fewer or more than the run's; the claim is about so many.
+      num_steps: fewer or more gradient steps than the run's; the claim is about so
+        many.
       confidence: of the lower bound.
       seed: of the canaries and coins. The training itself is never seeded.
       on_step: is called after every step.
 
     Raises:
-      ValueError: more canaries than there are units for them, or a number out of range.
+      ValueError: more canaries than there are units for them, a number out of range, or
+        gradient canaries in a run of statistics alone.
       NotImplementedError: input canaries for episodes with levels within.
     """
     _validation.choice("kind", kind, KINDS)
     check_confidence(confidence)  # before the training, not after it
-    steps = training.budget.num_steps
+    steps, first = training.budget.num_steps, len(training.budget.before)
     if num_steps is not None:
-        steps = _validation.whole_number("num_steps", num_steps)
+        steps = first + _validation.whole_number("num_steps", num_steps)
+    if kind == GRADIENT and steps == first:
+        raise ValueError(
+            "kind must be 'input', or 'step', for a run of private statistics alone, "
+            f"which has no gradients, got {kind!r}"
+        )
     generator = np.random.default_rng(seed)
     step = training.budget.step
     make = gradient_canaries if kind == GRADIENT else input_canaries
@@ -156,6 +166,7 @@ def audit_steps(
     length = int(lengths.sum())
     steps = draws * length
     generator = np.random.default_rng(seed)
+    training = _without_start(training)
     canaries = gradient_canaries(training.data, training.budget.step, 1, generator)
     ratios = []
     for place, is_in in enumerate((True, False)):
@@ -184,6 +195,19 @@ def audit_steps(
     return ReleaseAudit(claimed, bounds)
 
 
+def _without_start(training: Training) -> Training:
+    """The run's gradient steps, on made-up features: no canary's gradient sees them."""
+    if training.start is None:
+        return training
+    data = training.data
+    size = training.start(data).dimensions
+    features = np.zeros((data.num_examples, size), np.float32)
+    features[:, 0] = 1.0
+    table = ExampleTable(features, data.targets, data.population)
+    budget = dataclasses.replace(training.budget, before=())
+    return dataclasses.replace(training, data=table, budget=budget, start=None)
+
+
 def _claims(
     training: Training, canaries: Canaries, data: ExampleTable, num_steps: int
 ) -> tuple[float, float]:
@@ -191,10 +215,13 @@ def _claims(
     steps = [
         on_data(training.budget.step, table) for table in (data, *_tables(canaries))
     ]
-    distinct = list(dict.fromkeys(steps))
-    run: dict[str, Any] = {"num_steps": num_steps, "delta": training.budget.delta}
+    budget = training.budget
+    runs = [
+        dataclasses.replace(budget, step=step).run(num_steps)
+        for step in dict.fromkeys(steps)
+    ]
     by_rdp, exactly = (
-        max(float(epsilon(step, method=method, **run)) for step in distinct)
+        max(float(epsilon(run, method=method, delta=budget.delta)) for run in runs)
         for method in ("rdp", "exact")
     )
     return by_rdp, exactly

@@ -44,8 +44,9 @@ class Audit:
     out: Annotated[Path, option("DIR")]
     """Folder for audit.json, audit.md and audit.png; made if missing."""
     kind: Kind = "mechanism"
-    """mechanism: simulate the worst case. Canaries in the trainer: step (one step, many
-    times), gradient (a run, white box), input (a run, black box)."""
+    """mechanism: simulate the worst case. Canaries in the trainer: step (one step, and
+    the private statistics, many times), gradient (a run, white box), input (a run,
+    black box)."""
     draws: Whole = None
     """Simulated runs (10^8), or of step: steps with the canary (2,000)."""
     canaries: Annotated[int, option("INT")] = 100
@@ -117,6 +118,7 @@ class Audit:
         # Imported here: Flax costs a second, which a simulation should not pay.
         from jaxdp_episodic.audit.training import (
             audit_run,
+            audit_statistics,
             audit_steps,
             training_of_config,
         )
@@ -132,14 +134,22 @@ class Audit:
                     "--num-steps does not go with --kind step: give --draws"
                 )
             draws = _STEP_DRAWS if self.draws is None else self.draws
+            rows = []
+            if training.start is not None:
+                with AuditProgress(console, "releases", 2 * draws) as progress:
+                    found = audit_statistics(
+                        training, num_draws=draws, on_draws=progress.advance, **chosen
+                    )
+                what = f"{len(training.budget.before)} private statistics, a canary"
+                rows += release_rows(self.file.stem, found, what)
+            if training.budget.num_steps == len(training.budget.before):
+                return rows
             with AuditProgress(console, "steps", 2 * draws) as progress:
                 found = audit_steps(
-                    training,
-                    num_draws=draws,
-                    on_step=_shown(progress),
-                    **chosen,
+                    training, num_draws=draws, on_step=_shown(progress), **chosen
                 )
-            return release_rows(self.file.stem, found, "one step, gradient canary")
+            what = "one step, gradient canary"
+            return rows + release_rows(self.file.stem, found, what)
         if self.draws is not None:
             raise ValueError("--draws does not go with one run: give --canaries")
         total = self.num_steps or training.budget.num_steps

@@ -70,7 +70,7 @@ def assembled(
     data = tables.load("train")
     evaluations = _evaluations(config, tables)
     budget = plan(config, data)
-    start = _statistics(config, budget.step, data)
+    start = statistics_of(config, budget.step, data)
     shape = data.features.shape[1:] if start is None else (start.dimensions,)
     learner, params = built_model(config, shape, _ways(config))
     gradient_steps = max(budget.num_steps - len(budget.before), 1)
@@ -122,10 +122,10 @@ def _who_is_protected(step: GaussianStep) -> dict[str, str]:
     }
 
 
-def _statistics(
+def statistics_of(
     config: TrainingConfig, step: GaussianStep, data: ExampleTable
 ) -> PrivateStatistics | None:
-    """The private statistics that a run begins with, if any."""
+    """Returns the private statistics that a run begins with, if any."""
     if config.start is None:
         return None
     design: Any = step.design

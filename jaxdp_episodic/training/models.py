@@ -73,12 +73,42 @@ class PatchConv(nnx.Module):
             return maps + bias
         padded = jnp.pad(images, ((0, 0), (1, 1), (1, 1), (0, 0)))
         height, width = padded.shape[1] - 2, padded.shape[2] - 2
-        patches = [
-            padded[:, row : row + height : step, column : column + width : step]
-            for row in range(3)
-            for column in range(3)
-        ]
-        return jnp.concatenate(patches, axis=-1) @ kernel + bias
+        patches = jnp.concatenate(
+            [
+                padded[:, row : row + height : step, column : column + width : step]
+                for row in range(3)
+                for column in range(3)
+            ],
+            axis=-1,
+        )
+        # Flat: of four axes XLA's CPU would transpose copies for the gradients.
+        maps = patches.reshape(-1, len(kernel)) @ kernel
+        return maps.reshape(*patches.shape[:3], -1) + bias
+
+
+class GroupNorm(nnx.GroupNorm):
+    """Flax's, of images: it sums a channel's places before the channels of a group.
+
+    That is the order in which they lie; a step of MAML takes a tenth less on a CPU.
+    """
+
+    def __call__(self, images: Array) -> Array:
+        """(n, height, width, channels) of the same shape."""
+        scale, bias = self.scale, self.bias
+        assert scale is not None and bias is not None
+        flat = images.reshape(len(images), -1, images.shape[-1])
+        centered = flat - self._group_means(flat)[:, None]
+        variances = self._group_means(jnp.square(centered))
+        scales = scale[...] * jax.lax.rsqrt(variances + self.epsilon)
+        normal = centered * scales[:, None] + bias[...]
+        return normal.reshape(images.shape)
+
+    def _group_means(self, flat: Array) -> Array:
+        """(n, channels): of each channel's group, of (n, places, channels)."""
+        means = jnp.mean(flat, axis=1)
+        groups = means.reshape(len(means), self.num_groups, -1)
+        of_groups = jnp.mean(groups, axis=-1, keepdims=True)
+        return jnp.broadcast_to(of_groups, groups.shape).reshape(means.shape)
 
 
 class ConvBlock(nnx.Module):
@@ -90,9 +120,7 @@ class ConvBlock(nnx.Module):
         self.conv = PatchConv(
             inputs, outputs, stride=2, use_patches=use_patches, rngs=rngs
         )
-        self.norm = nnx.GroupNorm(
-            outputs, num_groups=math.gcd(8, outputs), use_fast_variance=False, rngs=rngs
-        )
+        self.norm = GroupNorm(outputs, num_groups=math.gcd(8, outputs), rngs=rngs)
 
     def __call__(self, images: Array) -> Array:
         """(n, height, width, inputs) to (n, half, half, outputs)."""

@@ -24,7 +24,12 @@ from jaxdp_episodic.accounting.calibration import calibrate_noise_multiplier
 from jaxdp_episodic.plan.question import PlanDescription, PlanRequest
 from jaxdp_episodic.training.features import WAVELETS
 from jaxdp_episodic.training.learner_config import MIXED, PLDA
-from jaxdp_episodic.training.start import MEAN, StartConfig, statistics_steps
+from jaxdp_episodic.training.start import (
+    MEAN,
+    StartConfig,
+    contribution_norm,
+    statistics_steps,
+)
 from jaxdp_episodic.training.wavelets import NUM_FEATURES
 
 # Ratio from which on statistics help the steps that follow; of a mixed model, the
@@ -182,7 +187,7 @@ def _ratio(
     step = _steps(request, population.level_names, config)[place]
     shares = config.shares(kind == MIXED)
     share = max(shares[1:]) if of_pairs else shares[0]
-    noise = _noise(step, request) / math.sqrt(share)
+    noise = _noise(step, request) * contribution_norm(step) / math.sqrt(share)
     return number / directions / (noise * math.sqrt(2 * directions))
 
 

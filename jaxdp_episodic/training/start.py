@@ -168,3 +168,15 @@ def statistics_steps(
     if config.kind == PLDA:
         return (one, *[pairs] * len(config.within), one)
     return (one,) if config.kind == MEAN else (one, pairs)
+
+
+def contribution_norm(step: GaussianStep) -> float:
+    """Returns the norm that the noise multiplier of a statistic's step is relative to.
+
+    Where one contribution takes another's place the step counts twice its norm; any two
+    are at most sqrt(2) apart, as if each were of norm sqrt(1/2). Else it is 1.
+    """
+    of_pair = step.clip_unit != step.privacy_unit
+    relation = step.neighboring_relation
+    is_replaced = relation == "replace_one" or (of_pair and relation == "add_remove")
+    return math.sqrt(0.5) if is_replaced else 1.0

@@ -18,7 +18,7 @@ Reference: Ioffe (2006), doi:10.1007/11744085_41 (PLDA); Dwork, Talwar, Thakurta
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -50,6 +50,7 @@ from jaxdp_episodic.training.start import (
     MEAN,
     MOST_FEATURES,
     StartConfig,
+    contribution_norm,
     statistics_steps,
 )
 
@@ -156,25 +157,44 @@ class PrivateStatistics:
           key: of the noise, used for nothing else.
           noise_multiplier: of this statistic's step; 0 adds no noise.
         """
+        noised = self.noised_sum(state, place, generator, key, noise_multiplier)
+        noise = noise_multiplier * contribution_norm(self.steps[place])
         if self._mixed is not None:
-            total = self._mixed_sum(state, place, generator)
-            noised = with_symmetric_noise(total, key, noise_multiplier)
             adds = self._mixed.with_tasks if place else self._mixed.with_line
-            return adds(state, noised, noise_multiplier)
+            return adds(state, noised, noise)
         kind = self._kind(place)
         if kind == MEAN:
-            state = with_mean(state, self._mean(key, noise_multiplier))
+            state = with_mean(state, noised)
             if self.config.kind == MEAN:
                 return state._replace(projection=state.whitening)
             return state
         if kind == _WITHIN:
-            first, second, weights = self._pairs(generator)
-            pairs = first, second
-            moment = self._moment(state, weights, key, noise_multiplier, pairs)
-            return whitened(state, moment, noise_multiplier)
-        weights = self._weights()
-        moment = self._moment(state, weights, key, noise_multiplier)
-        return weighed_projection(state, moment, noise_multiplier, self.dimensions)
+            return whitened(state, noised, noise)
+        return weighed_projection(state, noised, noise, self.dimensions)
+
+    def noised_sum(
+        self,
+        state: Any,
+        place: int,
+        generator: np.random.Generator,
+        key: Array,
+        noise_multiplier: float,
+    ) -> np.ndarray:
+        """Returns a statistic's sum with its noise, of which all else is a function.
+
+        Arguments are those of `release`.
+        """
+        noise = noise_multiplier * contribution_norm(self.steps[place])
+        if self._mixed is not None:
+            total = self._mixed_sum(state, place, generator)
+            return with_symmetric_noise(total, key, noise)
+        kind = self._kind(place)
+        if kind == MEAN:
+            return self._mean(key, noise)
+        pairs, weights = None, self._weights()
+        if kind == _WITHIN:
+            *pairs, weights = self._pairs(generator)
+        return self._moment(state, weights, key, noise, pairs)
 
     def table(self, state: Start) -> ExampleTable:
         """Returns the data with projected features; made once for a state."""
@@ -208,7 +228,7 @@ class PrivateStatistics:
         return sum_of(model.pair_moment(*part, state) for part in parts)
 
     def _parts(
-        self, weights: np.ndarray, pairs: tuple[np.ndarray, np.ndarray] | None = None
+        self, weights: np.ndarray, pairs: Sequence[np.ndarray] | None = None
     ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         """All rows, or pairs of them, and what they count, in `chunks`.
 
@@ -279,7 +299,7 @@ class PrivateStatistics:
         weights: np.ndarray,
         key: Array,
         noise: float,
-        pairs: tuple[np.ndarray, np.ndarray] | None = None,
+        pairs: Sequence[np.ndarray] | None = None,
     ) -> np.ndarray:
         """The noised sum of outer products of rows of norm 1 in the whitened space."""
         center = state.mean if pairs is None else jnp.zeros_like(state.mean)
@@ -305,18 +325,20 @@ class Started:
         """As the other learner."""
         return self.learner.is_regression
 
+    def loss(self, params: Any, episode: Episode) -> Array:
+        """The other learner's loss; parameters are those of `predict`."""
+        return self.learner.loss(params["model"], _seen(params["start"], episode))
+
     def predict(self, params: Any, episode: Episode) -> Array:
         """Predictions by ``{"start": {"mean", "projection"}, "model": …}``."""
-        start = params["start"]
+        return self.learner.predict(params["model"], _seen(params["start"], episode))
 
-        def seen(inputs: Array) -> Array:
-            return projected(inputs, start["mean"], start["projection"])
 
-        episode = episode._replace(
-            support_inputs=seen(episode.support_inputs),
-            query_inputs=seen(episode.query_inputs),
-        )
-        return self.learner.predict(params["model"], episode)
+def _seen(start: Any, episode: Episode) -> Episode:
+    """The episode with projected features."""
+    inputs = episode.support_inputs, episode.query_inputs
+    seen = [projected(one, start["mean"], start["projection"]) for one in inputs]
+    return episode._replace(support_inputs=seen[0], query_inputs=seen[1])
 
 
 _projected = jax.jit(projected)

@@ -6,6 +6,7 @@ import pytest
 
 from jaxdp_episodic import cli
 from jaxdp_episodic.audit import mechanism
+from jaxdp_episodic.training import statistics
 from training_runs import TINY
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -102,6 +103,80 @@ def test_runs_are_audited(kind, flags, run_file, tmp_path):
     assert document["kind"] == kind
     assert len(document["rows"]) == (4 if kind == "step" else 1)
     assert not document["is_violated"]
+
+
+STARTED = TINY.replace(
+    "[step.sampling]",
+    """[step]
+neighboring_relation = "RELATION"
+privacy_unit = "UNIT"
+[start]
+kind = "plda"
+share = 0.6
+[step.sampling]""",
+).replace("conv_embedding", "linear")
+ALONE = (
+    STARTED.replace("num_steps = 3\nl2_clip_norm = 0.1\n", "")
+    .replace("share = 0.6\n", "")
+    .replace('"protonet"', '"plda"')
+)
+ALONE = re.sub(r"\[model\].*(?=\[evaluation)", "", ALONE, flags=re.S)
+
+
+def audited(tmp_path, config, kind, *flags, relation="zero_out", unit="example"):
+    file = tmp_path / "run.toml"
+    file.write_text(config.replace("RELATION", relation).replace("UNIT", unit))
+    command = ["audit", str(file), "--out", str(tmp_path / "o"), "--kind", kind]
+    code = cli.run([*command, *flags])
+    return code, json.loads((tmp_path / "o" / "audit.json").read_text())["rows"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("relation", ["zero_out", "add_remove", "replace_one"])
+@pytest.mark.parametrize("unit", ["example", "class"])
+def test_private_statistics_are_audited_together(tmp_path, relation, unit):
+    """Those of the run, at its noise; half of it is found out."""
+    flags = ("--draws", "2000")
+    who = {"relation": relation, "unit": unit}
+    code, rows = audited(tmp_path, ALONE, "step", *flags, **who)
+    assert code == 0
+    assert [row["delta"] for row in rows] == [1e-5, 1e-3, 1e-2, 1e-1]
+    assert max(row["share_of_exact"] for row in rows) > 0.4
+    with pytest.MonkeyPatch.context() as patch:
+        half = statistics.contribution_norm
+        patch.setattr(statistics, "contribution_norm", lambda step: half(step) / 2)
+        code, rows = audited(tmp_path, ALONE, "step", *flags, **who)
+    assert code == 3
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("relation", ["zero_out", "add_remove"])
+@pytest.mark.parametrize("unit", ["example", "class"])
+@pytest.mark.parametrize(
+    ("config", "kind", "number"),
+    [
+        (STARTED, "step", 8),
+        (STARTED, "gradient", 1),
+        (STARTED, "input", 1),
+        (ALONE, "input", 1),
+    ],
+    ids=["step", "gradient", "input", "alone"],
+)
+def test_runs_that_begin_with_statistics_are_audited(
+    tmp_path, config, kind, number, relation, unit
+):
+    flags = ("--draws", "100") if kind == "step" else ("--canaries", "5")
+    code, rows = audited(tmp_path, config, kind, *flags, relation=relation, unit=unit)
+    assert code == 0 and len(rows) == number
+    if kind != "step":
+        assert 7.9 < rows[0]["claimed_exact"] <= 8.0
+
+
+@pytest.mark.slow
+def test_statistics_alone_have_no_gradients(tmp_path, capsys):
+    with pytest.raises(FileNotFoundError):  # nothing is written
+        audited(tmp_path, ALONE, "gradient")
+    assert "no gradients" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ import pytest
 from flax import nnx
 
 from jaxdp_episodic.training import MLP, ConvNet, Linear, PatchConv, split_model
+from jaxdp_episodic.training.models import GroupNorm
 
 
 @pytest.mark.parametrize(
@@ -28,6 +29,16 @@ def test_the_convolution_is_that_of_flax(use_patches, stride, size):
     flax.bias[...] = conv.bias[...]
     images = np.random.default_rng(0).normal(size=(4, *size, 2)).astype(np.float32)
     np.testing.assert_allclose(conv(images), flax(images), rtol=1e-5, atol=1e-5)
+
+
+def test_the_group_normalization_is_that_of_flax():
+    settings = {"num_groups": 2, "rngs": nnx.Rngs(0)}
+    ours = GroupNorm(6, **settings)
+    flax = nnx.GroupNorm(6, use_fast_variance=False, **settings)
+    for each in (ours, flax):
+        each.scale[...], each.bias[...] = jnp.arange(6.0), jnp.arange(6.0) ** 2
+    images = np.random.default_rng(0).normal(3.0, size=(4, 3, 5, 6)).astype(np.float32)
+    np.testing.assert_allclose(ours(images), flax(images), rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("use_patches", [True, False])

@@ -19,12 +19,13 @@ from jaxdp_episodic.training.plda import (
     sum_with_count,
     symmetric_noise,
 )
-from jaxdp_episodic.training.start import StartConfig, statistics_steps
+from jaxdp_episodic.training.start import StartConfig, contribution_norm
 from jaxdp_episodic.training.statistics import PrivateStatistics
 from jaxdp_episodic.training.trainer import Trainer
 from training_runs import GROUPED, adam, assert_same
 
 ZEROED = dataclasses.replace(GROUPED, neighboring_relation="zero_out")
+APART = np.sqrt(2)  # two contributions, at most
 SHORT = StartConfig(mean=0.2, within=(0.3,), total=0.5, dimensions=2)
 
 
@@ -173,21 +174,21 @@ def test_pairs_are_disjoint_within_classes_and_uniform(relation, sizes, slots):
 @pytest.mark.parametrize(
     ("unit", "relation", "expected"),
     [
-        ("example", "add_remove", (1, 2, 1)),
-        ("example", "replace_one", (2, 2, 2)),
+        ("example", "add_remove", (1, APART, 1)),
+        ("example", "replace_one", (APART, APART, APART)),
         ("example", "zero_out", (1, 1, 1)),
         ("class", "add_remove", (1, 1, 1)),
-        ("class", "replace_one", (2, 2, 2)),
+        ("class", "replace_one", (APART, APART, APART)),
         ("class", "zero_out", (1, 1, 1)),
     ],
 )
 def test_the_accountant_is_told_how_far(unit, relation, expected):
-    steps = statistics_steps(
-        ("class", "example"), SHORT, privacy_unit=unit, neighboring_relation=relation
-    )
-    for step, moved in zip(steps, expected, strict=True):
+    own = statistics(unit=unit, relation=relation)
+    for place, moved in enumerate(expected):
+        step = own.steps[place]
+        noise = 1.3 * contribution_norm(step)  # what is added
         plain = jde.GaussianStep(
-            jde.Poisson("one", sampling_probability=1.0), noise_multiplier=1.3 / moved
+            jde.Poisson("one", sampling_probability=1.0), noise_multiplier=noise / moved
         )
         step = dataclasses.replace(step, noise_multiplier=1.3)
         found = jde.epsilon(step, num_steps=1, delta=1e-5)
@@ -220,6 +221,39 @@ def test_no_unit_moves_a_sum_by_more_than_that(unit):
         assert np.linalg.norm(within[0] - within[1]) <= 1 + 1e-5
         total = [s._moment(state, s._weights(), key, 0.0) for s in (own, fewer)]
         assert 0.5 < np.linalg.norm(total[0] - total[1]) <= 1 + 1e-5
+
+
+@pytest.mark.parametrize("unit", ["example", "class"])
+@pytest.mark.parametrize("kind", ["mean", "within", "total"])
+def test_a_replaced_unit_moves_a_sum_by_at_most_the_root_of_two(unit, kind):
+    """Hill climbing from random contents, for other ones as far away as may be."""
+    rng, key = np.random.default_rng(0), jax.random.key(0)
+    tree = jde.Population((np.array([1]), np.array([2])), ("class", "example"))
+    rows = slice(1 if unit == "example" else 0, 2)
+    state = statistics().initial()._replace(whitening=np.diag(np.float32([1, 2, 3])))
+    state = state._replace(mean=np.float32([0.1, 0, 0]))
+
+    def total(features):
+        own = statistics(ExampleTable(features, None, tree), unit=unit)
+        if kind == "mean":
+            return own._mean(key, 0.0)
+        weights, pairs = own._weights(), None
+        if kind == "within":
+            pairs, weights = (np.array([0]), np.array([1])), np.ones(1, np.float32)
+        return own._moment(features, state, weights, key, 0.0, pairs)
+
+    # Near each other, so that the mean of a class is hardly shorter than 1.
+    first = np.float32(rng.normal(size=3) + 0.05 * rng.normal(size=(2, 3)))
+    reference, other, best = total(first), first.copy(), 0.0
+    for width in np.tile(np.geomspace(2.0, 0.02, 60), 3):
+        tried = other.copy()
+        move = rng.normal(size=3) + 0.1 * rng.normal(size=tried[rows].shape)
+        tried[rows] += width * move
+        far = np.linalg.norm(total(tried) - reference)
+        assert far <= APART
+        if far > best:
+            other, best = tried, far
+    assert best > 0.97 * APART
 
 
 def test_what_episodes_see_of_an_example_depends_on_it_alone():

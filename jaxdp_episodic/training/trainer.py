@@ -243,7 +243,9 @@ class Trainer:
         """
         start = self._start
         return make_blocks(
-            self.sampler.draw_step(self._secrets.sampler_entropy, step),
+            self.sampler.draw_step(
+                self._secrets.sampler_entropy, step, first=len(self.budget.before) + 1
+            ),
             self.data if start is None else start.table(self.state.start),
             block_size=self._block_size,
             num_shards=len(self._devices),

@@ -36,7 +36,7 @@ _MOST_OFF, _CHECK_NODES = 1e-7, 600
 # absolute for so many nats below it.
 _AGREEING, _RAREST = 1e-7, 16.0
 # Places at which a table is checked, how far down, and the spare factor.
-_CHECKS, _CHECKED, _SPARE, _ROUNDING = 16, -36.0, 10.0, 1e-13
+_CHECKS, _CHECKED, _SPARE, _ROUNDING = 8, -36.0, 10.0, 1e-13
 
 
 Evaluate = Callable[..., np.ndarray]

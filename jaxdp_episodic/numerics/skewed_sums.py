@@ -44,6 +44,9 @@ _LARGEST_PHASE = 6.0
 # Largest log of p g B at the larger saddle; deviations beyond which nothing is; sums
 # that are worked off at a time, to stay in the cache.
 _LOG_OPPOSITE, _EDGE, _BLOCK = -0.5, 13.0, 8
+# Neighbours that differ in their constant only share a contour, so many at a time and
+# of constants that differ by this factor at most, where no more nats cancel on it.
+_SHARING, _ALIKE, _CANCELLED = 16, 1.5, 4.0
 
 
 class Terms(NamedTuple):
@@ -76,33 +79,65 @@ def log_tails(
     ``finer`` takes twice the nodes, to compare with.
     """
     size = terms.count.shape[-1]
-    if size > _BLOCK:
-        cuts = [slice(i, i + _BLOCK) for i in range(0, size, _BLOCK)]
-        parts = [log_tails(_taken(terms, cut), finer=finer) for cut in cuts]
-        first, second, third = (
-            np.concatenate(part) for part in zip(*parts, strict=True)
-        )
-        return first, second, third
+    result = np.empty((3, size))
+    if terms.log_g is None and np.ptp(terms.count) == 0 == np.ptp(terms.shift):
+        left = []
+        for cut in _neighbours(terms.constant):
+            middle = _taken(terms, cut[len(cut) // 2, None])
+            result[:, cut], cancelled = _on_one_contour(
+                middle, terms.constant[cut], finer
+            )
+            left.append(cut[cancelled & (len(cut) > 1)])
+        left = np.concatenate(left)
+    else:
+        left = np.arange(size)
+    for start in range(0, len(left), _BLOCK):
+        cut = left[start : start + _BLOCK]
+        own = _taken(terms, cut)
+        result[:, cut], _ = _on_one_contour(own, own.constant, finer)
+    return result[0], result[1], result[2]
+
+
+def _neighbours(constant: np.ndarray) -> list[np.ndarray]:
+    """Stretches of places whose constants are much the same."""
+    groups, start = [], 0
+    size = np.abs(constant)
+    for end in range(1, len(size) + 1):
+        is_full = end == len(size) or end - start == _SHARING
+        if is_full or not 1 / _ALIKE <= size[end] / size[start] <= _ALIKE:
+            groups.append(np.arange(start, end))
+            start = end
+    return groups
+
+
+def _on_one_contour(
+    terms: Terms, constant: np.ndarray, finer: bool
+) -> tuple[np.ndarray, np.ndarray]:
+    """(3, E) of `log_tails`, and (E,) where much cancels: by the terms' contour.
+
+    With one of ``terms`` its contour serves all constants; otherwise each has its own.
+    """
     with np.errstate(all="ignore"):
         c, log_size = _crossing(terms)
-        ray = _ray(terms, c, log_size, finer)
-        along = _jump(terms, c) if terms.rising else None
-    results = []
-    for m, on_ray in zip((2, 1, 0), ray, strict=True):
-        scale = log_size + (2 - m) * np.log(c)
-        if along is None:
-            total, top = on_ray, scale
-        else:
-            part, log_part = along[2 - m]
-            top = np.maximum(scale, log_part)
-            total = on_ray * np.exp(scale - top) + part * np.exp(log_part - top)
-        positive = total > 0
-        log_total = np.log(np.where(positive, total, 1.0))
-        results.append(np.where(positive, log_total + top, np.nan))
-    return results[0], results[1], results[2]
+        log_size = log_size + c * (constant - terms.constant)
+        terms = terms._replace(constant=constant)
+        ray, width = _ray(terms, c, log_size, finer)
+        along = _jump(terms, c, finer) if terms.rising else None
+        results, cancelled = [], np.zeros(constant.shape, bool)
+        for m, on_ray in zip((2, 1, 0), ray, strict=True):
+            scale = log_size + (2 - m) * np.log(c)
+            if along is None:
+                total, top = on_ray, scale
+            else:
+                part, log_part = along[2 - m]
+                top = np.maximum(scale, log_part)
+                total = on_ray * np.exp(scale - top) + part * np.exp(log_part - top)
+            results.append(np.where(total > 0, np.log(total) + top, np.nan))
+            cancelled |= ~(results[-1] > scale + np.log(width) - _CANCELLED)
+    return np.stack(results), cancelled
 
 
-def _taken(terms: Terms, cut: slice) -> Terms:
+def _taken(terms: Terms, cut: np.ndarray) -> Terms:
     fields: list[Any] = [f[cut] if isinstance(f, np.ndarray) else f for f in terms]
     return Terms(*fields)
 
@@ -315,15 +350,17 @@ def _law_off_axis(p: np.ndarray, terms: Terms, nodes: int) -> tuple[np.ndarray, 
     complete = np.real(v[-1]) > 9.2
     apart = np.sum(grown - np.exp(normal) * dv, axis=0)
     excess = np.where(complete, apart, whole - 1)
-    first, second = (np.sum(grown * opposite**k, axis=0) for k in (1, 2))
+    first = second = whole
+    if terms.log_g is not None:
+        first, second = (np.sum(grown * opposite**k, axis=0) for k in (1, 2))
     law = _Law(whole, excess, first, second)
     return terms.count * _log_law(law), law
 
 
 def _ray(
     terms: Terms, c: np.ndarray, log_size: np.ndarray, finer: bool
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """The ray's share of the three integrals, scaled by their size at c."""
+) -> tuple[list[np.ndarray], np.ndarray]:
+    """The ray's shares of the three integrals, scaled by their size at c; its scale."""
     # Of light tails the ray is vertical: K falls off like a Gaussian's.
     lean = np.where(terms.shift < _LIGHT, 0.0, _LEAN)
     direction = 1j + (lean if terms.rising else -lean)
@@ -340,6 +377,8 @@ def _ray(
     fallen = np.real(power + p * terms.constant) - base < _FALL
     index = np.where(fallen.any(axis=0), np.argmax(fallen, axis=0), len(scouts) - 1)
     end = scouts[index, 0]
+    if c.size == 1:  # for all of them
+        end = end.max(keepdims=True)
     ray_nodes, law_nodes = _LIGHT_NODES if np.any(lean == 0) else _NODES
     if finer:
         ray_nodes, law_nodes = 2 * ray_nodes, 2 * law_nodes
@@ -350,14 +389,13 @@ def _ray(
     value = np.exp(power + p * terms.constant - base) * direction
     value = value * np.cosh(u) * scale * weight * end / math.pi
     used = (base > _NOTHING + 10) | (not terms.rising)
-    first, second, third = (
+    shares = [
         np.where(used, np.sum(np.imag(value * f / (p / c) ** m), axis=0), 0.0)
         for m, f in zip((2, 1, 0), _factors(terms, law), strict=True)
-    )
+    ]
     # The integrand is largest at c: a law that is not resolved shows.
-    lost = ~(np.abs(first) <= _LARGEST_RAY * scale)
-    first, second, third = (np.where(lost, np.nan, x) for x in (first, second, third))
-    return first, second, third
+    lost = ~(np.abs(shares[0]) <= _LARGEST_RAY * scale)
+    return [np.where(lost, np.nan, share) for share in shares], scale
 
 
 def _variance(terms: Terms, c: np.ndarray, law: _Law) -> np.ndarray:
@@ -375,12 +413,16 @@ def _variance(terms: Terms, c: np.ndarray, law: _Law) -> np.ndarray:
 # --- Along the axis ---
 
 
-def _jump(terms: Terms, c: np.ndarray) -> list[tuple[np.ndarray, np.ndarray]]:
+def _jump(
+    terms: Terms, c: np.ndarray, finer: bool
+) -> list[tuple[np.ndarray, np.ndarray]]:
     """The axis' share of the three integrals: factor and logarithm of its scale."""
     s, n = terms.shift, terms.count
+    # The logarithm of p falls by s as x grows by 1, and e^{pk} with it.
+    panels = 4 * math.ceil(1 + s.max()) * (2 if finer else 1)
     start = larger_saddle(np.log(c), s)
     end = np.maximum(start, s + 1 / s) + 9.5
-    place, weight = (a[:, None] for a in _gauss(24, 4))
+    place, weight = (a[:, None] for a in _gauss(24, panels))
     x = start + (end - start) * place
     log_p = np.log(x / s) - s * x + 0.5 * s * s
     p = np.exp(log_p)

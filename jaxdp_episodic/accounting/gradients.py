@@ -147,7 +147,9 @@ def _by_differences(
     chosen = [int(index[:-1])] if index else range(len(parts))
     noises = [np.asarray(parts[i].noise_multiplier, np.float64) for i in chosen]
     shape = np.shape(api.epsilon(step, delta=delta, num_steps=num_steps, method="rdp"))
-    width = _WIDTH * np.broadcast_to(np.min(np.broadcast_arrays(*noises), axis=0), shape)
+    width = _WIDTH * np.broadcast_to(
+        np.min(np.broadcast_arrays(*noises), axis=0), shape
+    )
     places = np.reshape(_PLACES, (-1, *(1,) * len(shape))) * width
     moved = list(parts)
     for i, noise in zip(chosen, noises, strict=True):

@@ -94,11 +94,11 @@ def _core(count: float, shift: float) -> float:
 
 def _tabulated(core: float, end: float, evaluate: Evaluate) -> Table:
     """The table of a function of places (m,) to three logarithms (3, m)."""
-    for _ in range(12):
+    for _ in range(50):
         last = evaluate(np.array([end]))
         if np.all(np.isfinite(last)) and last[0, 0] > _LEAST:
             break
-        end *= 0.8
+        end *= 0.95
     whole = math.asinh(end / core)
     number = max(math.ceil(whole / _PANEL), 1)
     open_ = [(whole * i / number, whole * (i + 1) / number) for i in range(number)]

@@ -41,7 +41,7 @@ _LARGEST_RAY = 3.0
 _NOTHING = -200.0
 # Up to here K^n turns along the axis; further on it is the ray that follows it.
 _LARGEST_PHASE = 6.0
-# Largest log of p g B at the larger saddle; deviations beyond which nothing is; sums
+# Largest log of p g B at the larger saddle; deviations beyond s that nothing is beyond; sums
 # that are worked off at a time, to stay in the cache.
 _LOG_OPPOSITE, _EDGE, _BLOCK = -0.5, 13.0, 8
 # Neighbours that differ in their constant only share a contour, so many at a time and
@@ -207,8 +207,8 @@ def _law_on_axis(p: np.ndarray, terms: Terms, rules: tuple) -> _Law:
     end = 10.0 + 0 * p
     if jumps:
         end = larger_saddle(np.log(p), s)
-    far = end >= _EDGE
-    end = np.minimum(end, _EDGE)
+    far = end >= _EDGE + s
+    end = np.minimum(end, _EDGE + s)
     place, weight = (a[:, None, None] for a in rules[0])
     v = -10.0 + (end + 10.0) * place
     normal = (end + 10.0) * weight * np.exp(-0.5 * v * v) / _SQRT_2PI
@@ -318,7 +318,7 @@ def _path(p: np.ndarray, terms: Terms, nodes: int) -> tuple[np.ndarray, np.ndarr
     turn = np.where(growth < last, turn, (1 - (growth - last)) / s)
     slope = np.minimum(2.0 * s, 2.5)
     end = (math.log(60.0) - log_size + 0.5 * s * s) / s
-    high = np.minimum(np.maximum(end, turn + 3 / s), _EDGE)
+    high = np.minimum(np.maximum(end, turn + 3 / s), _EDGE + s)
     low = -10.0 + 0 * high
     if terms.log_g is not None:
         # |e^{-p g B}| has vanished.
@@ -421,7 +421,7 @@ def _jump(
     # The logarithm of p falls by s as x grows by 1, and e^{pk} with it.
     panels = 4 * math.ceil(1 + s.max()) * (2 if finer else 1)
     start = larger_saddle(np.log(c), s)
-    end = np.maximum(start, s + 1 / s) + 9.5
+    end = np.maximum(start + 1, s + _EDGE)
     place, weight = (a[:, None] for a in _gauss(24, panels))
     x = start + (end - start) * place
     log_p = np.log(x / s) - s * x + 0.5 * s * s

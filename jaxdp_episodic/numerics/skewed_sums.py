@@ -41,8 +41,8 @@ _LARGEST_RAY = 3.0
 _NOTHING = -200.0
 # Up to here K^n turns along the axis; further on it is the ray that follows it.
 _LARGEST_PHASE = 6.0
-# Largest log of p g B at the larger saddle; deviations beyond s that nothing is beyond; sums
-# that are worked off at a time, to stay in the cache.
+# Largest log of p g B at the larger saddle; deviations above s where nothing is left;
+# sums that are worked off at a time, to stay in the cache.
 _LOG_OPPOSITE, _EDGE, _BLOCK = -0.5, 13.0, 8
 # Neighbours that differ in their constant only share a contour, so many at a time and
 # of constants that differ by this factor at most, where no more nats cancel on it.

@@ -33,6 +33,8 @@ from jaxdp_episodic.numerics.roots import largest_within
 
 # No finer than that is delta followed, unless a view asks for it.
 _SMALLEST_DELTA = 1e-15
+# Up to so many rates the curve is looked at only where these need it.
+_FEW_RATES = 4
 # Rates in the middle are not moved by deltas below that share of the least of them.
 _MIDDLE_RATE, _NEGLIGIBLE = 1e-3, 1e-4
 # Above the rounding of sums of a few numbers in [0, 1].
@@ -220,7 +222,9 @@ def _rates(
     alpha = _validation.probability_array("false_positive_rate", false_positive_rate)
     in_the_middle = np.all(np.minimum(alpha, 1 - alpha) >= _MIDDLE_RATE)
     floor = _NEGLIGIBLE * _MIDDLE_RATE if in_the_middle else _SMALLEST_DELTA
-    epsilons, deltas, shape = _points(step, num_steps, method, floor)
+    rates = tuple(np.unique(alpha).tolist())
+    few = rates if len(rates) <= _FEW_RATES else None
+    epsilons, deltas, shape = _points(step, num_steps, method, floor, few)
     missed, caught = np.empty((2, epsilons.shape[1], alpha.size))
     block = max(1, _BLOCK // len(epsilons))
     for row, (eps, d) in enumerate(zip(epsilons.T, deltas.T, strict=True)):
@@ -249,20 +253,29 @@ def _bounds(
 
 
 def _points(
-    step: Any, num_steps: Any, method: str, floor: float
+    step: Any,
+    num_steps: Any,
+    method: str,
+    floor: float,
+    rates: tuple[float, ...] | None = None,
 ) -> tuple[np.ndarray, np.ndarray, tuple[int, ...]]:
     """Points of the curve: epsilons and deltas (K, settings), the settings' shape.
 
-    Deltas below ``floor`` may be much too large, yet not above it.
+    Deltas below ``floor`` may be much too large, yet not above it. With ``rates`` they
+    are close together where these false positive rates need them only.
     """
     if num_steps is None or isinstance(num_steps, int | np.integer):
         # Whoever asks for one reading of a curve often asks for another one next.
-        return _remembered_points(step, num_steps, method, floor)
-    return _computed_points(step, num_steps, method, floor)
+        return _remembered_points(step, num_steps, method, floor, rates)
+    return _computed_points(step, num_steps, method, floor, rates)
 
 
 def _computed_points(
-    step: Any, num_steps: Any, method: str, floor: float
+    step: Any,
+    num_steps: Any,
+    method: str,
+    floor: float,
+    rates: tuple[float, ...] | None,
 ) -> tuple[np.ndarray, np.ndarray, tuple[int, ...]]:
     arrays = {"step": np.empty(getattr(step, "shape", ()), np.uint8)}
     if num_steps is not None:
@@ -280,7 +293,8 @@ def _computed_points(
         answer = upper_delta(step, epsilon=at, num_steps=num_steps, method=method)
         return np.reshape(answer, (len(at), -1))[place.ravel()]
 
-    epsilons, deltas = curve_points(ask, math.prod(shape), floor=floor)
+    wanted = None if rates is None else np.array(rates)
+    epsilons, deltas = curve_points(ask, math.prod(shape), floor=floor, rates=wanted)
     return epsilons, deltas, shape
 
 

@@ -12,10 +12,16 @@ _FIRST_POINTS = np.concatenate([[0.0], np.geomspace(1e-8, 700.0, 131)])
 # Points are added until the attacker's rates are this near to those of all points.
 _ABSOLUTE, _RELATIVE = 8e-7, 2e-4
 _ROUNDS, _MOST_PARTS = 3, 32
+# Where few rates are asked for, a coarser look and one round more find their places.
+_COARSER, _MORE_ROUNDS = 4, 2
 
 
 def curve_points(
-    delta: Callable[[np.ndarray], np.ndarray], num_settings: int, *, floor: float
+    delta: Callable[[np.ndarray], np.ndarray],
+    num_settings: int,
+    *,
+    floor: float,
+    rates: np.ndarray | None = None,
 ) -> tuple[np.ndarray, np.ndarray]:
     """Returns points of privacy curves, close together where an attacker's rates bend.
 
@@ -29,15 +35,19 @@ def curve_points(
       delta: maps epsilons (K, num_settings) to upper bounds of delta, same shape.
       num_settings: number of curves.
       floor: below this delta no points are added.
+      rates: (R,) false positive rates, a few, the only ones for which the bound is to
+        be that near; None: all are.
 
     Returns:
       epsilons and deltas, (K, num_settings) each: epsilons from 0 to 700 in increasing
       order, some more than once; deltas decreasing.
     """
-    epsilons = np.repeat(_FIRST_POINTS[:, None], num_settings, axis=1)
+    is_few = rates is not None
+    first = _FIRST_POINTS[np.r_[0, 1 : len(_FIRST_POINTS) : _COARSER if is_few else 1]]
+    epsilons = np.repeat(first[:, None], num_settings, axis=1)
     deltas = np.minimum.accumulate(delta(epsilons))
-    for _ in range(_ROUNDS):
-        parts = _parts(epsilons, deltas, floor)
+    for _ in range(_ROUNDS + is_few * _MORE_ROUNDS):
+        parts = _parts(epsilons, deltas, floor, rates)
         if np.all(parts == 1):
             break
         more = _between(epsilons, parts)
@@ -66,7 +76,9 @@ def _slope(a: tuple[float, float], b: tuple[float, float]) -> float:
     return (b[1] - a[1]) / (b[0] - a[0])
 
 
-def _parts(epsilons: np.ndarray, deltas: np.ndarray, floor: float) -> np.ndarray:
+def _parts(
+    epsilons: np.ndarray, deltas: np.ndarray, floor: float, rates: np.ndarray | None
+) -> np.ndarray:
     """Into how many parts each interval should be cut, (K - 1, settings).
 
     In ``g = e^epsilon`` the curve is convex: over an interval it lies between its chord
@@ -91,8 +103,29 @@ def _parts(epsilons: np.ndarray, deltas: np.ndarray, floor: float) -> np.ndarray
     scale = np.where(deltas[1:] > floor, scale, np.minimum(scale, floor))
     allowed = np.minimum(_ABSOLUTE, _RELATIVE * np.maximum(scale, floor))
     matters = (deltas[:-1] > floor) & (width > 0)
+    if rates is not None:
+        matters &= _may_be_best(g, deltas, rates, 4 * gap, allowed)
     ratio = np.divide(gap, allowed, out=np.zeros_like(gap), where=matters)
     return np.clip(np.ceil(np.sqrt(ratio)), 1, _MOST_PARTS).astype(np.int64)
+
+
+def _may_be_best(
+    g: np.ndarray,
+    deltas: np.ndarray,
+    rates: np.ndarray,
+    height: np.ndarray,
+    allowed: np.ndarray,
+) -> np.ndarray:
+    """Whether an interval may hold a lower true positive rate at one of the rates.
+
+    Within an interval it is at most ``height`` below its lower end's: the convex curve
+    is no further below its chord, nor is the mirrored one.
+    """
+    caught = deltas + g * rates[:, None, None]
+    mirrored = 1 - (1 - deltas - rates[:, None, None]) / g
+    best = np.minimum(caught, mirrored).min(axis=1, keepdims=True)
+    ends = [np.minimum(rate[:, :-1], rate[:, 1:]) for rate in (caught, mirrored)]
+    return np.any(np.minimum(*ends) - height < best - allowed, axis=0)
 
 
 def _between(epsilons: np.ndarray, parts: np.ndarray) -> np.ndarray:

@@ -51,8 +51,8 @@ def epsilon_interval(
       engine: see `jaxdp_episodic.epsilon`.
 
     Returns:
-      ``(lower, upper)``, float64 nats of the broadcast shape; ``(inf, inf)`` without
-      noise, ``(0, 0)`` where nothing is drawn.
+      ``(lower, upper)``, float64 nats of the broadcast shape; ``(0, inf)``, which says
+      nothing, without noise, ``(0, 0)`` where nothing is drawn.
 
     Raises:
       TypeError: an argument of the wrong type.

@@ -143,7 +143,7 @@ def _by_differences(
         raise NotImplementedError(
             f"epsilon_and_gradient with epochs covers {NOISE!r} only, got {name!r}"
         )
-    parts = step.steps if isinstance(step, ComposedSteps) else (step,)
+    parts = gaussian_parts(step, "epsilon_and_gradient")
     chosen = [int(index[:-1])] if index else range(len(parts))
     noises = [np.asarray(parts[i].noise_multiplier, np.float64) for i in chosen]
     shape = np.shape(api.epsilon(step, delta=delta, num_steps=num_steps, method="rdp"))

@@ -16,7 +16,8 @@ from typing import NamedTuple
 import numpy as np
 
 from jaxdp_episodic.numerics.convex_sums import lognormal_sum
-from jaxdp_episodic.numerics.skewed_sums import Terms, log_tails
+from jaxdp_episodic.numerics.skewed_sums import log_tails
+from jaxdp_episodic.numerics.skewed_terms import Terms
 from jaxdp_episodic.numerics.two_terms import log_tails_of_two
 
 # Chebyshev panels, each so long in asinh(place / core), with so many nodes.

@@ -6,9 +6,7 @@ import re
 import numpy as np
 import pytest
 
-import jaxdp_episodic as jde
 from jaxdp_episodic import cli
-from jaxdp_episodic.report.ledger_file import read_ledger
 from jaxdp_episodic.training.config import read_config
 from jaxdp_episodic.training.run import run_training
 from jaxdp_episodic.training.run_files import read_log
@@ -166,49 +164,3 @@ def test_users_own_arrays(tmp_path):
     result = run_training(read_config(path), tmp_path / "out", base=tmp_path)
     assert result.trainer.num_steps_taken == 3
     assert 0 <= result.scores["validation"].mean <= 1
-
-
-IN_EPOCHS = TINY.replace("num_steps = 3", "num_steps = 10").replace(
-    '{ type = "Poisson", name = "episode", sampling_probability = 0.5 }',
-    '{ type = "RandomAllocation", name = "episode", steps_per_epoch = 4 }',
-)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("noise", ["gaussian", "discrete"])
-def test_epochs_broken_off_in_one_and_resumed_cost_what_the_ledger_says(
-    train, config, tmp_path, monkeypatch, capsys, noise
-):
-    """Two epochs and a half; broken off in the second the whole of it is owed."""
-    config.write_text(IN_EPOCHS.replace("[data]", f'noise = "{noise}"\n[data]', 1))
-    ledger = tmp_path / "out" / "ledger.jsonl"
-    taken = []
-    real_step = Trainer.step
-
-    def interrupted(self, *arguments):
-        if len(taken) == 6:
-            raise KeyboardInterrupt
-        taken.append(1)
-        return real_step(self, *arguments)
-
-    def spent():
-        capsys.readouterr()
-        assert cli.run(["epsilon", "--ledger", str(ledger), "--json"]) == 0
-        return json.loads(capsys.readouterr().out)
-
-    monkeypatch.setattr(Trainer, "step", interrupted)
-    assert train() == 130
-    monkeypatch.setattr(Trainer, "step", real_step)
-    content = read_ledger(ledger)
-    assert content.charged < content.owed == 8
-    step, owed = content.run_charged()
-    answer = spent()
-    assert answer["epsilon"] == jde.epsilon(step, num_steps=owed, delta=1e-5)
-    assert any("within an epoch" in text for text in answer["warnings"])
-    assert train("--resume") == 0
-    assert "within an epoch: 8 are owed" in capsys.readouterr().err
-    content = read_ledger(ledger)
-    assert (content.charged, content.planned, content.owed) == (10, 10, 10)
-    records = [json.loads(line) for line in open(tmp_path / "out" / "log.jsonl")]
-    recomputed = jde.epsilon(content.run_charged()[0], num_steps=10, delta=1e-5)
-    assert spent()["epsilon"] == recomputed == records[-1]["epsilon"] <= 8.0

@@ -49,8 +49,8 @@ class PrivacyBudget:
       permitted_steps: the largest number of steps whose epsilon is within the target,
         >= ``num_steps``; with steps ``before``, ``num_steps``. Of steps in epochs,
         beyond ``num_steps`` whole epochs only.
-      before: other steps, with their noise, that the run takes first, each once; not
-        with steps in epochs.
+      before: other steps, with their noise, that the run takes first, each once.
+        Epochs begin after them.
     """
 
     step: GaussianStep
@@ -65,17 +65,21 @@ class PrivacyBudget:
 
         Of steps in epochs that of the steps owed; see `owed`.
         """
+        owed = self.owed(num_steps)
         if not self.before:
-            owed = self.owed(num_steps)
             return epsilon_of(self.step, num_steps=owed, delta=self.delta)
-        return epsilon_of(self.run(num_steps), delta=self.delta)
+        return epsilon_of(self.run(owed), delta=self.delta)
 
     def owed(self, num_steps: Any) -> np.ndarray | np.int64:
         """Returns the steps that are charged if the run ends after that many.
 
         Within an epoch, unless that end was planned, those of the whole epoch.
         """
-        return steps_owed(self.step.design, num_steps, self.num_steps)[()]
+        taken = _validation.integer_array("num_steps", num_steps, minimum=0)
+        first = len(self.before)
+        drawn = np.maximum(taken - first, 0)
+        owed = steps_owed(self.step.design, drawn, self.num_steps - first)
+        return (np.minimum(taken, first) + owed)[()]
 
     @property
     def planned(self) -> int | None:
@@ -126,7 +130,8 @@ def public_view(budget: PrivacyBudget) -> PrivacyBudget | None:
             return bare
         # Of its own step, and no epsilon: that of one step may be 0 of all sizes, or
         # next to nothing beside that of the steps before.
-        owed = int(budget.owed(1))
+        first = len(budget.before)
+        owed = int(budget.owed(first + 1)) - first
         ours, theirs = (
             rdp_of(compose((one.step, owed)), _ORDERS) for one in (budget, bare)
         )
@@ -158,7 +163,7 @@ class SpentAhead:
             owed = self._budget.owed(np.arange(step, last + 1))
             kept, first = np.unique(owed), len(self._budget.before)
             if first:
-                kept = kept[(kept <= first) | (kept % 10 == 0) | (kept == last)]
+                kept = kept[(kept <= first) | (kept % 10 == 0) | (kept == kept[-1])]
             spent = np.asarray(self._budget.spent(kept))
             self._values = spent[np.searchsorted(kept, owed)]
         return float(self._values[place])
@@ -195,7 +200,7 @@ def plan_budget(
       TypeError: an argument of the wrong type.
       ValueError: a value out of range, a step with arrays, or a target that does not
         permit a single step.
-      NotImplementedError: steps ``before``, or after others, in epochs.
+      NotImplementedError: steps ``before`` in epochs.
     """
     if not isinstance(step, GaussianStep):
         raise TypeError(f"step must be a GaussianStep, got {step!r}")
@@ -219,9 +224,10 @@ def plan_budget(
             why = "steps before" if before else "epsilon=inf"
             raise ValueError(f"num_steps must be given with {why}, got None")
         if before:
-            if any(epoch_scheme(one.design) for one in (step, *(s for s, _ in before))):
+            if any(epoch_scheme(one.design) for one, _ in before):
                 raise NotImplementedError(
-                    "before: steps in epochs can neither follow others nor come before"
+                    "before: everybody takes part in such a step, which is taken once; "
+                    "in a step of an epoch only some do"
                 )
             return _with_steps_before(step, target, allowed, steps, before)
         bare = dataclasses.replace(step, noise_multiplier=0.0)

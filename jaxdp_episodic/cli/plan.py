@@ -60,6 +60,7 @@ class Plan:
             lines.append(f"no picture: {error}")
         else:
             written.append(str(self.out / PICTURE))
+        lines += [f"{name}: {why}" for name, why in plan.gains.items()]
         lines += [f"left out: {name}: {why}" for name, why in plan.left_out.items()]
         if _rests_on_private_sizes(description):
             lines.append(
@@ -129,7 +130,7 @@ def _comment(plan: Candidates, pipeline: Any) -> str:
     return (
         f"{head}"
         f"# {plan.designs[int(plan.design[best])].name}: "
-        f"{int(plan.episodes_per_step[best]):,} episodes a step, signal to noise "
+        f"{plan.episodes_per_step[best]:,.6g} episodes a step, signal to noise "
         f"{plan.signal_to_noise[best]:.4g} at a noise multiplier of about "
         f"{plan.noise_multiplier[best]:.4g}, which `train` calibrates.\n\n"
     )
@@ -149,7 +150,7 @@ def _table(plan: Candidates) -> list[str]:
             (
                 "*" if is_best else "",
                 design.name,
-                f"{int(plan.episodes_per_step[best]):,}",
+                f"{plan.episodes_per_step[best]:,.4g}",
                 f"{int(plan.num_steps[best]):,}",
                 f"{plan.noise_multiplier[best]:.4g}",
                 f"{plan.signal_to_noise[best]:.4g}",

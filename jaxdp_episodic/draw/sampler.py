@@ -284,7 +284,7 @@ class EpisodeSampler:
         # The epoch that was drawn last, behind what it is a function of.
         self._epoch: tuple[tuple[int, int], Epoch] | None = None
 
-    def draw_step(self, entropy: int, step: int) -> Draw:
+    def draw_step(self, entropy: int, step: int, *, first: int = 1) -> Draw:
         """Returns the draw of one step of a run, a function of its arguments only.
 
         So a resumed run draws what the interrupted one would have drawn; see
@@ -294,13 +294,14 @@ class EpisodeSampler:
         Args:
           entropy: see `step_generator`.
           step: whole number >= 1; the first step of a run is 1.
+          first: the step with which the first epoch begins, at most ``step``.
         """
         generator = step_generator(entropy, step)
         if not isinstance(self._rows, EpochRows):
             return self.draw(generator)
-        number, place = divmod(int(step) - 1, self._rows.steps_per_epoch)
+        number, place = divmod(int(step) - first, self._rows.steps_per_epoch)
         if number < 0:
-            raise ValueError(f"step must be a whole number >= 1, got {step}")
+            raise ValueError(f"step must be a whole number >= {first}, got {step}")
         key, drawn = int(entropy), self._epoch
         if drawn is None or drawn[0] != (key, number):
             epoch = self.begin_epoch(epoch_generator(key, number))

@@ -17,7 +17,8 @@ import numpy as np
 
 from jaxdp_episodic.losses.antipodal_law import bounds_at
 from jaxdp_episodic.numerics.convex_sums import lognormal_sum
-from jaxdp_episodic.numerics.skewed_sums import Terms, log_tails
+from jaxdp_episodic.numerics.skewed_sums import log_tails
+from jaxdp_episodic.numerics.skewed_terms import Terms
 from jaxdp_episodic.numerics.two_terms import log_tails_of_two
 
 # Chebyshev panels, each so long in asinh(place / core), with so many nodes.
@@ -101,11 +102,11 @@ def _tabulated(
     core: float, end: float, evaluate: Evaluate, most: int = _MOST_HALVINGS
 ) -> Table:
     """The table of a function of places (m,) to three logarithms (3, m)."""
-    for _ in range(12):
+    for _ in range(50):
         last = evaluate(np.array([end]))
         if np.all(np.isfinite(last)) and last[0, 0] > _LEAST:
             break
-        end *= 0.8
+        end *= 0.95
     whole = math.asinh(end / core)
     number = max(math.ceil(whole / _PANEL), 1)
     open_ = [(whole * i / number, whole * (i + 1) / number) for i in range(number)]

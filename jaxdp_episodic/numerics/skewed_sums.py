@@ -19,15 +19,25 @@ Arrays are elementwise over the last axis (E,); nodes come first.
 
 from __future__ import annotations
 
-import functools
 import math
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
-from jaxdp_episodic.numerics.special import log_normal_tail
+from jaxdp_episodic.numerics.skewed_terms import (
+    EDGE,
+    FINE,
+    ROUGH,
+    SQRT_2PI,
+    Law,
+    Terms,
+    gauss,
+    larger_saddle,
+    law_on_axis,
+    log_last,
+    log_law,
+)
 
-_SQRT_2PI = math.sqrt(2 * math.pi)
 # Slope of the ray against the vertical; shifts below it have light tails.
 _LEAN, _LIGHT = 0.4, 0.25
 # Nodes of the ray, and of the law of one term on it.
@@ -41,29 +51,12 @@ _LARGEST_RAY = 3.0
 _NOTHING = -200.0
 # Up to here K^n turns along the axis; further on it is the ray that follows it.
 _LARGEST_PHASE = 6.0
-# Largest log of p g B at the larger saddle; deviations beyond which nothing is; sums
-# that are worked off at a time, to stay in the cache.
-_LOG_OPPOSITE, _EDGE, _BLOCK = -0.5, 13.0, 8
-
-
-class Terms(NamedTuple):
-    """What is added up; arrays (E,).
-
-    Attributes:
-      count: n, how many terms.
-      constant: k.
-      shift: s > 0.
-      log_g: log of g where ``U = A - g B``; None where it is A or -A.
-      rising: whether A counts positive.
-      idle: constant that goes along with the B in the second result.
-    """
-
-    count: np.ndarray
-    constant: np.ndarray
-    shift: np.ndarray
-    log_g: np.ndarray | None
-    rising: bool
-    idle: np.ndarray
+# Largest log of p g B at the larger saddle; sums that are worked off at a time, to stay
+# in the cache.
+_LOG_OPPOSITE, _BLOCK = -0.5, 8
+# Neighbours that differ in their constant only share a contour, so many at a time and
+# of constants that differ by this factor at most, where no more nats cancel on it.
+_SHARING, _ALIKE, _CANCELLED = 16, 1.5, 4.0
 
 
 def log_tails(
@@ -76,141 +69,70 @@ def log_tails(
     ``finer`` takes twice the nodes, to compare with.
     """
     size = terms.count.shape[-1]
-    if size > _BLOCK:
-        cuts = [slice(i, i + _BLOCK) for i in range(0, size, _BLOCK)]
-        parts = [log_tails(_taken(terms, cut), finer=finer) for cut in cuts]
-        first, second, third = (
-            np.concatenate(part) for part in zip(*parts, strict=True)
-        )
-        return first, second, third
+    result = np.empty((3, size))
+    if terms.log_g is None and np.ptp(terms.count) == 0 == np.ptp(terms.shift):
+        left = []
+        for cut in _neighbours(terms.constant):
+            middle = _taken(terms, cut[len(cut) // 2, None])
+            result[:, cut], cancelled = _on_one_contour(
+                middle, terms.constant[cut], finer
+            )
+            left.append(cut[cancelled & (len(cut) > 1)])
+        left = np.concatenate(left)
+    else:
+        left = np.arange(size)
+    for start in range(0, len(left), _BLOCK):
+        cut = left[start : start + _BLOCK]
+        own = _taken(terms, cut)
+        result[:, cut], _ = _on_one_contour(own, own.constant, finer)
+    return result[0], result[1], result[2]
+
+
+def _neighbours(constant: np.ndarray) -> list[np.ndarray]:
+    """Stretches of places whose constants are much the same."""
+    groups, start = [], 0
+    size = np.abs(constant)
+    for end in range(1, len(size) + 1):
+        is_full = end == len(size) or end - start == _SHARING
+        if is_full or not 1 / _ALIKE <= size[end] / size[start] <= _ALIKE:
+            groups.append(np.arange(start, end))
+            start = end
+    return groups
+
+
+def _on_one_contour(
+    terms: Terms, constant: np.ndarray, finer: bool
+) -> tuple[np.ndarray, np.ndarray]:
+    """(3, E) of `log_tails`, and (E,) where much cancels: by the terms' contour.
+
+    With one of ``terms`` its contour serves all constants; otherwise each has its own.
+    """
     with np.errstate(all="ignore"):
         c, log_size = _crossing(terms)
-        ray = _ray(terms, c, log_size, finer)
-        along = _jump(terms, c) if terms.rising else None
-    results = []
-    for m, on_ray in zip((2, 1, 0), ray, strict=True):
-        scale = log_size + (2 - m) * np.log(c)
-        if along is None:
-            total, top = on_ray, scale
-        else:
-            part, log_part = along[2 - m]
-            top = np.maximum(scale, log_part)
-            total = on_ray * np.exp(scale - top) + part * np.exp(log_part - top)
-        positive = total > 0
-        log_total = np.log(np.where(positive, total, 1.0))
-        results.append(np.where(positive, log_total + top, np.nan))
-    return results[0], results[1], results[2]
+        log_size = log_size + c * (constant - terms.constant)
+        terms = terms._replace(constant=constant)
+        ray, width = _ray(terms, c, log_size, finer)
+        along = _jump(terms, c, finer) if terms.rising else None
+        results, cancelled = [], np.zeros(constant.shape, bool)
+        for m, on_ray in zip((2, 1, 0), ray, strict=True):
+            scale = log_size + (2 - m) * np.log(c)
+            if along is None:
+                total, top = on_ray, scale
+            else:
+                part, log_part = along[2 - m]
+                top = np.maximum(scale, log_part)
+                total = on_ray * np.exp(scale - top) + part * np.exp(log_part - top)
+            results.append(np.where(total > 0, np.log(total) + top, np.nan))
+            cancelled |= ~(results[-1] > scale + np.log(width) - _CANCELLED)
+    return np.stack(results), cancelled
 
 
-def _taken(terms: Terms, cut: slice) -> Terms:
+def _taken(terms: Terms, cut: np.ndarray) -> Terms:
     fields: list[Any] = [f[cut] if isinstance(f, np.ndarray) else f for f in terms]
     return Terms(*fields)
 
 
-def _log_last(s: np.ndarray) -> np.ndarray:
-    """Log of the p at which the two saddles of ``p A - x²/2`` meet."""
-    return 0.5 * s * s - 1 - 2 * np.log(s)
-
-
-def larger_saddle(log_p: np.ndarray, s: np.ndarray) -> np.ndarray:
-    """The x >= 1/s with ``p s A(x) = x``, for p up to `_log_last`."""
-    # y = s x solves log y - y = r
-    r = np.minimum(log_p - 0.5 * s * s + 2 * np.log(s), -1.0)
-    d = np.sqrt(2 * (-1 - r))
-    y = np.where(r < -6, -r + np.log(np.maximum(-r, 1.1)), 1 + d + d * d / 3)
-    for _ in range(8):
-        y = np.maximum(y - (np.log(y) - y - r) / np.minimum(1 / y - 1, -1e-12), 1.0)
-    return y / s
-
-
-# --- The law of one term at real p, on the upper side ---
-
-
-@functools.lru_cache
-def _gauss(nodes: int, panels: int) -> tuple[np.ndarray, np.ndarray]:
-    """Composite Gauss–Legendre rule on [0, 1]."""
-    x, w = np.polynomial.legendre.leggauss(nodes)
-    places = (np.arange(panels)[:, None] + 0.5 * (x + 1)) / panels
-    return places.reshape(-1), np.tile(0.5 * w / panels, panels)
-
-
-_ROUGH, _FINE = (_gauss(24, 4), _gauss(12, 1)), (_gauss(24, 5), _gauss(40, 1))
-
-
-class _Law(NamedTuple):
-    """K, ``K - 1``, ``E[B e^{pU}]`` and ``E[B² e^{pU}]``; complex."""
-
-    whole: np.ndarray
-    excess: np.ndarray
-    first: np.ndarray
-    second: np.ndarray
-
-
-def _steepest(x: np.ndarray, s: np.ndarray, rule: tuple) -> tuple[np.ndarray, ...]:
-    """Nodes from the larger saddle x on: v, dv with weights and the real exponent.
-
-    On ``v = x + (zeta + i y)/s`` the imaginary part is 0 where ``e^zeta sin(y)/y = 1 +
-    zeta/(s x)``.
-    """
-    y, w = (a[:, *(None,) * x.ndim] * math.pi for a in rule)
-    product, log_sinc = s * x, np.log(np.sin(y) / y)
-    zeta = 0.5 - log_sinc + np.log1p((2 - log_sinc) / product)
-    for _ in range(8):
-        slope = np.maximum(1 - 1 / (product + zeta), 1e-3)
-        zeta = zeta - (zeta + log_sinc - np.log1p(zeta / product)) / slope
-    slope = np.maximum(1 - 1 / (product + zeta), 1e-9)
-    dv = ((1 / y - 1 / np.tan(y)) / slope + 1j) * w / s
-    exponent = (x / s) * np.exp(zeta) * np.cos(y)
-    exponent = exponent - 0.5 * ((x + zeta / s) ** 2 - (y / s) ** 2)
-    return x + (zeta + 1j * y) / s, dv, exponent
-
-
-def _law_on_axis(p: np.ndarray, terms: Terms, rules: tuple) -> _Law:
-    """At real p > 0, (M, E), on the upper side of the axis."""
-    s = terms.shift
-    jumps = terms.rising
-    end = 10.0 + 0 * p
-    if jumps:
-        end = larger_saddle(np.log(p), s)
-    far = end >= _EDGE
-    end = np.minimum(end, _EDGE)
-    place, weight = (a[:, None, None] for a in rules[0])
-    v = -10.0 + (end + 10.0) * place
-    normal = (end + 10.0) * weight * np.exp(-0.5 * v * v) / _SQRT_2PI
-    exponent = np.exp(s * v - 0.5 * s * s) * (p if jumps else -p)
-    opposite = 0.0
-    if terms.log_g is not None:
-        opposite = np.exp(-s * v - 0.5 * s * s)
-        exponent = exponent - p * np.exp(terms.log_g) * opposite
-    exponent = np.minimum(exponent, 700.0)
-    excess = np.sum(np.expm1(exponent) * normal, axis=0)
-    excess = excess - np.exp(log_normal_tail(end))
-    grown = np.exp(exponent) * normal
-    whole = np.sum(grown, axis=0)
-    first, second = (np.sum(grown * opposite**k, axis=0) for k in (1, 2))
-    if not jumps:
-        return _Law(whole, excess, first, second)
-    v, dv, exponent = _steepest(end, s, rules[1])
-    grown = np.where(far, 0.0, np.exp(np.clip(exponent, -745, 700)) * dv / _SQRT_2PI)
-    if terms.log_g is not None:
-        opposite = np.exp(-s * v - 0.5 * s * s)
-        grown = grown * np.exp(-p * np.exp(terms.log_g) * opposite)
-    return _Law(
-        whole + np.sum(grown, axis=0),
-        excess + np.sum(grown, axis=0),
-        first + np.sum(grown * opposite, axis=0),
-        second + np.sum(grown * opposite**2, axis=0),
-    )
-
-
-def _log_law(law: _Law) -> np.ndarray:
-    """``log K`` without cancellation near 1, or near 0."""
-    near = np.abs(law.excess) < 0.3
-    small = np.where(near, law.excess, 0.0)
-    return np.where(near, np.log1p(small), np.log(law.whole + 0j))
-
-
-def _factors(terms: Terms, law: _Law) -> tuple:
+def _factors(terms: Terms, law: Law) -> tuple:
     """What K^n is multiplied with in the three integrands."""
     if terms.log_g is None:
         return 1.0, 1.0, 1.0
@@ -235,15 +157,15 @@ def _crossing(terms: Terms) -> tuple[np.ndarray, np.ndarray]:
         low = low - np.maximum(terms.log_g, 0.0)
     high = low + 90.0
     if terms.rising:
-        high = np.minimum(high, _log_last(s) - 0.02)
+        high = np.minimum(high, log_last(s) - 0.02)
     low = np.minimum(low, high - 1.0)
     left, right = low, high
     best = size = low
     for number in _ROUNDS:
         log_p = left + (right - left) * np.linspace(0, 1, number)[:, None]
         p = np.exp(log_p)
-        law = _law_on_axis(p, terms, _ROUGH)
-        power = n * _log_law(law)
+        law = law_on_axis(p, terms, ROUGH)
+        power = n * log_law(law)
         size = np.real(power) + p * terms.constant - 2 * log_p
         size = np.where(np.isnan(size), np.inf, size)
         stop = np.diff(size, axis=0) > 0
@@ -275,7 +197,7 @@ def _path(p: np.ndarray, terms: Terms, nodes: int) -> tuple[np.ndarray, np.ndarr
     """
     s = terms.shift
     log_size, angle = np.log(np.abs(p)), np.angle(p)
-    last = _log_last(s)
+    last = log_last(s)
     # Where the ray is vertical, e^{pA} is no larger than at its start.
     growth = np.where(s < _LIGHT, np.log(np.maximum(np.real(p), 1e-300)), log_size)
     growth = growth if terms.rising else log_size
@@ -283,7 +205,7 @@ def _path(p: np.ndarray, terms: Terms, nodes: int) -> tuple[np.ndarray, np.ndarr
     turn = np.where(growth < last, turn, (1 - (growth - last)) / s)
     slope = np.minimum(2.0 * s, 2.5)
     end = (math.log(60.0) - log_size + 0.5 * s * s) / s
-    high = np.minimum(np.maximum(end, turn + 3 / s), _EDGE)
+    high = np.minimum(np.maximum(end, turn + 3 / s), EDGE + s)
     low = -10.0 + 0 * high
     if terms.log_g is not None:
         # |e^{-p g B}| has vanished.
@@ -298,11 +220,11 @@ def _path(p: np.ndarray, terms: Terms, nodes: int) -> tuple[np.ndarray, np.ndarr
     return w + 1j * height * bent, spacing * (1 + 1j * rise)
 
 
-def _law_off_axis(p: np.ndarray, terms: Terms, nodes: int) -> tuple[np.ndarray, _Law]:
+def _law_off_axis(p: np.ndarray, terms: Terms, nodes: int) -> tuple[np.ndarray, Law]:
     """``n log K``, and what it is made of, at complex p (M, E)."""
     s = terms.shift
     v, dv = _path(p, terms, nodes)
-    dv = dv / _SQRT_2PI
+    dv = dv / SQRT_2PI
     normal = -0.5 * v * v
     exponent = np.exp(s * v - 0.5 * s * s) * (p if terms.rising else -p)
     opposite = 0.0
@@ -315,19 +237,21 @@ def _law_off_axis(p: np.ndarray, terms: Terms, nodes: int) -> tuple[np.ndarray, 
     complete = np.real(v[-1]) > 9.2
     apart = np.sum(grown - np.exp(normal) * dv, axis=0)
     excess = np.where(complete, apart, whole - 1)
-    first, second = (np.sum(grown * opposite**k, axis=0) for k in (1, 2))
-    law = _Law(whole, excess, first, second)
-    return terms.count * _log_law(law), law
+    first = second = whole
+    if terms.log_g is not None:
+        first, second = (np.sum(grown * opposite**k, axis=0) for k in (1, 2))
+    law = Law(whole, excess, first, second)
+    return terms.count * log_law(law), law
 
 
 def _ray(
     terms: Terms, c: np.ndarray, log_size: np.ndarray, finer: bool
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """The ray's share of the three integrals, scaled by their size at c."""
+) -> tuple[list[np.ndarray], np.ndarray]:
+    """The ray's shares of the three integrals, scaled by their size at c; its scale."""
     # Of light tails the ray is vertical: K falls off like a Gaussian's.
     lean = np.where(terms.shift < _LIGHT, 0.0, _LEAN)
     direction = 1j + (lean if terms.rising else -lean)
-    law = _law_on_axis(c[None], terms, _ROUGH)
+    law = law_on_axis(c[None], terms, ROUGH)
     scale = 1 / np.sqrt(_variance(terms, c, law) + 2 / c**2)
     base = log_size + 2 * np.log(c)
 
@@ -340,32 +264,33 @@ def _ray(
     fallen = np.real(power + p * terms.constant) - base < _FALL
     index = np.where(fallen.any(axis=0), np.argmax(fallen, axis=0), len(scouts) - 1)
     end = scouts[index, 0]
+    if c.size == 1:  # for all of them
+        end = end.max(keepdims=True)
     ray_nodes, law_nodes = _LIGHT_NODES if np.any(lean == 0) else _NODES
     if finer:
         ray_nodes, law_nodes = 2 * ray_nodes, 2 * law_nodes
-    place, weight = (a[:, None] for a in _gauss(ray_nodes, 1))
+    place, weight = (a[:, None] for a in gauss(ray_nodes, 1))
     u = place * end
     p = points(u)
     power, law = _law_off_axis(p, terms, law_nodes)
     value = np.exp(power + p * terms.constant - base) * direction
     value = value * np.cosh(u) * scale * weight * end / math.pi
     used = (base > _NOTHING + 10) | (not terms.rising)
-    first, second, third = (
+    shares = [
         np.where(used, np.sum(np.imag(value * f / (p / c) ** m), axis=0), 0.0)
         for m, f in zip((2, 1, 0), _factors(terms, law), strict=True)
-    )
+    ]
     # The integrand is largest at c: a law that is not resolved shows.
-    lost = ~(np.abs(first) <= _LARGEST_RAY * scale)
-    first, second, third = (np.where(lost, np.nan, x) for x in (first, second, third))
-    return first, second, third
+    lost = ~(np.abs(shares[0]) <= _LARGEST_RAY * scale)
+    return [np.where(lost, np.nan, share) for share in shares], scale
 
 
-def _variance(terms: Terms, c: np.ndarray, law: _Law) -> np.ndarray:
+def _variance(terms: Terms, c: np.ndarray, law: Law) -> np.ndarray:
     """Of the tilted sum, by differences of ``log K`` about c."""
     step = 0.05
     moved = c * np.exp(np.array([[-step], [step]]))
-    before, after = np.real(_log_law(_law_on_axis(moved, terms, _ROUGH)))
-    middle = np.real(_log_law(law))[0]
+    before, after = np.real(log_law(law_on_axis(moved, terms, ROUGH)))
+    middle = np.real(log_law(law))[0]
     # Second derivative in p from unequal steps.
     low, high = c - moved[0], moved[1] - c
     second = 2 * ((after - middle) / high - (middle - before) / low) / (low + high)
@@ -375,19 +300,23 @@ def _variance(terms: Terms, c: np.ndarray, law: _Law) -> np.ndarray:
 # --- Along the axis ---
 
 
-def _jump(terms: Terms, c: np.ndarray) -> list[tuple[np.ndarray, np.ndarray]]:
+def _jump(
+    terms: Terms, c: np.ndarray, finer: bool
+) -> list[tuple[np.ndarray, np.ndarray]]:
     """The axis' share of the three integrals: factor and logarithm of its scale."""
     s, n = terms.shift, terms.count
+    # The logarithm of p falls by s as x grows by 1, and e^{pk} with it.
+    panels = 4 * math.ceil(1 + s.max()) * (2 if finer else 1)
     start = larger_saddle(np.log(c), s)
-    end = np.maximum(start, s + 1 / s) + 9.5
-    place, weight = (a[:, None] for a in _gauss(24, 4))
+    end = np.maximum(start + 1, s + EDGE)
+    place, weight = (a[:, None] for a in gauss(24, panels))
     x = start + (end - start) * place
     log_p = np.log(x / s) - s * x + 0.5 * s * s
     p = np.exp(log_p)
-    law = _law_on_axis(p, terms, _FINE)
+    law = law_on_axis(p, terms, FINE)
     turned = n * np.log1p(1j * np.imag(law.whole) / np.real(law.whole))
-    real = _Law(*(np.real(part) for part in law))
-    size = n * np.real(_log_law(real)) + np.real(turned) + p * terms.constant
+    real = Law(*(np.real(part) for part in law))
+    size = n * np.real(log_law(real)) + np.real(turned) + p * terms.constant
     size = size + np.log(p * (s - 1 / x) * (end - start) * weight / math.pi)
     phase = np.exp(1j * np.imag(turned))
     shares = []

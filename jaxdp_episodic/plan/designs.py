@@ -18,12 +18,13 @@ from jaxdp_episodic.describe.population import Population
 from jaxdp_episodic.describe.schemes import (
     MultistageSampling,
     Poisson,
+    RandomAllocation,
     WithoutReplacement,
 )
 from jaxdp_episodic.describe.step import EPISODE, STEP, Sampling
 
-SCHEMES = ("poisson", "without replacement", "independent")
-POISSON, FIXED, INDEPENDENT = SCHEMES
+SCHEMES = ("poisson", "epochs", "without replacement", "independent")
+POISSON, EPOCHS, FIXED, INDEPENDENT = SCHEMES
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,7 +33,7 @@ class Design:
 
     Attributes:
       name: as it stands in tables and pictures.
-      scheme: "poisson", "without replacement" or "independent".
+      scheme: one of `SCHEMES`.
       is_multistage: False if all examples of a drawn unit take part.
       clip_unit: whose contributions are clipped.
       examples: drawn of each unit: support and query.
@@ -51,6 +52,13 @@ class Design:
     def clipped_contributions(self, episodes: np.ndarray) -> np.ndarray:
         """Returns how many contributions are clipped in a step, on average."""
         return np.ones_like(episodes) if self.clip_unit == STEP else episodes
+
+    def is_rival_of(self, other: Design) -> bool:
+        """Whether this draws by coins what the other one draws and clips too."""
+        ours, theirs = (
+            (d.clip_unit, d.examples, d.is_multistage) for d in (self, other)
+        )
+        return self.scheme == POISSON and ours == theirs
 
 
 def class_designs(
@@ -82,18 +90,23 @@ def class_designs(
         def independent(number: Any, examples: Any = examples) -> Sampling:
             classes = WithoutReplacement(CLASS, size=ways, population=num_classes)
             return IndependentEpisodes(
-                MultistageSampling(classes, examples), num_episodes=number
+                MultistageSampling(classes, examples), num_episodes=_whole(number)
             )
 
         def poisson(number: Any, grouped: Any = grouped) -> Sampling:
             rate = np.minimum(np.asarray(number) / possible, 1.0)[()]
             return grouped(Poisson(EPISODE, sampling_probability=rate))
 
+        def epochs(number: Any, grouped: Any = grouped) -> Sampling:
+            length = _epoch_length(possible, number)
+            return grouped(RandomAllocation(EPISODE, steps_per_epoch=length))
+
         def fixed(number: Any, grouped: Any = grouped) -> Sampling:
-            return grouped(WithoutReplacement(EPISODE, size=number))
+            return grouped(WithoutReplacement(EPISODE, size=_whole(number)))
 
         for name, scheme, most, make in (
             ("grouped classes, Poisson episodes", POISSON, possible, poisson),
+            ("grouped classes, epochs", EPOCHS, possible, epochs),
             ("grouped classes, fixed number", FIXED, possible, fixed),
             ("independent episodes", INDEPENDENT, 10**6, independent),
         ):
@@ -129,19 +142,26 @@ def task_designs(
                 Poisson(task, sampling_probability=rate), examples
             )
 
+        def epochs(number: Any, examples: Any = examples) -> Sampling:
+            length = _epoch_length(num_tasks, number)
+            tasks = RandomAllocation(task, steps_per_epoch=length)
+            return MultistageSampling(tasks, examples)
+
         def fixed(number: Any, examples: Any = examples) -> Sampling:
-            tasks = WithoutReplacement(task, size=number, population=num_tasks)
+            size = _whole(number)
+            tasks = WithoutReplacement(task, size=size, population=num_tasks)
             return MultistageSampling(tasks, examples)
 
         def independent(number: Any, examples: Any = examples) -> Sampling:
             one = WithoutReplacement(task, size=1, population=num_tasks)
             return IndependentEpisodes(
-                MultistageSampling(one, examples), num_episodes=number
+                MultistageSampling(one, examples), num_episodes=_whole(number)
             )
 
         for name, scheme, clip, most, make in (
             (f"Poisson, each {task} clipped", POISSON, task, num_tasks, poisson),
             ("Poisson, whole step clipped", POISSON, STEP, num_tasks, poisson),
+            (f"epochs, each {task} clipped", EPOCHS, task, num_tasks, epochs),
             (f"fixed number, each {task} clipped", FIXED, task, num_tasks, fixed),
             ("independent episodes", INDEPENDENT, EPISODE, 10**6, independent),
         ):
@@ -180,6 +200,15 @@ def _sizes(
         everyone = max(everyone, stated_size)
     tried = [(size, True) for size in sorted(set(sizes)) if size < everyone]
     return [*tried, (everyone, False)]
+
+
+def _whole(number: Any) -> Any:
+    return np.rint(number).astype(np.int64)[()]
+
+
+def _epoch_length(everyone: int, number: Any) -> Any:
+    """Steps of an epoch in which as many take part in a step, on average."""
+    return _whole(everyone / np.asarray(number, np.float64))
 
 
 def _title(name: str, size: int, is_multistage: bool, num_sizes: int) -> str:

@@ -25,25 +25,26 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jaxdp_episodic.accounting.calibration import calibrate_noise_multiplier
 from jaxdp_episodic.describe.population import Population
 from jaxdp_episodic.describe.serialization import spec_to_dict
-from jaxdp_episodic.describe.step import STEP, GaussianStep
+from jaxdp_episodic.describe.step import STEP
 from jaxdp_episodic.files.atomic import write_atomically
-from jaxdp_episodic.plan.designs import INDEPENDENT, Design, class_designs, task_designs
+from jaxdp_episodic.plan.designs import EPOCHS, Design, class_designs, task_designs
 from jaxdp_episodic.plan.question import (
-    Compute,
     EpisodeShape,
     PlanDescription,
     PlanRequest,
     learning_rate,
 )
+from jaxdp_episodic.plan.settings import (
+    Candidates,
+    budgeted,
+    calibrated_noise,
+    in_epochs,
+    recommended,
+)
 
 TABLE, CONFIG = "plan.csv", "recommended.toml"
-# Points of the grids; independent episodes cost a sum over their number.
-_GRID, _COARSE_GRID = (18, 18), (6, 5)
-# Of candidates within this share of the best, the one that computes least is chosen.
-_NEARLY_BEST = 0.98
 
 
 class Plan(NamedTuple):
@@ -62,6 +63,7 @@ class Plan(NamedTuple):
         something.
       recommended: place of the recommended candidate.
       left_out: why designs were left out, by name.
+      gains: what epochs gain on coins, by the name of the design.
     """
 
     designs: tuple[Design, ...]
@@ -75,10 +77,11 @@ class Plan(NamedTuple):
     is_on_front: np.ndarray
     recommended: int
     left_out: dict[str, str]
+    gains: dict[str, str]
 
     def best_of(self, design: int) -> int:
         """Returns the place of a design's candidate that is recommended within it."""
-        return _recommended(
+        return recommended(
             np.where(self.design == design, self.effective_steps, -np.inf),
             self.total_episodes,
         )
@@ -104,50 +107,58 @@ def make_plan(request: PlanRequest, population: Population) -> Plan:
         if design.scheme in request.schemes
     ]
     unit = min(design.examples for design in designs)
-    parts, kept, left_out = [], [], {}
+    parts: list[Candidates] = []
+    left_out, gains = {}, {}
     for design in designs:
         weight = design.examples / unit
-        episodes, steps = _settings(compute, design, weight)
+        episodes, steps = budgeted(compute, design, weight)
         if not episodes.size:
             left_out[design.name] = (
                 f"{compute.fewest_steps} steps of one episode exceed total_episodes"
             )
             continue
         try:
-            noise = _noise(request, population, design, episodes, steps)
+            if design.scheme == EPOCHS:
+                coins = next((c for c in parts if c.design.is_rival_of(design)), None)
+                episodes, steps, gain = in_epochs(
+                    request, population, design, coins, (episodes, steps)
+                )
+                gains |= {design.name: gain} if gain else {}
+            noise = calibrated_noise(request, population, design, episodes, steps)
         except (ValueError, NotImplementedError) as error:
             left_out[design.name] = str(error)
             continue
         good = np.isfinite(noise) & (noise > 0)
-        place = np.full(int(good.sum()), len(kept))
+        episodes, steps, noise = (a[good] for a in (episodes, steps, noise))
+        worth = effective_steps(
+            steps,
+            noise_multiplier=noise,
+            episodes_per_step=episodes,
+            is_one_contribution=design.clip_unit == STEP,
+            effective_dimension=learning.effective_dimension,
+            alignment=learning.alignment,
+        )
         total = np.ceil(episodes * steps * weight)
-        parts.append([place, *(a[good] for a in (episodes, steps, noise, total))])
-        kept.append(design)
-    if not parts or not sum(part[0].size for part in parts):
+        parts.append(Candidates(design, episodes, steps, noise, total, worth))
+    kept = tuple(part.design for part in parts)
+    if not sum(part.steps.size for part in parts):
         reasons = "; ".join(f"{k}: {v}" for k, v in left_out.items())
         raise ValueError(
             f"no design of levels {population.level_names} is within epsilon="
             f"{request.epsilon:g} and the budget of episodes "
             f"({reasons or 'no finite noise'})"
         )
-    columns = [np.concatenate(column) for column in zip(*parts, strict=True)]
-    place, episodes, steps, noise, total = columns
+    columns = [
+        np.concatenate(column) for column in zip(*(p[1:] for p in parts), strict=True)
+    ]
+    episodes, steps, noise, total, worth = columns
     contributions = np.concatenate(
-        [d.clipped_contributions(episodes[place == i]) for i, d in enumerate(kept)]
-    )
-    whole = np.array([d.clip_unit == STEP for d in kept])[place]
-    worth = effective_steps(
-        steps,
-        noise_multiplier=noise,
-        episodes_per_step=episodes,
-        is_one_contribution=whole,
-        effective_dimension=learning.effective_dimension,
-        alignment=learning.alignment,
+        [part.design.clipped_contributions(part.episodes) for part in parts]
     )
     signal = contributions / noise
     return Plan(
-        designs=tuple(kept),
-        design=place,
+        designs=kept,
+        design=np.repeat(np.arange(len(parts)), [part.steps.size for part in parts]),
         episodes_per_step=episodes,
         num_steps=steps,
         noise_multiplier=noise,
@@ -155,8 +166,9 @@ def make_plan(request: PlanRequest, population: Population) -> Plan:
         total_episodes=total,
         effective_steps=worth,
         is_on_front=_front(np.stack([-signal, -steps, total])),
-        recommended=_recommended(worth, total),
+        recommended=recommended(worth, total),
         left_out=left_out,
+        gains=gains,
     )
 
 
@@ -217,7 +229,7 @@ def training_config(
     request = description.request
     place = plan.recommended if candidate is None else candidate
     design = plan.designs[int(plan.design[place])]
-    episodes = int(plan.episodes_per_step[place])
+    episodes = float(plan.episodes_per_step[place])
     sampling = spec_to_dict(design.sampling(episodes))
     sampling.pop("version")
     learner = train.get("learner", {})
@@ -244,7 +256,7 @@ def training_config(
     if design.clip_unit == request.privacy_unit and "normalizer" not in config:
         # The number of protected units is private; the mean that was planned with is
         # the guess that the trainer asks for.
-        config["normalizer"] = float(episodes)
+        config["normalizer"] = episodes
     return config
 
 
@@ -292,62 +304,6 @@ def _designs(episode: EpisodeShape, population: Population) -> list[Design]:
             f"got {episode.ways}"
         )
     return class_designs(population, ways=episode.ways, sizes=sizes, stated_size=stated)
-
-
-def _settings(
-    compute: Compute, design: Design, weight: float
-) -> tuple[np.ndarray, np.ndarray]:
-    """Pairs of episodes a step and steps within the budget, the edges included."""
-    budget = compute.total_episodes / weight
-    most = min(compute.episodes_per_step, design.most_episodes)
-    largest = int(min(most, budget / compute.fewest_steps))
-    if largest < 1:
-        return np.zeros(0), np.zeros(0)
-    sizes = _COARSE_GRID if design.scheme == INDEPENDENT else _GRID
-    episodes = np.unique(np.rint(np.geomspace(1, largest, sizes[0])))
-    grid = np.geomspace(compute.fewest_steps, compute.most_steps, sizes[1])
-    pairs = set()
-    for m in episodes.tolist():
-        last = min(compute.most_steps, int(budget // m))
-        steps = {int(t) for t in np.rint(grid) if t <= last} | {last}
-        pairs |= {(int(m), t) for t in steps if t >= compute.fewest_steps}
-    array = np.array(sorted(pairs), np.int64).reshape(-1, 2)
-    return array[:, 0], array[:, 1]
-
-
-def _noise(
-    request: PlanRequest,
-    population: Population,
-    design: Design,
-    episodes: np.ndarray,
-    steps: np.ndarray,
-) -> np.ndarray:
-    """The smallest noise of each setting, by one call for all."""
-    sampling = design.sampling(episodes)
-    step = GaussianStep(
-        sampling,
-        noise_multiplier=1.0,
-        clip_unit=design.clip_unit,
-        privacy_unit=request.privacy_unit,
-        neighboring_relation=request.neighboring_relation,
-        small_units="keep",
-        population=population if request.episode.population is None else None,
-    )
-    return np.asarray(
-        calibrate_noise_multiplier(
-            step,
-            epsilon=request.epsilon,
-            delta=request.delta,
-            num_steps=steps,
-            method=request.method,
-        )
-    )
-
-
-def _recommended(worth: np.ndarray, total: np.ndarray) -> int:
-    """The cheapest of those that are nearly the best."""
-    near = np.flatnonzero(worth >= _NEARLY_BEST * worth.max())
-    return int(near[np.lexsort((-worth[near], total[near]))[0]])
 
 
 def _front(costs: np.ndarray) -> np.ndarray:

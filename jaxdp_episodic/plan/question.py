@@ -145,8 +145,9 @@ class PlanRequest(Spec):
       learning: guesses that rank designs.
       privacy_unit: level of the protected unit; None: the last.
       neighboring_relation: "add_remove", "replace_one" or "zero_out".
-      schemes: which ways to draw are compared: "poisson", "without replacement" and
-        "independent", whose calibration takes longest by far.
+      schemes: which ways to draw are compared: "poisson", "epochs" (random
+        allocation, where it costs less than coins do at their best), "without
+        replacement" and "independent", whose calibration takes longest by far.
       method: of the calibration.
 
     Raises:

@@ -8,13 +8,18 @@ from typing import Any
 import numpy as np
 
 from jaxdp_episodic.describe.step import STEP
-from jaxdp_episodic.plan.designs import FIXED, INDEPENDENT, POISSON
+from jaxdp_episodic.plan.designs import EPOCHS, FIXED, INDEPENDENT, POISSON
 from jaxdp_episodic.plan.plan import Plan
 from jaxdp_episodic.plots.figures import new_figure, plain, save
 
 # Colours that differ in lightness too (Okabe and Ito), so that grey print keeps them.
-_COLORS = {POISSON: "#0072b2", FIXED: "#d55e00", INDEPENDENT: "#7f7f7f"}
-_MARKERS = {POISSON: "o", FIXED: "s", INDEPENDENT: "^"}
+_COLORS = {
+    POISSON: "#0072b2",
+    EPOCHS: "#009e73",
+    FIXED: "#d55e00",
+    INDEPENDENT: "#7f7f7f",
+}
+_MARKERS = {POISSON: "o", EPOCHS: "v", FIXED: "s", INDEPENDENT: "^"}
 _DASHED, _DOTTED = (0, (5, 2)), (0, (1, 1.5))
 
 

@@ -85,9 +85,10 @@ class LedgerContent(NamedTuple):
         return compose(*groups), None
 
     def _groups_owed(self) -> list[tuple[GaussianStep, int]]:
-        # Of several kinds of steps no one's number was planned.
-        planned = self.planned if len(self.groups) == 1 else None
+        # The plan is for all of them: the last ones' number is what the others leave.
+        left = (self.planned or 0) - sum(count for _, count in self.groups[:-1])
+        planned = [0] * (len(self.groups) - 1) + [max(left, 0)]
         return [
-            (step, int(steps_owed(step.design, count, planned or 0)))
-            for step, count in self.groups
+            (step, int(steps_owed(step.design, count, number)))
+            for (step, count), number in zip(self.groups, planned, strict=False)
         ]

@@ -237,7 +237,9 @@ class Trainer(Standing):
         self._join()  # or each would draw from entropy of its own
         start = self._start
         return episode.make_blocks(
-            self.sampler.draw_step(self._secrets.sampler_entropy, step),
+            self.sampler.draw_step(
+                self._secrets.sampler_entropy, step, first=len(self.budget.before) + 1
+            ),
             self.data if start is None else start.table(self.state.start),
             block_size=self._block_size,
             num_shards=len(self._devices),

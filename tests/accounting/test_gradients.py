@@ -393,3 +393,62 @@ def test_worst_path_of_a_population():
     np.testing.assert_allclose(value, alone, rtol=1e-9)
     for name in wrt:
         np.testing.assert_allclose(gradient[name], expected[name], rtol=1e-8)
+
+
+def gaussian_slope(epsilon, mu):
+    """``d epsilon / d mu`` of the Gaussian mechanism at fixed delta."""
+    tail = np.exp(epsilon) * norm.cdf(-epsilon / mu - mu / 2)
+    return norm.pdf(-epsilon / mu + mu / 2) / tail
+
+
+def in_epochs(noise, scheme):
+    return jde.GaussianStep(scheme, noise_multiplier=noise)
+
+
+@pytest.mark.parametrize(
+    ("scheme", "moved"),
+    [
+        (jde.RandomAllocation("u", steps_per_epoch=1), np.sqrt(6)),
+        (jde.ShuffledEpochs("u", steps_per_epoch=6), np.sqrt(5)),
+        (jde.ShuffledEpochs("u", steps_per_epoch=3), np.sqrt(10)),
+    ],
+)
+def test_epochs_that_amplify_nothing_have_the_gaussians_derivative(scheme, moved):
+    noise = np.array([1.5, 4.0])
+    epsilon, gradient = jde.epsilon_and_gradient(
+        in_epochs(noise, scheme), delta=DELTA, num_steps=6
+    )
+    mu = moved / noise
+    true = gaussian_slope(epsilon, mu) * -mu / noise
+    np.testing.assert_allclose(gradient["noise_multiplier"], true, rtol=1e-6)
+
+
+def test_epochs_have_derivatives_by_noise_alone():
+    step = in_epochs(1.0, jde.ShuffledEpochs("u", steps_per_epoch=6))
+    with pytest.raises(NotImplementedError, match="'noise_multiplier' only"):
+        jde.epsilon_and_gradient(step, delta=DELTA, num_steps=6, wrt=("num_steps",))
+    none, gradient = jde.epsilon_and_gradient(step, delta=DELTA, num_steps=0)
+    assert none == 0 and not gradient["noise_multiplier"] != 0
+    silent = in_epochs(0.0, jde.ShuffledEpochs("u", steps_per_epoch=6))
+    _, gradient = jde.epsilon_and_gradient(silent, delta=DELTA, num_steps=6)
+    assert np.isnan(gradient["noise_multiplier"])
+
+
+@pytest.mark.slow
+def test_derivatives_of_epochs_composed_with_others():
+    bins = in_epochs(1.3, jde.RandomAllocation("u", steps_per_epoch=10))
+    coins = in_epochs(2.0, poisson("u", 0.1))
+    names = ("noise_multiplier", "noise_multiplier[0]", "noise_multiplier[1]")
+    # Without epochs the same run has derivatives of another kind.
+    for run, place in ((jde.compose((bins, 0), (coins, 50)), 1),):
+        _, gradient = jde.epsilon_and_gradient(run, delta=DELTA, wrt=names)
+        _, true = jde.epsilon_and_gradient(coins, delta=DELTA, num_steps=50)
+        ours = gradient[f"noise_multiplier[{place}]"]
+        assert ours == pytest.approx(true["noise_multiplier"], rel=1e-6)
+    run = jde.compose((bins, 35), (coins, 50))
+    value, gradient = jde.epsilon_and_gradient(run, delta=DELTA, wrt=names)
+    parts = gradient["noise_multiplier[0]"] + gradient["noise_multiplier[1]"]
+    assert gradient["noise_multiplier"] == pytest.approx(parts, rel=1e-5)
+    moved = jde.compose((in_epochs(1.31, bins.design), 35), (coins, 50))
+    rise = jde.epsilon(moved, delta=DELTA) - value
+    assert rise == pytest.approx(0.01 * gradient["noise_multiplier[0]"], rel=0.02)

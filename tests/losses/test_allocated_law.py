@@ -136,13 +136,13 @@ def test_a_table_that_leaves_the_certified_ends_is_not_used(monkeypatch):
 
 
 @pytest.mark.slow
-def test_settings_without_a_table_get_certified_ends():
-    # Its table fails its own tests.
+def test_little_noise_is_answered_exactly_within_certified_ends():
+    # Jumps were integrated with too few nodes: the table failed its own tests.
     epoch = step(30, 1 / 3)
     value, info = jde.epsilon(epoch, delta=1e-6, num_steps=30, return_info=True)
     low, high = jde.epsilon_interval(epoch, delta=1e-6, num_steps=30)
-    assert info.is_certified_bound
-    assert low <= value == high < low + 1e-4
+    assert not info.is_certified_bound and info.error < 1e-7
+    assert low <= value <= high < low + 1e-4
 
 
 def test_edges():

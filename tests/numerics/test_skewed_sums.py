@@ -6,7 +6,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from jaxdp_episodic.numerics.skewed_sums import Terms, larger_saddle, log_tails
+from jaxdp_episodic.numerics.skewed_sums import log_tails
+from jaxdp_episodic.numerics.skewed_terms import Terms, larger_saddle
 from jaxdp_episodic.numerics.two_terms import log_tails_of_two
 from oracles import allocation
 

@@ -10,6 +10,7 @@ import jaxdp_episodic as jde
 from jaxdp_episodic.cli import plan as plan_command
 from jaxdp_episodic.cli.plan import Plan as PlanCommand
 from jaxdp_episodic.files.toml_file import to_toml
+from jaxdp_episodic.plan.designs import task_designs
 from jaxdp_episodic.plan.plan import (
     _front,
     effective_steps,
@@ -23,6 +24,7 @@ from jaxdp_episodic.plan.question import (
     PlanRequest,
     read_plan,
 )
+from jaxdp_episodic.plan.settings import Candidates, in_epochs
 from jaxdp_episodic.training.assemble import plan as trainers_plan
 from jaxdp_episodic.training.config import TrainingConfig
 
@@ -146,12 +148,86 @@ def test_effective_steps_at_the_ends():
     assert once == pytest.approx(200 / (100 * 1e8), rel=1e-3)
 
 
+@pytest.mark.parametrize(("number", "is_cheaper"), [(1, True), (8, False)])
+def test_epochs_are_compared_at_the_setting_that_is_best_of_coins(number, is_cheaper):
+    tree = jde.Population.from_sizes([20] * 8, level_names=("class", "example"))
+    request = PlanRequest(
+        episode=EpisodeShape(shots=1, examples=(20,)), privacy_unit="class", **SMALL
+    )
+    designs = task_designs(tree, sizes=(20,), stated_size=None)
+    coins, epochs = designs[0], designs[2]
+    assert coins.is_rival_of(epochs) and not designs[1].is_rival_of(epochs)
+    one = [np.array([x]) for x in (1.0 * number, 60, 1.0, 60.0, 1.0)]
+    asked = np.array([2.0]), np.array([30])
+    settings = (request, tree, epochs, Candidates(coins, *one), asked)
+    if not is_cheaper:
+        with pytest.raises(ValueError, match="everybody takes part in every step"):
+            in_epochs(*settings)
+        return
+    episodes, steps, gain = in_epochs(*settings)
+    assert (episodes.tolist(), steps.tolist()) == ([1.0], [60])
+    assert gain.startswith("at 1 episodes, 60 steps and noise ")
+    assert float(gain.split()[-3].rstrip(",")) < 3.9 and gain.endswith("coins 4")
+    # Without coins to compare with, what was asked.
+    episodes, steps, gain = in_epochs(*settings[:3], None, asked)
+    assert (episodes.tolist(), steps.tolist(), gain) == ([2.0], [30], "")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("relation", ["add_remove", "replace_one"])
+def test_epochs_are_proposed_where_they_cost_less_than_coins(relation):
+    few = {"episodes_per_step": 1, "total_episodes": 60, "fewest_steps": 60}
+    request = PlanRequest(
+        episode=EpisodeShape(shots=1, examples=(20,)),
+        privacy_unit="class",
+        neighboring_relation=relation,
+        schemes=("poisson", "epochs"),
+        **SMALL | {"compute": Compute(most_steps=60, **few)},
+    )
+    tree = jde.Population.from_sizes([20] * 8, level_names=("class", "example"))
+    plan = make_plan(request, tree)
+    if relation == "replace_one":
+        (why,) = plan.left_out.values()
+        epochs, coins = (float(part.split()[-1]) for part in why.split(", coins "))
+        assert epochs > coins == 4.0 and plan.gains == {}
+        return
+    assert plan.left_out == {} and len(plan.gains) == 1
+    (place,) = (i for i, d in enumerate(plan.designs) if d.scheme == "epochs")
+    coins, epochs = plan.designs[0], plan.designs[place]
+    for i in np.flatnonzero(plan.design == place):
+        mean = float(plan.episodes_per_step[i])
+        scheme = epochs.sampling(mean).levels[0]
+        assert mean * scheme.steps_per_epoch == 8
+        noise, steps = plan.noise_multiplier[i], int(plan.num_steps[i])
+        assert mean * steps <= few["total_episodes"]
+        spent = [
+            float(
+                jde.epsilon(
+                    jde.GaussianStep(
+                        design.sampling(mean),
+                        noise_multiplier=noise,
+                        clip_unit="class",
+                        privacy_unit="class",
+                    ),
+                    num_steps=steps,
+                    delta=1e-5,
+                    method="rdp",
+                )
+            )
+            for design in (epochs, coins)
+        ]
+        assert spent[0] <= 4.0 < 0.99 * spent[1]
+    # Of equal batches and as many steps, so they are recommended.
+    assert plan.design[plan.recommended] == place
+
+
 @pytest.mark.slow
 def test_all_schemes_side_by_side():
     plan = make_plan(PlanRequest(episode=EpisodeShape(**POOL), **SMALL), CLASSES)
-    assert plan.left_out == {}
+    # An example drawn into episodes costs more in epochs, and the plan says how much.
+    assert list(plan.left_out) == ["grouped classes, epochs"]
     schemes = {design.scheme for design in plan.designs}
-    assert schemes == {"poisson", "without replacement", "independent"}
+    assert schemes == {"poisson", "epochs", "without replacement", "independent"}
     assert plan.designs[plan.design[plan.recommended]].scheme == "poisson"
 
 
@@ -159,7 +235,7 @@ def test_all_schemes_side_by_side():
 def test_tasks_of_unequal_sizes():
     episode = EpisodeShape(shots=1, examples=(6,))
     plan = make_plan(PlanRequest(episode=episode, **SMALL), SCHOOLS)
-    assert plan.left_out == {}
+    assert all("epochs cost epsilon" in why for why in plan.left_out.values())
     assert {design.clip_unit for design in plan.designs} == {
         "school",
         "step",
@@ -187,7 +263,7 @@ def test_tasks_of_unequal_sizes():
         ({"fewest_steps": 100}, ValueError, "fewest_steps must be at most"),
         ({"most_steps": None}, TypeError, "most_steps must be a number"),
         ({"examples": ()}, ValueError, "examples must be some"),
-        ({"schemes": ("fixed",)}, ValueError, "schemes must be one of"),
+        ({"schemes": ("shuffled",)}, ValueError, "schemes must be one of"),
         ({"schemes": ()}, ValueError, "schemes must be some of"),
         ({"schemes": "poisson"}, TypeError, "schemes must be a list"),
         ({"alignment": 1.5}, ValueError, "alignment must lie"),

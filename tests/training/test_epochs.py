@@ -103,6 +103,50 @@ def test_beyond_the_plan_whole_epochs_are_permitted():
     ]
 
 
+EVERYBODY = jde.GaussianStep(
+    jde.Poisson("user", sampling_probability=1.0), noise_multiplier=4.0
+)
+AFTER_TWO = PrivacyBudget(BATCHES, 8.0, DELTA, 12, 12, (EVERYBODY, EVERYBODY))
+
+
+def test_epochs_begin_after_steps_before():
+    taken, owed = [0, 1, 2, 3, 6, 7, 11, 12], [0, 1, 2, 6, 6, 10, 12, 12]
+    np.testing.assert_array_equal(AFTER_TWO.owed(taken), owed)
+    expected = [
+        jde.epsilon(
+            jde.compose((EVERYBODY, min(n, 2)), (BATCHES, max(n - 2, 0))), delta=DELTA
+        )
+        for n in owed
+    ]
+    np.testing.assert_allclose(AFTER_TWO.spent(taken), expected, rtol=1e-9)
+    ahead = SpentAhead(AFTER_TWO)
+    found = np.array([ahead.at(n) for n in range(1, 13)])
+    assert np.all(found >= AFTER_TWO.spent(np.arange(1, 13)) * (1 - 1e-12))
+    assert found[-1] == pytest.approx(expected[-1], rel=1e-9)
+
+
+def test_a_ledger_of_epochs_after_others_owes_what_the_budget_says(tmp_path):
+    path = tmp_path / "ledger.jsonl"
+    create_ledger(path, AFTER_TWO, is_seeded=False)
+    ledger = Ledger(AFTER_TWO)
+    for charged in range(1, 13):
+        with LedgerFile(path) as file, ledger.writing_to(file, {}):
+            ledger.charge()
+        content = read_ledger(path)
+        assert (content.charged, content.owed) == (charged, AFTER_TWO.owed(charged))
+
+
+def test_steps_before_that_are_in_epochs_are_refused():
+    with pytest.raises(NotImplementedError, match="before: everybody takes part"):
+        plan_budget(
+            BATCHES, epsilon=8.0, delta=DELTA, num_steps=4, before=[(BATCHES, 0.5)]
+        )
+    before = [(EVERYBODY, 0.3), (EVERYBODY, 0.3)]
+    planned = plan_budget(BATCHES, epsilon=8.0, delta=DELTA, num_steps=4, before=before)
+    assert (planned.num_steps, planned.planned) == (6, 6)
+    assert 7.999 < planned.spent(6) == planned.spent(3) <= 8.0
+
+
 def test_the_statement_says_what_an_early_end_owes():
     early, planned = (privacy_statement(budget(), steps) for steps in (5, 10))
     assert "ended after 5 steps" in early and "charged for 8" in early

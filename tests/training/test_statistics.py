@@ -457,6 +457,41 @@ def test_a_run_of_statistics_alone(tmp_path):
 
 
 @pytest.mark.slow
+def test_epochs_after_statistics_begin_with_the_first_step_that_draws(tmp_path):
+    """Three statistics, then two and a half epochs of four steps, broken off in one."""
+
+    def stop(progress):
+        if progress.step == 9:
+            raise KeyboardInterrupt
+
+    own = run(num_steps=10)
+    bins = jde.RandomAllocation("episode", steps_per_epoch=4)
+    step = dataclasses.replace(
+        ZEROED, sampling=dataclasses.replace(ZEROED.design, episodes=bins)
+    )
+    budget = dataclasses.replace(own.budget, step=step)
+    whole, part, rest = (run(budget=budget) for _ in range(3))
+    sizes = [
+        sum(int(block.unit_mask.sum()) for block in whole.draw_blocks(n))
+        for n in range(4, 14)
+    ]
+    assert sum(sizes[:4]) == sum(sizes[4:8]) == 10 and len(set(sizes)) > 1
+    whole.train(tmp_path / "whole")
+    with pytest.raises(KeyboardInterrupt):
+        part.train(tmp_path / "parts", checkpoint_every=2, on_step=stop)
+    content = read_ledger(tmp_path / "parts" / "ledger.jsonl")
+    assert (content.charged, content.owed) == (9, 11)
+    assert rest.resume(tmp_path / "parts") in (8, 9)
+    rest.train(tmp_path / "parts")
+    assert_same(whole, rest)
+    content = read_ledger(tmp_path / "parts" / "ledger.jsonl")
+    assert content.charged == content.owed == content.planned == 13
+    steps, _ = content.run_charged()
+    spent = jde.epsilon(steps, delta=1e-5)
+    assert spent == pytest.approx(budget.spent(13), rel=1e-12)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("interrupted_after", [1, 2, 3, 4, 6])
 def test_resume_is_bit_exact(tmp_path, interrupted_after):
     def stop(progress):

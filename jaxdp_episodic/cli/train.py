@@ -19,6 +19,7 @@ from jaxdp_episodic.cli.messages import (
 from jaxdp_episodic.cli.process import (
     end_process,
     ended_by_sigterm,
+    keep_our_sigterm,
     one_of_several,
     use_all_cores,
 )
@@ -58,6 +59,8 @@ class Train:
             )
             return USER_ERROR
         use_all_cores()
+        if self.distributed:
+            keep_our_sigterm()
         # Imported here: Flax costs a second, which no help should pay.
         from jaxdp_episodic.training.config import read_config
         from jaxdp_episodic.training.processes import all_processes

@@ -240,7 +240,7 @@ def test_a_replaced_unit_moves_a_sum_by_at_most_the_root_of_two(unit, kind):
         weights, pairs = own._weights(), None
         if kind == "within":
             pairs, weights = (np.array([0]), np.array([1])), np.ones(1, np.float32)
-        return own._moment(features, state, weights, key, 0.0, pairs)
+        return own._moment(state, weights, key, 0.0, pairs)
 
     # Near each other, so that the mean of a class is hardly shorter than 1.
     first = np.float32(rng.normal(size=3) + 0.05 * rng.normal(size=(2, 3)))

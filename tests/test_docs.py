@@ -66,8 +66,9 @@ FILES = {
 }
 # Paths that a reader has and a test has not.
 PLACES = {"/shared/": "shared/"}
-# A page that is there until it is ended: tests/explore opens it.
-SERVES = f"{pages.PROGRAM} explore"
+# One is there until it is ended, the other ends its process: tests/explore and
+# tests/training/test_processes.py start them.
+ELSEWHERE = (f"{pages.PROGRAM} explore", f"{pages.PROGRAM} train run.toml")
 # A cluster is needed: tests/sweep/test_ray.py has the engine on a local one.
 NEEDS_CLUSTER = "--ray-address auto"
 
@@ -107,8 +108,9 @@ def test_what_a_page_shows_happens(page, folder):
         for command, output in pages.commands(block):
             if not command.startswith(pages.PROGRAM):
                 pages.check_command(command)
-            elif command.startswith(SERVES):
-                assert parse_command(shlex.split(command)[1:]).run
+            elif command.startswith(ELSEWHERE):
+                words = shlex.split(command.removesuffix("&"), comments=True)
+                assert parse_command(words[1:]).run
             elif NEEDS_CLUSTER not in command:
                 for place, here in PLACES.items():
                     command = command.replace(place, here)

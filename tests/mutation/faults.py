@@ -12,6 +12,7 @@ from jaxdp_episodic.training import (
     episode,
     ledger,
     private_gradient,
+    standing,
     trainer,
 )
 from mutation import audits, crashes, draw_audits, sampled
@@ -80,7 +81,7 @@ _CLIPPED_SUM = Edit(
     "return total._replace(gradient=clip_by_norm(total.gradient, clip)[0])",
 )
 _CHARGE = "taken + 1 if taken < self.ledger.charged else self.ledger.charge()"
-_DONE = "self._now = (self._update(state, gradient), number)"
+_DONE = "self._now = (state._replace(params=params), number)"
 _SHUFFLED = Edit(
     sampler.TreeRows,
     "draw",
@@ -208,7 +209,7 @@ FAULTS = (
             Edit(
                 episode,
                 "make_blocks",
-                "range(math.ceil(max(len(draw.mask), 1) / block_size))",
+                "range(math.ceil(max(number, 1) / block_size))",
                 "range(1)",
             ),
         ),
@@ -346,10 +347,10 @@ FAULTS = (
     Fault(
         "charge after release",
         (
-            Edit(trainer.Trainer, "step", _CHARGE, "taken + 1"),
+            Edit(trainer.Trainer, "_step", _CHARGE, "taken + 1"),
             Edit(
                 trainer.Trainer,
-                "step",
+                "_step",
                 _DONE,
                 f"{_DONE}\n    if taken == self.ledger.charged:\n"
                 "        self.ledger.charge()",
@@ -377,8 +378,8 @@ FAULTS = (
         "resume that forgets steps, and their noise",
         (
             Edit(
-                trainer.Trainer,
-                "resume",
+                standing.Standing,
+                "_take_up",
                 "self._secrets = snapshot.secrets",
                 "pass",
             ),

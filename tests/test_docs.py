@@ -66,9 +66,11 @@ FILES = {
 }
 # Paths that a reader has and a test has not.
 PLACES = {"/shared/": "shared/"}
-# One is there until it is ended, the other ends its process: tests/explore and
-# tests/training/test_processes.py start them.
-ELSEWHERE = (f"{pages.PROGRAM} explore", f"{pages.PROGRAM} train run.toml")
+# One is there until it is ended, one ends its process, one needs a reader's images:
+# tests/explore, tests/training/test_processes.py and tests/data start them.
+ELSEWHERE = tuple(
+    f"{pages.PROGRAM} {words}" for words in ("explore", "train run.toml", "data ")
+)
 # A cluster is needed: tests/sweep/test_ray.py has the engine on a local one.
 NEEDS_CLUSTER = "--ray-address auto"
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import math
 import time
+from typing import Any
 
 import mpmath
 import numpy as np
@@ -55,8 +56,8 @@ def gain_below(count: int, shift: float, x: mpmath.mpf, least: float):
     s = mpmath.mpf(shift)
     places, spacing = nodes(s)
     period = x * mpmath.mpf("1.05")
-    center = NEGLIGIBLE / period
-    step = 2 * mpmath.pi / period
+    center: Any = NEGLIGIBLE / period
+    step: Any = 2 * mpmath.pi / period
     total = mpmath.mpf(0)
     for k in range(MOST_TERMS):
         p = mpmath.mpc(center, k * step)
@@ -70,7 +71,7 @@ def gain_below(count: int, shift: float, x: mpmath.mpf, least: float):
 
 def oracle(steps: int, noise: float, epsilon: float, least: float):
     """Delta of one epoch: the larger of remove and add."""
-    g = mpmath.exp(mpmath.mpf(epsilon))
+    g: Any = mpmath.exp(mpmath.mpf(epsilon))
     above = gain_below(steps, 1 / noise, steps * g, least * steps * 1e-9)
     below = gain_below(steps, 1 / noise, steps / g, least * steps / float(g) * 1e-9)
     if above is None or below is None:

@@ -144,7 +144,7 @@ def _tree(
         return examples, Population.from_sizes(num_examples)
     level = step.design.level_names[-1]
     table = ExampleTable.from_records(examples, units=units, example_level=level)
-    return table.features, table.population
+    return np.asarray(table.features), table.population
 
 
 class _Rows:

@@ -81,7 +81,7 @@ def test_the_ratio_is_that_of_its_definition():
     assert found.ratio == pytest.approx(expected, rel=1e-6)
     paired = recommended_pipeline(asked(neighboring_relation="add_remove"))
     zeroed = recommended_pipeline(asked())
-    assert paired.ratio == pytest.approx(zeroed.ratio / 2, rel=1e-6)
+    assert paired.ratio == pytest.approx(zeroed.ratio / math.sqrt(2), rel=1e-6)
     many = [recommended_pipeline(asked(classes=c)).ratio for c in (100, 200)]
     assert many[1] == pytest.approx(2 * many[0]) and many[0] < STANDS_OUT
 

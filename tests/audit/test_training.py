@@ -9,7 +9,6 @@ import jaxdp_episodic as jde
 from jaxdp_episodic.accounting.budget import PrivacyBudget
 from jaxdp_episodic.audit import training as audits
 from jaxdp_episodic.audit.training import (
-    KINDS,
     Training,
     audit_run,
     audit_steps,
@@ -211,8 +210,15 @@ def test_steps_of_a_faulty_trainer_are_found_out(training, fault, monkeypatch):
     assert audit.is_violated
 
 
-@pytest.mark.parametrize("training", [few_shot, tasks])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    ("training", "kind"),
+    [
+        (few_shot, "input"),
+        (tasks, "gradient"),
+        pytest.param(few_shot, "gradient", marks=pytest.mark.slow),
+        pytest.param(tasks, "input", marks=pytest.mark.slow),
+    ],
+)
 def test_a_sound_run_stands(training, kind):
     audit = audit_run(training(), kind=kind, num_canaries=20)
     assert not audit.is_violated

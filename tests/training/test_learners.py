@@ -314,7 +314,9 @@ def test_adaptation_lowers_the_support_loss():
 # --- ANIL ---
 
 
-@pytest.mark.parametrize("head", ["head", "layers/0"])
+@pytest.mark.parametrize(
+    "head", [pytest.param("head", marks=pytest.mark.slow), "layers/0"]
+)
 def test_anil_adapts_the_head_only(head):
     apply, params = split_model(MLP(FEATURES, (5,), WAYS, rngs=nnx.Rngs(0)))
     learner, episode = ANIL(apply, head=head), classes()

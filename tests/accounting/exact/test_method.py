@@ -278,7 +278,9 @@ def delta_of_two(p, noise, epsilon):
     return mp.fsum(term(x) for x in mp.arange(-8, 45, 0.5)) / 2
 
 
-@pytest.mark.parametrize("log10_delta", [-150, -200, -250])
+@pytest.mark.parametrize(
+    "log10_delta", [pytest.param(-150, marks=pytest.mark.slow), -200, -250]
+)
 def test_far_below_usual_deltas_an_answer_is_true_or_certified(log10_delta):
     # Nodes that turn once from each to the next hid the error from its estimate.
     delta = 10.0**log10_delta

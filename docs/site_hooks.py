@@ -10,7 +10,7 @@ from typing import Any
 from mkdocs.structure.files import File
 
 # Folders beside docs/ whose files pages may link to; on the site they lie in its root.
-SHOWN = {"configs": "*.toml", "experiments": "*.py"}
+SHOWN = {"configs": ("*.toml", "cluster/*"), "experiments": ("*.py", "*.csv")}
 # One file with its fonts in it, as published in the package django-static-mathjax.
 MATHJAX = ("es5/tex-svg.js", "LICENSE")
 
@@ -23,9 +23,10 @@ def on_files(files: Any, config: Any) -> Any:
         uri = f"assets/mathjax/{Path(name).name}"
         files.append(File.generated(config, uri, content=source.read_bytes()))
     root = Path(config.config_file_path).parent
-    for folder, pattern in SHOWN.items():
-        for path in sorted((root / folder).glob(pattern)):
-            uri = f"{folder}/{path.name}"
+    for folder, patterns in SHOWN.items():
+        found = (path for name in patterns for path in (root / folder).glob(name))
+        for path in sorted(found):
+            uri = path.relative_to(root).as_posix()
             files.append(File.generated(config, uri, abs_src_path=str(path)))
     return files
 

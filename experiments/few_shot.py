@@ -329,7 +329,7 @@ def draw(found: Mapping[Run, list[Trained]], path: Path) -> None:
 
     Upwards is the error, logarithmic: from 0.98 to 0.99 is as far as from 0.6 to 0.8.
     """
-    figure, panels = new_figure(2, size=(9.6, 4.4), sharey=True)
+    figure, panels = new_figure(2, size=(9.6, 5.4), sharey=True)
     titles = "one drawing protected", "one syllable protected, with all its drawings"
     for axes, title, protected in zip(
         panels, titles, ("example", "class"), strict=True
@@ -353,9 +353,10 @@ def draw(found: Mapping[Run, list[Trained]], path: Path) -> None:
         axes.annotate(
             "features alone, nothing learned",
             (EPSILONS[-1], 1 - nothing[0].test),
-            xytext=(0, 3),
+            xytext=(0, -3),
             textcoords="offset points",
             ha="right",
+            va="top",
             color="0.35",
             fontsize=8.5,
         )
@@ -366,11 +367,10 @@ def draw(found: Mapping[Run, list[Trained]], path: Path) -> None:
     lowest = min(line.test for lines in runs for line in lines)
     axes.set_ylim(1.2 * (1 - lowest), 1 - TICKS[-1])
     axes.set_ylabel("accuracy on unseen syllables, 5-way 1-shot")
-    # Each has its own, as the numbers of runs differ.
-    panels[0].legend(
-        frameon=False, fontsize=8.5, loc="lower right", bbox_to_anchor=(1, 0.1)
-    )
-    panels[1].legend(frameon=False, fontsize=8.5, loc="upper left")
+    for axes in panels:  # each has its own, as the numbers of runs differ
+        axes.legend(
+            frameon=False, fontsize=8.5, loc="upper left", bbox_to_anchor=(0, -0.13)
+        )
     save(figure, path)
 
 

@@ -107,7 +107,7 @@ class FixedFeatures:
             features stay on the disk, too.
 
         Raises:
-          OSError: a cache that cannot be read or written.
+          OSError: a cache that cannot be read or written, or is a folder.
           ValueError: features of another number of rows, of no single axis, or not
             finite; a row that changes with the rows beside it.
         """
@@ -202,6 +202,8 @@ class FixedFeatures:
 
     def _read(self, path: Path, data: ExampleTable) -> np.ndarray | None:
         """The cached features; None if there are none, or others."""
+        if path.is_dir():
+            raise IsADirectoryError(f"cache must be a file, {path} is a folder")
         if not path.exists():
             return None
         try:

@@ -128,6 +128,14 @@ def test_a_cache_is_used_for_the_same_data_and_settings_only(tmp_path):
             features.table(table(), cache=path)
 
 
+def test_a_folder_is_no_cache_and_said_before_the_work(tmp_path):
+    called = []
+    features = FixedFeatures(called.append, name="never called")
+    with pytest.raises(IsADirectoryError, match="cache must be a file"):
+        features.table(table(), cache=tmp_path)
+    assert not called
+
+
 @pytest.mark.parametrize("damage", ["text", "cut", "nan", "short"])
 def test_a_damaged_cache_is_made_anew(tmp_path, damage):
     path = tmp_path / "train.npz"

@@ -50,6 +50,12 @@ class Score(NamedTuple):
     high: float
     num_episodes: int
 
+    def __str__(self) -> str:
+        return (
+            f"{self.name} {self.mean:.4f}   (95 % interval {self.low:.4f} to "
+            f"{self.high:.4f}, {self.num_episodes:,} held-out episodes)"
+        )
+
 
 class Evaluation:
     """Draws the same held-out episodes every time; call it with a learner and params.

@@ -9,6 +9,7 @@ import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import jax
@@ -62,6 +63,7 @@ class Result(NamedTuple):
         of the examples were not counted.
       scores: last score on every held-out part; in the first process alone.
       folder: where everything is.
+      without_noise: as ``scores``, of the same run without noise, if it was asked for.
     """
 
     trainer: Trainer
@@ -69,14 +71,15 @@ class Result(NamedTuple):
     epsilon_without_last_stage: float
     scores: Mapping[str, Score]
     folder: Path
+    without_noise: Mapping[str, Score] = MappingProxyType({})
 
     def __str__(self) -> str:
-        budget = self.trainer.budget
-        lines = [
-            f"{name:<12}{score.name} {score.mean:.4f}   (95 % interval {score.low:.4f} "
-            f"to {score.high:.4f}, {score.num_episodes:,} held-out episodes)"
-            for name, score in self.scores.items()
-        ]
+        budget, lines = self.trainer.budget, []
+        for name, score in self.scores.items():
+            lines.append(f"{name:<12}{score}")
+            if name in self.without_noise:
+                bare = self.without_noise[name].mean
+                lines.append(f"{'':<12}{bare:.4f} without noise, not private")
         spent = f"{self.epsilon:.5g}" if budget.is_private else "inf (not private)"
         if self.trainer.is_seeded and budget.is_private:
             spent += f" were it not seeded; not private: {_SEEDED}"
@@ -176,7 +179,7 @@ def _run(
             )
         without = {}
         if config.evaluation is not None and config.evaluation.without_noise:
-            console.print("the same without noise, for comparison: not private")
+            console.print("once more without noise, to compare (not private)")
             without = _scores_without_noise(config, trainer.budget, tables, folder)
         return _finish(trainer, folder, title, console, without)
 
@@ -314,14 +317,11 @@ def _finish(
         facts=released_facts(facts, budget),
         has_public_epsilon=public_view(budget) is not None,
     )
-    scores = next((r[HELD_OUT] for r in reversed(records) if HELD_OUT in r), {})
-    return Result(
-        trainer,
-        spent,
-        uncounted,
-        {name: Score(**s) for name, s in scores.items()},
-        folder,
+    last = next((r[HELD_OUT] for r in reversed(records) if HELD_OUT in r), {})
+    scores, bare = (
+        {name: Score(**s) for name, s in each.items()} for each in (last, without_noise)
     )
+    return Result(trainer, spent, uncounted, scores, folder, bare)
 
 
 def _meaning(trainer: Trainer) -> str:

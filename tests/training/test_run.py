@@ -2,13 +2,18 @@
 
 import json
 import re
+from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
+import jaxdp_episodic as jde
 from jaxdp_episodic import cli
+from jaxdp_episodic.accounting.budget import plan_budget
 from jaxdp_episodic.training.config import read_config
-from jaxdp_episodic.training.run import run_training
+from jaxdp_episodic.training.evaluation import Score
+from jaxdp_episodic.training.run import Result, run_training
 from jaxdp_episodic.training.run_files import read_log
 from jaxdp_episodic.training.trainer import Trainer
 from training_runs import TINY
@@ -32,6 +37,27 @@ def train(monkeypatch, config, tmp_path):
         )
 
     return run
+
+
+def test_the_score_without_noise_stands_below_the_private_one():
+    step = jde.GaussianStep(
+        jde.Poisson("example", sampling_probability=0.1), noise_multiplier=2.0
+    )
+    budget = plan_budget(step, epsilon=8.0, delta=1e-5, num_steps=10)
+    score = Score("accuracy", 0.9, 0.8, 1.0, 600)
+    trainer = SimpleNamespace(budget=budget, is_seeded=False)
+    result = Result(
+        trainer,  # type: ignore
+        1.0,
+        1.0,
+        {"test": score, "validation": score},
+        Path("out"),
+        {"test": score._replace(mean=0.99)},
+    )
+    first, second, third, *_ = str(result).splitlines()
+    assert first.startswith("test        accuracy 0.9000")
+    assert second.split() == "0.9900 without noise, not private".split()
+    assert third.startswith("validation  accuracy 0.9000")
 
 
 def test_everything_is_left_in_the_folder(train, tmp_path, capsys):

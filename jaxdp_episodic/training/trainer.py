@@ -76,8 +76,8 @@ class Trainer(Standing):
         noise.
       settings: further plain values that must not change when a run is resumed, such as
         a description of the optimizer.
-      start: private statistics to release first, the budget's ``before``; learner and
-        model then see the features that they project.
+      start: private statistics of ``data`` to release first, the budget's ``before``;
+        learner and model then see the features that they project.
 
     Raises:
       TypeError: an argument of the wrong type.
@@ -111,7 +111,7 @@ class Trainer(Standing):
         self.l2_clip_norm = checked_setting("l2_clip_norm", l2_clip_norm)
         _validation.choice("noise", noise, NOISES)
         checked_noise(step.noise_multiplier, noise == "discrete")
-        checks.check_start(budget, start, noise)
+        checks.check_start(budget, start, noise, data)
         self._start = start
         self._judged = learner if start is None else start.learner(learner)
         checks.warn_about_delta(step, budget.delta, data)

@@ -122,12 +122,14 @@ def public_view(budget: PrivacyBudget) -> PrivacyBudget | None:
     step = budget.step
     if step.population is None or step.neighboring_relation != "add_remove":
         return budget
+    if any(one.population is not None for one in budget.before):
+        return None
+    if not budget.takes_steps:
+        return budget  # whatever its step needs, it is not taken
     try:
         bare = dataclasses.replace(
             budget, step=dataclasses.replace(step, population=None)
         )
-        if not budget.takes_steps:
-            return bare
         # Of its own step, and no epsilon: that of one step may be 0 of all sizes, or
         # next to nothing beside that of the steps before.
         first = len(budget.before)

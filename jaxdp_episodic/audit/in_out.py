@@ -185,6 +185,7 @@ class MarkedStatistics:
     def __init__(
         self, make: Callable[[ExampleTable], PrivateStatistics], data: ExampleTable
     ) -> None:
+        self.data = data
         bare = ExampleTable(data.features[:, :-1], data.targets, data.population)
         self._inner, self._marks = make(bare), data.features[:, -1:]
         self.steps, self.dimensions = self._inner.steps, self._inner.dimensions + 1

@@ -150,7 +150,7 @@ def open_split(folder: Path, choose: Callable[[list[str]], str]) -> StoredSplit:
             if split == chosen:
                 opened[name] = column
                 if name != "features":
-                    _check_sum(column)
+                    check_sum(column)
     found = splits[chosen]
     made_from = manifest.get("made_from")
     return StoredSplit(opened, tuple(found["levels"]), found["encoding"], made_from)
@@ -178,7 +178,7 @@ def check_sums(
     done = 0
     for column in columns:
         before = done
-        _check_sum(column, lambda read, at=before: on_progress(at + read, total))
+        check_sum(column, lambda read, at=before: on_progress(at + read, total))
         done += os.stat(column.path).st_size
     return done
 
@@ -289,9 +289,15 @@ def _opened(path: Path, entry: Mapping[str, Any]) -> StoredColumn:
     return StoredColumn(path, dtype, shape, entry["sha256"], offset)
 
 
-def _check_sum(
+def check_sum(
     column: StoredColumn, on_progress: Callable[[int], None] = lambda read: None
 ) -> None:
+    """Compares every byte of a column with the manifest.
+
+    Raises:
+      OSError: it cannot be read.
+      ValueError: it has changed; the message has the path.
+    """
     found = _sum_of(column.path, on_progress)
     if found != column.sha256:
         raise ValueError(

@@ -36,8 +36,9 @@ from jaxdp_episodic.numerics.lattice_pieces import (
 # how many deviations of most terms' sum the finest reaches at least.
 _FINEST, _FINEST_OF_MANY, _OTHERS, _MANY = 2048, 1024, 512, 64
 _DEVIATIONS = 5.5
-# Widest panel in z; and the widest cell about 0.
-_WIDEST, _NARROW = 0.1, 0.01
+# Widest panel in z; the widest cell about 0; and the finest, over a term's share of
+# the hinge, beside which the ends of finer ones would be lost in rounding.
+_WIDEST, _NARROW, _OF_HINGE = 0.1, 0.01, 1e-5
 # Deviations of one normal variable that are looked at: below, and above one of mean s.
 _LOWEST, _HIGHEST = 9.0, 9.3
 # Rounding of one operation, and of a cell's end, over its width.
@@ -177,7 +178,8 @@ def _planned(
     weight, value = weight / weight.sum(), 2 * np.sinh(shift * (x - tilt))
     deviation = math.sqrt(float((value - value @ weight) ** 2 @ weight))
     unit = 2 * _DEVIATIONS * deviation / finest
-    return _Plan(above, finest, others, hinge / count, min(unit, 2 * _NARROW * shift))
+    unit = max(min(unit, 2 * _NARROW * shift), _OF_HINGE * hinge / count)
+    return _Plan(above, finest, others, hinge / count, unit)
 
 
 def _one_term(shift: float, tilt: float, plan: _Plan) -> _Law:

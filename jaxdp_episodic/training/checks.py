@@ -44,12 +44,16 @@ def seen_by_model(data: ExampleTable, start: PrivateStatistics | None) -> Any:
 
 
 def check_start(
-    budget: PrivacyBudget, start: PrivateStatistics | None, noise: str
+    budget: PrivacyBudget,
+    start: PrivateStatistics | None,
+    noise: str,
+    data: ExampleTable,
 ) -> None:
     """Refuses statistics that are not those that the budget charges first.
 
     Raises:
-      ValueError: other steps, or discrete noise, which statistics do not have.
+      ValueError: other steps, statistics of another table than the run's, or discrete
+        noise, which statistics do not have.
     """
     steps = () if start is None else start.steps
     planned = [
@@ -61,6 +65,13 @@ def check_start(
             f"the run starts with, got {len(planned)} steps before for "
             f"{len(steps)} statistics"
         )
+    # Who is drawn by their places in one table is looked up in the other.
+    if start is not None and start.data is not data:
+        if start.data.fingerprint != data.fingerprint:
+            raise ValueError(
+                "start must be made of the run's data, got statistics of another table "
+                f"({start.data.population!r} against {data.population!r})"
+            )
     if steps and noise != "gaussian":
         raise ValueError(
             f"noise must be 'gaussian' with private statistics, got {noise!r}"

@@ -69,6 +69,7 @@ class PrivateStatistics:
         examples are protected; else None.
 
     Attributes:
+      data: the table.
       steps: see `statistics_steps`.
       dimensions: columns of the projection.
 
@@ -86,7 +87,7 @@ class PrivateStatistics:
         neighboring_relation: str,
         slots: int | None = None,
     ) -> None:
-        self.config, self._data = config, data
+        self.config, self.data = config, data
         self._made: tuple[Start, ExampleTable] | None = None
         self._by_class = privacy_unit == data.level_names[-2]
         number = math.prod(data.features.shape[1:])
@@ -199,7 +200,7 @@ class PrivateStatistics:
     def table(self, state: Start) -> ExampleTable:
         """Returns the data with projected features; made once for a state."""
         if self._made is None or self._made[0] is not state:
-            data = self._data
+            data = self.data
             parts = [
                 np.asarray(_projected(rows, state.mean, state.projection))
                 for rows, _ in chunks(self._features, self._weights())
@@ -249,7 +250,7 @@ class PrivateStatistics:
             yield from chunks(rows, weights[here])
 
     def _rows(self, which: slice | np.ndarray) -> np.ndarray:
-        features, targets = self._features[which], self._data.targets
+        features, targets = self._features[which], self.data.targets
         if self._mixed is None:
             return unit_rows(features)
         assert targets is not None

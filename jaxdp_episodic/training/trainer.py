@@ -12,6 +12,7 @@ import optax
 
 from jaxdp_episodic import _validation
 from jaxdp_episodic.accounting.budget import PrivacyBudget
+from jaxdp_episodic.data.stored_features import StoredFeatures
 from jaxdp_episodic.data.table import ExampleTable
 from jaxdp_episodic.draw.generators import step_generator
 from jaxdp_episodic.draw.sampler import EpisodeSampler
@@ -76,8 +77,8 @@ class Trainer(Standing):
         noise.
       settings: further plain values that must not change when a run is resumed, such as
         a description of the optimizer.
-      start: private statistics to release first, the budget's ``before``; learner and
-        model then see the features that they project.
+      start: private statistics of ``data`` to release first, the budget's ``before``;
+        learner and model then see the features that they project.
 
     Raises:
       TypeError: an argument of the wrong type.
@@ -111,7 +112,7 @@ class Trainer(Standing):
         self.l2_clip_norm = checked_setting("l2_clip_norm", l2_clip_norm)
         _validation.choice("noise", noise, NOISES)
         checked_noise(step.noise_multiplier, noise == "discrete")
-        checks.check_start(budget, start, noise)
+        checks.check_start(budget, start, noise, data)
         self._start = start
         self._judged = learner if start is None else start.learner(learner)
         checks.warn_about_delta(step, budget.delta, data)
@@ -334,7 +335,8 @@ class Trainer(Standing):
           LedgerError: the ledger is damaged, edited, rolled back or another run's.
           RunEndedError: another process has ended.
           ValueError: the checkpoint is damaged, or this trainer has taken steps of its
-            own, which the checkpoint's ledger knows nothing of.
+            own, which the checkpoint's ledger knows nothing of; or steps are to be
+            taken again, and features on the disk are no longer those of their checksum.
         """
         if self.ledger.charged:
             raise ValueError(
@@ -347,6 +349,11 @@ class Trainer(Standing):
             if self._processes.is_first:
                 self._take_up(folder)
             self._share()
+            features = self.data.features
+            if self.num_steps_taken < self.num_steps_charged and isinstance(
+                features, StoredFeatures
+            ):
+                features.check()  # or the same noise would be added to another sum
         return self._num_resumed
 
     def _evaluate(self, evaluations: Mapping[str, Evaluation] | None) -> dict[str, Any]:

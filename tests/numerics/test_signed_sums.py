@@ -13,6 +13,10 @@ def gain_of_two(shift, tilt, y):
     """``E(2 sinh(s z) + 2 sinh(s z') - y)_+``, z ~ N(-tilt, 1), one in closed form."""
     x, w = np.polynomial.legendre.leggauss(24)
     edges = np.linspace(-13.0, 13.0 + 2 * shift, 400)
+    # Where one alone reaches y the other's part begins, within as little as 1 / y.
+    away = np.geomspace(1e-14, 3.0, 60)
+    reached = np.arcsinh(y / 2) / shift + tilt
+    edges = np.sort(np.concatenate([edges, reached - away, reached + away]))
     half = 0.5 * np.diff(edges)[:, None]
     x, w = (edges[:-1, None] + half * (x + 1)).ravel(), (half * w).ravel()
     w = w * np.exp(-0.5 * x * x) / np.sqrt(2 * np.pi)
@@ -38,6 +42,21 @@ def test_two_terms(shift, tilt, y, rough):
     )
     assert low <= true <= high
     assert high - low <= (8e-4 if rough else 2e-4) * true
+
+
+@pytest.mark.parametrize(
+    ("shift", "tilt", "y"),
+    [(4.7, 0.9, 1.4e22), (9.0, 0.1, 1e30)],
+)
+def test_a_hinge_beside_which_terms_are_small(shift, tilt, y):
+    """Places near 0 as fine as ever were lost in rounding, by more than e^700."""
+    true = gain_of_two(shift, tilt, y)
+    low, high = (
+        sinh_sum(2, shift, tilt, y, above=up).gain(np.array([y]), above=up)[0]
+        for up in (False, True)
+    )
+    assert low <= true <= high
+    assert high - low <= 1e-5 * true
 
 
 def test_gains_away_from_the_hinge():

@@ -1,5 +1,6 @@
 """What may be published holds no number of private units; what is said is true."""
 
+import dataclasses
 import json
 import warnings
 
@@ -12,6 +13,7 @@ from jaxdp_episodic.data.sinusoids import make_sinusoids
 from jaxdp_episodic.training.config import read_config
 from jaxdp_episodic.training.report import privacy_statement
 from jaxdp_episodic.training.run import _shown_warnings, run_training
+from jaxdp_episodic.training.start import StartConfig, statistics_steps
 from training_runs import classes, grouped_step, trainer
 
 TASKS = """
@@ -114,6 +116,36 @@ def test_a_step_that_alone_costs_nothing_may_rest_on_private_sizes():
 
     assert view(10) is None
     assert view(20) is not None
+
+
+def test_statistics_alone_rest_on_no_private_sizes():
+    """Their steps take everybody; the sizes that the other step needs are not used."""
+    step = jde.GaussianStep(
+        jde.MultistageSampling(
+            jde.Poisson("class", sampling_probability=0.1),
+            jde.WithoutReplacement("example", size=4),
+        ),
+        noise_multiplier=1.0,
+        privacy_unit="example",
+        clip_unit="class",
+        population=jde.Population.from_sizes([4321], level_names=("class", "example")),
+    )
+    everybody = statistics_steps(
+        ("class", "example"),
+        StartConfig(kind="mixed"),
+        privacy_unit="example",
+        neighboring_relation="add_remove",
+    )
+
+    def budget(steps):
+        before = [(one, 0.5) for one in steps]
+        return plan_budget(step, epsilon=1.0, delta=1e-5, num_steps=0, before=before)
+
+    planned = budget(everybody)
+    text = privacy_statement(planned, planned.num_steps, for_release=True)
+    assert "not for publication" not in text and "4321" not in text
+    sized = [dataclasses.replace(s, population=step.population) for s in everybody[:1]]
+    assert public_view(dataclasses.replace(planned, before=tuple(sized))) is None
 
 
 def test_what_was_computed_from_private_sizes_is_not_released(tmp_path):

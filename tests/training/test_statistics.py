@@ -546,6 +546,8 @@ def test_statistics_that_are_not_the_budgets_are_refused():
         run(start=None)
     with pytest.raises(ValueError, match="noise must be 'gaussian'"):
         run(noise="discrete")
+    with pytest.raises(ValueError, match="start must be made of the run's data"):
+        run(start=statistics(gaussian_classes(seed=1)))
 
 
 def test_rounding_does_not_move_a_sum_beyond_its_bound():

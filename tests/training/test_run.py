@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from jaxdp_episodic import cli
-from jaxdp_episodic.training.config import read_config
+from jaxdp_episodic.requests.training_config import read_config
 from jaxdp_episodic.training.run import run_training
 from jaxdp_episodic.training.run_files import read_log
 from jaxdp_episodic.training.trainer import Trainer

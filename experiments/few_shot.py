@@ -29,9 +29,9 @@ from jaxdp_episodic import epsilon as epsilon_of
 from jaxdp_episodic.cli import use_all_cores
 from jaxdp_episodic.describe.schemes import Poisson
 from jaxdp_episodic.report.ledger_file import read_ledger
+from jaxdp_episodic.requests.training_config import TrainingConfig, read_config
 from jaxdp_episodic.training import Evaluation, ProtoNet
 from jaxdp_episodic.training.assemble import Tables, assembled
-from jaxdp_episodic.training.config import TrainingConfig, read_config
 from jaxdp_episodic.training.run_files import LEDGER
 from jaxdp_episodic.training.statistics import Started
 

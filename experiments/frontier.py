@@ -24,8 +24,8 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from jaxdp_episodic.cli import use_all_cores
+from jaxdp_episodic.requests.training_config import TrainingConfig, read_config
 from jaxdp_episodic.training import Episode, Evaluation, Score
-from jaxdp_episodic.training.config import TrainingConfig, read_config
 from jaxdp_episodic.training.run import run_training
 
 CONFIGS = Path(__file__).resolve().parents[1] / "configs"

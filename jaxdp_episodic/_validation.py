@@ -16,6 +16,9 @@ import numpy as np
 
 # What a hint is looked for among.
 _LONGEST_WORD, _MOST_WORDS = 100, 1000
+# Beyond these a product of two numbers leaves float32's range, and noise that
+# underflows to zero is no noise.
+_SMALLEST_SETTING, _LARGEST_SETTING = 1e-18, 1e18
 
 
 def real_array(name: str, value: Any) -> np.ndarray:
@@ -89,6 +92,25 @@ def single(name: str, array: np.ndarray) -> Any:
     if array.ndim:
         raise ValueError(f"{name} must be one number, got an array of {array.shape}")
     return array.item()
+
+
+def float32_number(name: str, value: Any, *, zero: bool = False) -> float:
+    """Returns a finite number whose products stay within float32's range.
+
+    Raises:
+      TypeError: no number.
+      ValueError: not one number, or one outside [1e-18, 1e18] (``zero``: or 0).
+    """
+    number = real_array(name, value)
+    allowed = f"[{_SMALLEST_SETTING:g}, {_LARGEST_SETTING:g}]" + (
+        " or be 0" if zero else ""
+    )
+    fits = number.ndim == 0 and (
+        _SMALLEST_SETTING <= number <= _LARGEST_SETTING or (zero and number == 0)
+    )
+    if not fits:
+        raise ValueError(f"{name} must be a number in {allowed}, got {value!r}")
+    return float(number)
 
 
 def whole_number(

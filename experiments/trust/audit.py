@@ -55,7 +55,7 @@ from jaxdp_episodic.audit.training import (
     training_of_config,
 )
 from jaxdp_episodic.audit.worst_case import dominating_branches, worst_case
-from jaxdp_episodic.training.config import TrainingConfig
+from jaxdp_episodic.requests.training_config import TrainingConfig
 
 DELTA = 1e-5
 SETTINGS = ((0.2, 0.5, 1.0), (0.05, 0.1, 0.7))

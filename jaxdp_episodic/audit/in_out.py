@@ -26,8 +26,14 @@ from jaxdp_episodic.describe.schemes import (
 )
 from jaxdp_episodic.describe.step import GaussianStep
 from jaxdp_episodic.draw.sampler import EpisodeSampler
-from jaxdp_episodic.training.assemble import Tables, plan, statistics_of
-from jaxdp_episodic.training.config import TrainingConfig, built_model
+from jaxdp_episodic.requests.training_config import TrainingConfig
+from jaxdp_episodic.training.assemble import (
+    Tables,
+    built_model,
+    plan,
+    statistics_of,
+)
+from jaxdp_episodic.training.optimizers import built_optimizer
 from jaxdp_episodic.training.statistics import PrivateStatistics
 from jaxdp_episodic.training.trainer import Trainer
 
@@ -156,7 +162,9 @@ def training_of_config(
         data,
         budget,
         config.learner.shots,
-        config.optimizer.build(max(budget.num_steps - len(budget.before), 1)),
+        built_optimizer(
+            config.optimizer, max(budget.num_steps - len(budget.before), 1)
+        ),
         float(config.l2_clip_norm or 1.0),
         config.normalizer,
         config.block_size,

@@ -16,8 +16,8 @@ from jaxdp_episodic.audit.release import (
 )
 from jaxdp_episodic.data.table import ExampleTable
 from jaxdp_episodic.describe.population import Population
-from jaxdp_episodic.training.learner_config import MIXED
-from jaxdp_episodic.training.start import StartConfig, contribution_norm
+from jaxdp_episodic.requests.training_parts import MIXED
+from jaxdp_episodic.requests.training_start import StartConfig, contribution_norm
 
 _CLASSES, _FEATURES = 4, 8
 _NEAR, _FAR = 1e-3, (-0.5, 0.75**0.5)

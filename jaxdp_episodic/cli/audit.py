@@ -27,6 +27,7 @@ from jaxdp_episodic.plots.audit import plot_audit
 from jaxdp_episodic.plots.labels import downward, upward
 from jaxdp_episodic.requests.request import EpsilonRequest
 from jaxdp_episodic.requests.request_file import read_request
+from jaxdp_episodic.requests.training_config import read_config
 
 VIOLATED = 3
 DOCUMENT, TABLE, PICTURE = "audit.json", "audit.md", "audit.png"
@@ -122,7 +123,6 @@ class Audit:
             audit_steps,
             training_of_config,
         )
-        from jaxdp_episodic.training.config import read_config
 
         training = training_of_config(
             read_config(self.file), self.file.parent, privacy_unit=self.privacy_unit

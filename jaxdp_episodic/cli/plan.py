@@ -9,6 +9,7 @@ from typing import Annotated, Any
 from jaxdp_episodic.cli.messages import TomlFile, aligned, option, reported
 from jaxdp_episodic.files.atomic import write_atomically
 from jaxdp_episodic.files.toml_file import to_toml
+from jaxdp_episodic.plan.pipelines import Pipeline, recommended_pipeline
 from jaxdp_episodic.plan.plan import (
     CONFIG,
     TABLE,
@@ -19,6 +20,7 @@ from jaxdp_episodic.plan.plan import (
 from jaxdp_episodic.plan.plan import Plan as Candidates
 from jaxdp_episodic.plan.question import PlanDescription, read_plan
 from jaxdp_episodic.plots.plan import draw_plan
+from jaxdp_episodic.requests.training_config import TrainingConfig
 
 PICTURE = "plan.png"
 
@@ -39,7 +41,7 @@ class Plan:
     def _planned(self) -> list[str]:
         """Searches, writes, and returns what to say."""
         description = read_plan(self.file)
-        pipeline = _pipeline(description)
+        pipeline = recommended_pipeline(description)
         asked = description.request
         if pipeline is not None:
             asked = pipeline.left_for_steps(asked)
@@ -73,7 +75,7 @@ class Plan:
         return [*lines, f"written: {', '.join(written)}"]
 
     def _config(
-        self, plan: Candidates, description: PlanDescription, pipeline: Any
+        self, plan: Candidates, description: PlanDescription, pipeline: Pipeline | None
     ) -> list[str]:
         """Writes the recommended config, which the trainer's reader has accepted."""
         config = training_config(plan, description)
@@ -81,9 +83,6 @@ class Plan:
             return []
         if pipeline is not None:
             config = pipeline.config(config)
-        # Imported here: Flax costs a second, which only a config to train should pay.
-        from jaxdp_episodic.training.config import TrainingConfig
-
         config = _relocated(config, self.file.parent)
         TrainingConfig.from_dict({"type": "TrainingConfig", **config}, where="config")
         text = _comment(plan, pipeline) + to_toml(config)
@@ -110,17 +109,7 @@ def _relocated(config: dict[str, Any], base: Path) -> dict[str, Any]:
     return config | {"data": data}
 
 
-def _pipeline(description: PlanDescription) -> Any:
-    """The recommended pipeline, if the file says what is trained."""
-    if description.train is None:
-        return None
-    # Imported here, as the config is: it takes what trains.
-    from jaxdp_episodic.training.pipelines import recommended_pipeline
-
-    return recommended_pipeline(description)
-
-
-def _comment(plan: Candidates, pipeline: Any) -> str:
+def _comment(plan: Candidates, pipeline: Pipeline | None) -> str:
     best = plan.recommended
     head = "# Written by `jaxdp-episodic plan`.\n"
     if pipeline is not None:

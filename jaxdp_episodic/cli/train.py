@@ -24,6 +24,7 @@ from jaxdp_episodic.cli.process import (
     use_all_cores,
 )
 from jaxdp_episodic.plots.labels import upward
+from jaxdp_episodic.requests.training_config import read_config
 
 
 @dataclass(frozen=True)
@@ -62,7 +63,6 @@ class Train:
         if self.distributed:
             keep_our_sigterm()
         # Imported here: Flax costs a second, which no help should pay.
-        from jaxdp_episodic.training.config import read_config
         from jaxdp_episodic.training.processes import all_processes
         from jaxdp_episodic.training.run import run_training
         from jaxdp_episodic.training.run_files import files_of_a_run

@@ -5,8 +5,9 @@ from jaxdp_episodic.accounting.budget import (
     PrivacyBudget,
     plan_budget,
 )
+from jaxdp_episodic.requests.training_config import TrainingConfig, read_config
+from jaxdp_episodic.requests.training_start import StartConfig
 from jaxdp_episodic.training.averaging import averaged
-from jaxdp_episodic.training.config import TrainingConfig, read_config
 from jaxdp_episodic.training.episode import (
     Episode,
     Learner,
@@ -30,7 +31,6 @@ from jaxdp_episodic.training.private_gradient import PrivateGradient
 from jaxdp_episodic.training.processes import RunEndedError
 from jaxdp_episodic.training.report import load_parameters
 from jaxdp_episodic.training.run import run_training
-from jaxdp_episodic.training.start import StartConfig
 from jaxdp_episodic.training.statistics import PrivateStatistics
 from jaxdp_episodic.training.trainer import Trainer
 

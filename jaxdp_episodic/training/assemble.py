@@ -12,11 +12,21 @@ from jaxdp_episodic.accounting.budget import PrivacyBudget, plan_budget
 from jaxdp_episodic.data.table import ExampleTable
 from jaxdp_episodic.describe.designs import GroupedClasses
 from jaxdp_episodic.describe.step import GaussianStep
-from jaxdp_episodic.training.config import TrainingConfig, built_model
+from jaxdp_episodic.requests.training_config import TrainingConfig
+from jaxdp_episodic.requests.training_parts import (
+    CLOSED_FORM,
+    COSINE,
+    MIXED,
+    PLDA,
+    LearnerConfig,
+)
+from jaxdp_episodic.requests.training_start import statistics_steps
 from jaxdp_episodic.training.evaluation import Evaluation
 from jaxdp_episodic.training.features import FixedFeatures
-from jaxdp_episodic.training.learner_config import CLOSED_FORM
-from jaxdp_episodic.training.start import statistics_steps
+from jaxdp_episodic.training.learners import ANIL, MAML, ProtoNet
+from jaxdp_episodic.training.mixed import MixedModel
+from jaxdp_episodic.training.models import built_module, split_model
+from jaxdp_episodic.training.optimizers import built_optimizer
 from jaxdp_episodic.training.statistics import PrivateStatistics
 from jaxdp_episodic.training.trainer import Trainer
 
@@ -46,7 +56,9 @@ class Tables:
     ) -> None:
         self._source, self._base = config.data, base
         self._loaded: dict[str, ExampleTable] = {}
-        self.features = config.features.features() if features is None else features
+        self.features = (
+            FixedFeatures.of(config.features) if features is None else features
+        )
         cache = config.features.cache
         self._cache = None if folder is None else folder / FEATURES
         if cache is not None and keeps_features:
@@ -80,7 +92,7 @@ def assembled(
         data=data,
         budget=budget,
         shots=config.learner.shots,
-        optimizer=config.optimizer.build(gradient_steps),
+        optimizer=built_optimizer(config.optimizer, gradient_steps),
         l2_clip_norm=1.0 if config.l2_clip_norm is None else config.l2_clip_norm,
         normalizer=config.normalizer,
         block_size=config.block_size,
@@ -95,6 +107,41 @@ def assembled(
         start=start,
     )
     return trainer, evaluations, sum(leaf.size for leaf in jax.tree.leaves(params))
+
+
+def built_model(
+    config: TrainingConfig, input_shape: tuple[int, ...], ways: int | None
+) -> tuple[Any, Any]:
+    """Returns ``(learner, params)`` of a config; ``ways`` is None for regression."""
+    if config.start is not None and config.start.kind == MIXED:
+        return MixedModel.of(config.start), {}
+    if config.model is None:  # statistics alone: as they project
+        return _learner(config.learner, lambda _, inputs: inputs, ways), {}
+    module = built_module(config.model, input_shape, 1 if ways is None else ways)
+    apply, params = split_model(module)
+    return _learner(config.learner, apply, ways), params
+
+
+def _learner(config: LearnerConfig, apply: Any, ways: int | None) -> Any:
+    """The learner for a model's ``apply(params, inputs)``."""
+    if config.kind in ("protonet", PLDA):
+        return ProtoNet(
+            apply,
+            ways=int(ways or 1),
+            distance=COSINE if config.kind == PLDA else config.distance,
+            temperature=config.temperature,
+            resplits=config.resplits,
+        )
+    inner = {
+        "inner_steps": config.inner_steps,
+        "inner_learning_rate": config.inner_learning_rate,
+        "first_order": config.first_order,
+        "checkpoint": config.checkpoint,
+        "task_loss": config.loss,
+    }
+    if config.kind == "maml":
+        return MAML(apply, **inner)
+    return ANIL(apply, head=config.head, **inner)
 
 
 def plan(config: TrainingConfig, data: ExampleTable) -> PrivacyBudget:

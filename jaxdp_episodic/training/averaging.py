@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import optax
 from jax import Array
 
-from jaxdp_episodic import _validation
+from jaxdp_episodic.requests.training_parts import checked_decay
 
 
 class Averaged(NamedTuple):
@@ -77,16 +77,3 @@ def average_of(params: Any, optimizer_state: Any) -> Any:
     return jax.tree.map(
         lambda s, p: (s / weight).astype(p.dtype), optimizer_state.sums, params
     )
-
-
-def checked_decay(decay: Any) -> float:
-    """Returns a decay of an average.
-
-    Raises:
-      TypeError: no number.
-      ValueError: not one in [0, 1).
-    """
-    value = _validation.probability_array("ema", decay)
-    if value.ndim or not value < 1:
-        raise ValueError(f"ema must lie in [0, 1), got {decay!r}")
-    return float(value)

@@ -19,7 +19,6 @@ from jaxdp_episodic.describe.designs import (
 from jaxdp_episodic.describe.step import STEP, GaussianStep
 from jaxdp_episodic.draw.sampler import EpisodeSampler
 from jaxdp_episodic.training.episode import default_block_size
-from jaxdp_episodic.training.private_gradient import checked_setting
 from jaxdp_episodic.training.statistics import PrivateStatistics
 
 _MOST_DISCRETE_ROWS = 32
@@ -221,7 +220,7 @@ def public_normalizer(
 ) -> float:
     """The divisor of the noised sum: a public number, never the realised count."""
     if value is not None:
-        return checked_setting("normalizer", value)
+        return _validation.float32_number("normalizer", value)
     if not budget.takes_steps:
         return 1.0  # nothing is divided
     step = budget.step

@@ -20,11 +20,9 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from jaxdp_episodic import _validation
 from jaxdp_episodic.data.stored import TRAIN, locked
 from jaxdp_episodic.data.stored_features import StoredFeatures
 from jaxdp_episodic.data.table import ExampleTable
-from jaxdp_episodic.describe.spec import Spec
 from jaxdp_episodic.files.archive import read_arrays
 from jaxdp_episodic.files.atomic import atomic_path
 from jaxdp_episodic.files.column_folder import (
@@ -34,10 +32,10 @@ from jaxdp_episodic.files.column_folder import (
     open_split,
     write_manifest,
 )
+from jaxdp_episodic.requests.training_parts import WAVELETS, FeaturesConfig
 from jaxdp_episodic.training.ledger import owner_only
 from jaxdp_episodic.training.wavelets import compiled_wavelets
 
-NONE, WAVELETS = KINDS = ("none", "wavelets")
 _VERSION = 1
 # Rows a call: always as many, so that no row's last bits depend on how many there are.
 _BATCH = 500
@@ -80,6 +78,11 @@ class FixedFeatures:
     def wavelets(cls) -> FixedFeatures:
         """Returns the wavelet features of images; see `wavelets.wavelet_features`."""
         return cls(_wavelets, WAVELETS)
+
+    @classmethod
+    def of(cls, config: FeaturesConfig) -> FixedFeatures | None:
+        """Returns the features of a config, or None for the examples as they are."""
+        return cls.wavelets() if config.kind == WAVELETS else None
 
     def described(self) -> dict[str, Any]:
         """Returns what the features are, as plain values.
@@ -275,28 +278,3 @@ def _warn_of_cache(path: Path, reason: str) -> None:
 
 def _wavelets(images: np.ndarray) -> np.ndarray:
     return np.asarray(compiled_wavelets(images.shape[1:])(jnp.asarray(images)))
-
-
-@dataclass(frozen=True, eq=False, kw_only=True)
-class FeaturesConfig(Spec):
-    """Fixed features of the examples; see `FixedFeatures`.
-
-    Attributes:
-      kind: "none" (the examples as they are) or "wavelets" (of images).
-      cache: folder for the features of each split; they are as private as the data.
-        None: ``features`` in the run's folder.
-    """
-
-    kind: str = NONE
-    cache: str | None = None
-
-    def __post_init__(self) -> None:
-        _validation.choice("kind", self.kind, KINDS)
-        if self.cache is not None and (
-            not isinstance(self.cache, str) or not self.cache or "\0" in self.cache
-        ):
-            raise TypeError(f"cache must be a non-empty string, got {self.cache!r}")
-
-    def features(self) -> FixedFeatures | None:
-        """Returns the features, or None for the examples as they are."""
-        return FixedFeatures.wavelets() if self.kind == WAVELETS else None

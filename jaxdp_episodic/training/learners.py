@@ -16,12 +16,18 @@ import jax.numpy as jnp
 from jax import Array
 
 from jaxdp_episodic import _validation
+from jaxdp_episodic.requests.training_parts import (
+    COSINE,
+    CROSS_ENTROPY,
+    DISTANCES,
+    EUCLIDEAN,
+    LOSSES,
+    SQUARED_ERROR,
+)
 from jaxdp_episodic.training.episode import Episode
 
 Apply = Callable[[Any, Array], Array]
 
-CROSS_ENTROPY, SQUARED_ERROR = LOSSES = ("cross_entropy", "squared_error")
-EUCLIDEAN, COSINE = DISTANCES = ("euclidean", "cosine")
 _ABSENT = -1e9  # logit of a class without support
 _SHORT = 1e-6  # norm from which on a row is scaled to norm 1
 

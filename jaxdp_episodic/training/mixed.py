@@ -27,6 +27,7 @@ import numpy as np
 from jax import Array
 
 from jaxdp_episodic import _validation
+from jaxdp_episodic.requests.training_start import MOST_SLOPES, StartConfig
 from jaxdp_episodic.training.episode import Episode
 from jaxdp_episodic.training.plda import (
     MARGIN,
@@ -42,7 +43,6 @@ _CUT = 2.0
 _SINGULAR = 1e-6
 # Of the whole variance around the pooled line: least that is an example's own.
 _LEAST_OWN = 0.05
-MOST_SLOPES = 63  # products of pairs have the fourth power of their number
 
 
 class Mixed(NamedTuple):
@@ -91,6 +91,11 @@ class MixedModel:
         if self.slopes > MOST_SLOPES:
             raise ValueError(f"slopes must be at most {MOST_SLOPES}, got {self.slopes}")
         _validation.positive_array("target_bound", self.target_bound)
+
+    @classmethod
+    def of(cls, config: StartConfig) -> MixedModel:
+        """Returns the learner of a config's mixed model."""
+        return cls(config.powers, config.slopes, config.target_bound)
 
     def loss(self, params: Any, episode: Episode) -> Array:
         """Mean squared error of the queries."""

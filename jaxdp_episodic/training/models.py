@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -16,18 +15,12 @@ import jax.numpy as jnp
 from flax import nnx
 from jax import Array
 
-from jaxdp_episodic import _validation
-from jaxdp_episodic.describe.spec import Spec, set_whole_numbers
-
-CONV_EMBEDDING, LINEAR, CONV_CLASSIFIER, MLP_KIND = KINDS = (
-    "conv_embedding",
-    "linear",
-    "conv_classifier",
-    "mlp",
+from jaxdp_episodic.requests.training_parts import (
+    CONV_EMBEDDING,
+    LINEAR,
+    MLP_KIND,
+    ModelConfig,
 )
-EMBEDDINGS = (CONV_EMBEDDING, LINEAR)
-# What an untrusted config may make of a network.
-_MOST_LAYERS, _WIDEST, _LARGEST_SEED = 64, 2**14, 2**31 - 1
 
 
 class PatchConv(nnx.Module):
@@ -294,50 +287,19 @@ def _string_keys(tree: Any) -> Any:
     return tree
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
-class ModelConfig(Spec):
-    """The network.
-
-    Attributes:
-      kind: "conv_embedding" or "linear" (for ProtoNet), "conv_classifier" or "mlp".
-      channels: of each convolution (stride 2 each), or units of each hidden layer.
-      embedding: size of the embedding, of "conv_embedding" and "linear".
-      seed: of the initial parameters, which are public.
-    """
-
-    kind: str
-    channels: tuple[int, ...] = (16, 32, 32)
-    embedding: int = 32
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        _validation.choice("kind", self.kind, KINDS)
-        channels = _validation.integer_array("channels", self.channels, minimum=1)
-        if channels.ndim != 1 or not 1 <= channels.size <= _MOST_LAYERS:
-            raise ValueError(
-                f"channels must be a list of 1 to {_MOST_LAYERS} numbers, got "
-                f"{_validation.shown(self.channels)}"
-            )
-        object.__setattr__(self, "channels", tuple(channels.tolist()))
-        set_whole_numbers(self, "embedding")
-        if max(*self.channels, self.embedding) > _WIDEST:
-            raise ValueError(
-                f"channels and embedding must be at most {_WIDEST}, got "
-                f"{self.channels} and {self.embedding}"
-            )
-        set_whole_numbers(self, "seed", minimum=0, maximum=_LARGEST_SEED)
-
-    def build(self, input_shape: tuple[int, ...], num_outputs: int) -> Any:
-        """Returns the NNX module for inputs of this shape (without a batch axis)."""
-        rngs = nnx.Rngs(self.seed)
-        if self.kind == LINEAR:
-            return Linear(math.prod(input_shape), self.embedding, rngs=rngs)
-        if self.kind == MLP_KIND:
-            return MLP(math.prod(input_shape), self.channels, num_outputs, rngs=rngs)
-        if len(input_shape) != 3:
-            raise ValueError(
-                f"kind={self.kind!r} needs images (height, width, channels), "
-                f"got features of shape {input_shape}"
-            )
-        outputs = self.embedding if self.kind == CONV_EMBEDDING else num_outputs
-        return ConvNet(input_shape, self.channels, outputs, rngs=rngs)
+def built_module(
+    config: ModelConfig, input_shape: tuple[int, ...], num_outputs: int
+) -> Any:
+    """Returns the NNX module for inputs of this shape (without a batch axis)."""
+    rngs = nnx.Rngs(config.seed)
+    if config.kind == LINEAR:
+        return Linear(math.prod(input_shape), config.embedding, rngs=rngs)
+    if config.kind == MLP_KIND:
+        return MLP(math.prod(input_shape), config.channels, num_outputs, rngs=rngs)
+    if len(input_shape) != 3:
+        raise ValueError(
+            f"kind={config.kind!r} needs images (height, width, channels), "
+            f"got features of shape {input_shape}"
+        )
+    outputs = config.embedding if config.kind == CONV_EMBEDDING else num_outputs
+    return ConvNet(input_shape, config.channels, outputs, rngs=rngs)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -12,65 +11,15 @@ import numpy as np
 import optax
 
 from jaxdp_episodic import _validation
-from jaxdp_episodic.describe.spec import Spec, set_positive, set_whole_numbers
-from jaxdp_episodic.training.averaging import averaged, checked_decay
-
-_OPTIMIZERS = ("adam", "adamw", "sgd")
-_SCHEDULES = ("constant", "cosine")
-
-
-@dataclass(frozen=True, eq=False, kw_only=True)
-class OptimizerConfig(Spec):
-    """The optimizer of the outer loop, which sees noised gradients only.
-
-    Attributes:
-      kind: "adam", "adamw" or "sgd" (with momentum 0.9).
-      learning_rate: its start.
-      schedule: "constant" or "cosine" (down to zero at the last step).
-      warmup_steps: linear warm-up.
-      weight_decay: of "adamw".
-      ema: decay of the average of the parameters that is evaluated and released, in
-        [0, 1); None: the last parameters are. See `averaged`.
-      noise_floor: of "adam": takes the noise's variance off the second moments, of
-        which this multiple of it is left at least; None: nothing is taken off. See
-        `noise_corrected_adam`.
-    """
-
-    kind: str = "adam"
-    learning_rate: float = 2e-3
-    schedule: str = "constant"
-    warmup_steps: int = 0
-    weight_decay: float = 1e-4
-    ema: float | None = None
-    noise_floor: float | None = None
-
-    def __post_init__(self) -> None:
-        _validation.choice("kind", self.kind, _OPTIMIZERS)
-        _validation.choice("schedule", self.schedule, _SCHEDULES)
-        set_positive(self, "learning_rate")
-        set_whole_numbers(self, "warmup_steps", minimum=0)
-        decay = _validation.nonnegative_array("weight_decay", self.weight_decay)
-        if decay.ndim or not np.isfinite(decay):
-            raise ValueError(
-                f"weight_decay must be a finite number, got {self.weight_decay!r}"
-            )
-        object.__setattr__(self, "weight_decay", float(decay))
-        if self.ema is not None:
-            object.__setattr__(self, "ema", checked_decay(self.ema))
-        if self.noise_floor is not None:
-            set_positive(self, "noise_floor")
-            if self.kind != "adam":
-                raise ValueError(
-                    f"noise_floor goes with kind='adam' only, got kind={self.kind!r}"
-                )
-
-    def build(self, num_steps: int) -> optax.GradientTransformation:
-        """Returns the optax optimizer of a run of that many steps."""
-        return _built(self, num_steps)
+from jaxdp_episodic.requests.training_parts import OptimizerConfig
+from jaxdp_episodic.training.averaging import averaged
 
 
 @functools.lru_cache(maxsize=8)  # alike is the same, and is compiled once
-def _built(config: OptimizerConfig, num_steps: int) -> optax.GradientTransformation:
+def built_optimizer(
+    config: OptimizerConfig, num_steps: int
+) -> optax.GradientTransformation:
+    """Returns the optax optimizer of a run of that many steps."""
     peak, warmup = config.learning_rate, min(config.warmup_steps, num_steps - 1)
     if config.schedule == "cosine":
         later = optax.cosine_decay_schedule(peak, max(num_steps - warmup, 1))

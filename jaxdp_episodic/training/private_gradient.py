@@ -25,19 +25,14 @@ from jax import Array
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxdp_episodic import _validation
+from jaxdp_episodic.requests.training_config import NOISES
 from jaxdp_episodic.training import discrete_noise
 from jaxdp_episodic.training.processes import all_processes
-
-NOISES = ("gaussian", "discrete")
-"""What can be added to a sum: float32 Gaussian noise, or the hardened discrete one."""
 
 _AXIS = "shard"
 # Float32 sums of squares over 10^8 numbers are good to about 1e-6: contributions are
 # clipped to a little less than the clip norm, so that rounding cannot exceed it.
 _MARGIN = 1e-5
-# Beyond these a product of two numbers leaves float32's range, and noise that
-# underflows to zero is no noise.
-_SMALLEST, _LARGEST = 1e-18, 1e18
 
 
 class UnitBlock(Protocol):
@@ -150,9 +145,9 @@ class PrivateGradient:
         _check_blocks(blocks, self._mesh.size)
         if self._processes.is_first:
             _check_key(key, self._is_discrete)
-        clip = jnp.float32(checked_setting("l2_clip_norm", l2_clip_norm))
+        clip = jnp.float32(_validation.float32_number("l2_clip_norm", l2_clip_norm))
         noise = checked_noise(noise_multiplier, self._is_discrete)
-        divisor = checked_setting("normalizer", normalizer)
+        divisor = _validation.float32_number("normalizer", normalizer)
         if self._is_discrete:
             rows = sum(len(b.unit_mask) for b in blocks)
             discrete_noise.check_units(rows * self._processes.count)
@@ -345,30 +340,13 @@ def checked_noise(noise_multiplier: Any, is_discrete: bool) -> float:
       TypeError: no number.
       ValueError: one out of range.
     """
-    value = checked_setting("noise_multiplier", noise_multiplier, zero=True)
+    value = _validation.float32_number("noise_multiplier", noise_multiplier, zero=True)
     if is_discrete and not 0 < value <= discrete_noise.LARGEST_NOISE:
         raise ValueError(
             f"noise_multiplier of discrete noise must be in (0, "
             f"{discrete_noise.LARGEST_NOISE:g}], got {noise_multiplier!r}"
         )
     return value
-
-
-def checked_setting(name: str, value: Any, *, zero: bool = False) -> float:
-    """Returns a finite number whose products stay within float32's range.
-
-    Raises:
-      TypeError: no number.
-      ValueError: not one number, or one outside [1e-18, 1e18] (``zero``: or 0).
-    """
-    number = _validation.real_array(name, value)
-    allowed = f"[{_SMALLEST:g}, {_LARGEST:g}]" + (" or be 0" if zero else "")
-    fits = number.ndim == 0 and (
-        _SMALLEST <= number <= _LARGEST or (zero and number == 0)
-    )
-    if not fits:
-        raise ValueError(f"{name} must be a number in {allowed}, got {value!r}")
-    return float(number)
 
 
 def _diagnostics(totals: Totals) -> dict[str, Array]:

@@ -25,9 +25,9 @@ from jaxdp_episodic.describe.schemes import (
     WithoutReplacement,
 )
 from jaxdp_episodic.plots.run import draw_run
+from jaxdp_episodic.requests.training_config import TrainingConfig
 from jaxdp_episodic.training import run_files
 from jaxdp_episodic.training.assemble import Tables, assembled
-from jaxdp_episodic.training.config import TrainingConfig
 from jaxdp_episodic.training.display import Display
 from jaxdp_episodic.training.evaluation import Score
 from jaxdp_episodic.training.features import FixedFeatures

@@ -21,8 +21,8 @@ from jaxdp_episodic.accounting.trial_counts import (
 from jaxdp_episodic.describe.serialization import spec_from_dict
 from jaxdp_episodic.describe.spec import Spec
 from jaxdp_episodic.files.toml_file import read_toml
-from jaxdp_episodic.training.config import TrainingConfig
-from jaxdp_episodic.training.learner_config import CLOSED_FORM
+from jaxdp_episodic.requests.training_config import TrainingConfig
+from jaxdp_episodic.requests.training_parts import CLOSED_FORM
 
 # Combinations of values that change what a run costs; each is calibrated by itself.
 _MOST_VARIANTS = 64

@@ -29,9 +29,16 @@ from jax import Array
 
 from jaxdp_episodic import _validation
 from jaxdp_episodic.data.table import ExampleTable
+from jaxdp_episodic.requests.training_parts import MIXED, PLDA
+from jaxdp_episodic.requests.training_start import (
+    MEAN,
+    MOST_FEATURES,
+    StartConfig,
+    contribution_norm,
+    statistics_steps,
+)
 from jaxdp_episodic.training.episode import Episode
-from jaxdp_episodic.training.learner_config import MIXED, PLDA
-from jaxdp_episodic.training.mixed import Mixed
+from jaxdp_episodic.training.mixed import Mixed, MixedModel
 from jaxdp_episodic.training.plda import (
     ROWS,
     Start,
@@ -45,13 +52,6 @@ from jaxdp_episodic.training.plda import (
     whitened,
     with_mean,
     with_symmetric_noise,
-)
-from jaxdp_episodic.training.start import (
-    MEAN,
-    MOST_FEATURES,
-    StartConfig,
-    contribution_norm,
-    statistics_steps,
 )
 
 _WITHIN, _TOTAL = "within", "total"
@@ -93,7 +93,7 @@ class PrivateStatistics:
         number = math.prod(data.features.shape[1:])
         self._features = data.features.reshape(data.num_examples, number)
         self._sizes = np.asarray(data.population.children_counts[-1], np.int64)
-        self._mixed = config.mixed() if config.kind == MIXED else None
+        self._mixed = MixedModel.of(config) if config.kind == MIXED else None
         columns = number if self._mixed is None else number * self._mixed.powers
         if columns > MOST_FEATURES:
             raise ValueError(

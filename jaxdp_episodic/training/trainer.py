@@ -16,6 +16,7 @@ from jaxdp_episodic.data.stored_features import StoredFeatures
 from jaxdp_episodic.data.table import ExampleTable
 from jaxdp_episodic.draw.generators import step_generator
 from jaxdp_episodic.draw.sampler import EpisodeSampler
+from jaxdp_episodic.requests.training_config import NOISES
 from jaxdp_episodic.training import checks, episode, run_files
 from jaxdp_episodic.training.checkpoint import (
     TrainingState,
@@ -29,10 +30,8 @@ from jaxdp_episodic.training.evaluation import Evaluation, evaluated
 from jaxdp_episodic.training.ledger import create_ledger
 from jaxdp_episodic.training.loop import take_all_steps
 from jaxdp_episodic.training.private_gradient import (
-    NOISES,
     PrivateGradient,
     checked_noise,
-    checked_setting,
 )
 from jaxdp_episodic.training.processes import all_processes
 from jaxdp_episodic.training.run_files import HELD_OUT, StepProgress
@@ -109,7 +108,7 @@ class Trainer(Standing):
         checks.check_features(data)
         checks.check_targets(learner, data, step)
         self.learner, self.data = learner, data
-        self.l2_clip_norm = checked_setting("l2_clip_norm", l2_clip_norm)
+        self.l2_clip_norm = _validation.float32_number("l2_clip_norm", l2_clip_norm)
         _validation.choice("noise", noise, NOISES)
         checked_noise(step.noise_multiplier, noise == "discrete")
         checks.check_start(budget, start, noise, data)

@@ -22,8 +22,6 @@ from jax import Array
 # Wavelengths as shares of the image's side: 4 and 8 pixels of 28.
 _WAVELENGTHS = (1 / 7, 2 / 7)
 _ORIENTATIONS, _PLACES, _COEFFICIENTS = 8, 7, 5
-# Of one channel of an image: each scale and orientation, and the image itself.
-NUM_FEATURES = (len(_WAVELENGTHS) * _ORIENTATIONS + 1) * _COEFFICIENTS**2
 # Samples of a response along each side: two a place, enough for these wavelengths.
 _SAMPLES = 2 * _PLACES
 # Where there is next to no energy there is no orientation: of contrasts in [0, 1].

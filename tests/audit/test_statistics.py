@@ -9,9 +9,9 @@ import pytest
 import jaxdp_episodic as jde
 from jaxdp_episodic.audit.release import audit_release, claimed_epsilons
 from jaxdp_episodic.data.table import ExampleTable
+from jaxdp_episodic.requests.training_start import contribution_norm
 from jaxdp_episodic.training import PrivateStatistics, StartConfig
 from jaxdp_episodic.training.plda import with_symmetric_noise
-from jaxdp_episodic.training.start import contribution_norm
 
 CONFIG = StartConfig(mean=0.2, within=(0.3,), total=0.5, dimensions=2)
 MIXED = StartConfig(kind="mixed", powers=1)

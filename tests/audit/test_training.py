@@ -15,8 +15,8 @@ from jaxdp_episodic.audit.training import (
     training_of_config,
 )
 from jaxdp_episodic.data.table import ExampleTable
+from jaxdp_episodic.requests.training_config import read_config
 from jaxdp_episodic.training import discrete_noise, private_gradient
-from jaxdp_episodic.training.config import read_config
 from jaxdp_episodic.training.trainer import Trainer
 from training_runs import (
     GROUPED,

@@ -34,10 +34,10 @@ from jaxdp_episodic.plan.question import read_plan
 from jaxdp_episodic.requests.batch_files import read_rows
 from jaxdp_episodic.requests.request import CalibrationRequest, EpsilonRequest
 from jaxdp_episodic.requests.request_file import read_population, read_request
+from jaxdp_episodic.requests.training_config import TrainingConfig, read_config
 from jaxdp_episodic.sweep.description import Sweep, read_sweep
 from jaxdp_episodic.sweep.folder import MANIFEST, SHARDS, SweepFolder, read_manifest
 from jaxdp_episodic.sweep.table import read_columns
-from jaxdp_episodic.training.config import TrainingConfig, read_config
 from jaxdp_episodic.training.search_space import read_search
 
 # What the docstrings announce; whatever else is raised is a defect.

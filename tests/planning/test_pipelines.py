@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 import jaxdp_episodic as jde
+from jaxdp_episodic.plan.pipelines import STANDS_OUT, recommended_pipeline
 from jaxdp_episodic.plan.question import (
     Compute,
     EpisodeShape,
@@ -14,8 +15,7 @@ from jaxdp_episodic.plan.question import (
     PlanRequest,
     read_plan,
 )
-from jaxdp_episodic.training.config import TrainingConfig
-from jaxdp_episodic.training.pipelines import STANDS_OUT, recommended_pipeline
+from jaxdp_episodic.requests.training_config import TrainingConfig
 from pages import ROOT
 
 TRAIN = {

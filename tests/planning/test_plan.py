@@ -25,8 +25,8 @@ from jaxdp_episodic.plan.question import (
     read_plan,
 )
 from jaxdp_episodic.plan.settings import Candidates, in_epochs
+from jaxdp_episodic.requests.training_config import TrainingConfig
 from jaxdp_episodic.training.assemble import plan as trainers_plan
-from jaxdp_episodic.training.config import TrainingConfig
 
 CLASSES = jde.Population.from_sizes([20] * 40, level_names=("class", "example"))
 SCHOOLS = jde.Population.from_sizes(

@@ -15,8 +15,8 @@ from jaxdp_episodic.numerics.discrete_gaussian import (
     covering_variance,
     sample_discrete_gaussian,
 )
+from jaxdp_episodic.requests.training_config import TrainingConfig, read_config
 from jaxdp_episodic.training import discrete_noise
-from jaxdp_episodic.training.config import TrainingConfig, read_config
 from jaxdp_episodic.training.description import RunMismatchError
 from jaxdp_episodic.training.discrete_noise import (
     GRID,

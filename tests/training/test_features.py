@@ -8,9 +8,10 @@ import pytest
 
 from jaxdp_episodic.data.table import ExampleTable
 from jaxdp_episodic.describe.population import Population
+from jaxdp_episodic.requests.training_config import TrainingConfig
+from jaxdp_episodic.requests.training_parts import NUM_WAVELETS, FeaturesConfig
 from jaxdp_episodic.training.assemble import Tables, assembled
-from jaxdp_episodic.training.config import TrainingConfig
-from jaxdp_episodic.training.features import FeaturesConfig, FixedFeatures
+from jaxdp_episodic.training.features import FixedFeatures
 from jaxdp_episodic.training.wavelets import compiled_wavelets, make_filters
 from training_runs import TINY
 
@@ -159,8 +160,9 @@ def test_a_damaged_cache_is_made_anew(tmp_path, damage):
 
 
 def test_config():
-    assert FeaturesConfig().features() is None
-    assert FeaturesConfig(kind="wavelets").features() == FixedFeatures.wavelets()
+    assert FixedFeatures.of(FeaturesConfig()) is None
+    wavelets = FixedFeatures.of(FeaturesConfig(kind="wavelets"))
+    assert wavelets == FixedFeatures.wavelets()
     with pytest.raises(ValueError, match="did you mean 'wavelets'"):
         FeaturesConfig(kind="wavelet")
     with pytest.raises(TypeError, match="cache"):
@@ -188,13 +190,15 @@ def test_wavelets_of_images():
     images[1] = 0.5  # no orientation: moduli far below those of the others
     images[3] = images[2][:, ::-1].copy()
     made = np.asarray(compiled_wavelets((28, 28, 2))(images))
-    assert made.shape == (5, 850)
+    assert made.shape == (5, 2 * NUM_WAVELETS)
     assert not made[0].any()
     np.testing.assert_allclose(np.linalg.norm(made[1:], axis=1), 1, rtol=1e-5)
     assert np.abs(made[2] - made[3]).max() > 0.01
     # Channels are alike; so are brighter images, once there is energy to divide by.
     swapped = np.asarray(compiled_wavelets((28, 28, 2))(images[..., ::-1]))
-    np.testing.assert_allclose(swapped[:, :425], made[:, 425:], atol=1e-6)
+    np.testing.assert_allclose(
+        swapped[:, :NUM_WAVELETS], made[:, NUM_WAVELETS:], atol=1e-6
+    )
     with pytest.raises(ValueError, match="need images"):
         compiled_wavelets((28, 28))
     with pytest.raises(ValueError, match="at least 8 x 8"):

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from jaxdp_episodic.training.config import TrainingConfig
+from jaxdp_episodic.requests.training_config import TrainingConfig
 from pages import ROOT
 
 PATH = ROOT / "experiments" / "image_folders.py"

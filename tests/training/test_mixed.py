@@ -11,14 +11,14 @@ import jaxdp_episodic as jde
 from jaxdp_episodic.accounting.budget import plan_budget
 from jaxdp_episodic.data.table import ExampleTable
 from jaxdp_episodic.report.ledger_file import read_ledger
+from jaxdp_episodic.requests.training_start import statistics_steps
 from jaxdp_episodic.training import MixedModel, PrivateStatistics, StartConfig
 from jaxdp_episodic.training.episode import Episode
-from jaxdp_episodic.training.start import statistics_steps
 from jaxdp_episodic.training.trainer import Trainer
 from training_runs import adam, assert_same
 
 CONFIG = StartConfig(kind="mixed")
-MODEL = CONFIG.mixed()
+MODEL = MixedModel.of(CONFIG)
 COEFFICIENTS = np.array([0.1, 0.3, -0.2, 0.05, 0.0])  # of 1, x1, x2, x1^2, x2^2
 COVARIANCE = np.array([[0.04, 0.01], [0.01, 0.02]])
 DEVIATION = 0.2

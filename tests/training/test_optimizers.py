@@ -4,9 +4,10 @@ import jax
 import numpy as np
 import pytest
 
+from jaxdp_episodic.requests.training_parts import OptimizerConfig
 from jaxdp_episodic.training.averaging import averaged
 from jaxdp_episodic.training.checkpoint import TrainingState, updater
-from jaxdp_episodic.training.optimizers import OptimizerConfig, noise_corrected_adam
+from jaxdp_episodic.training.optimizers import built_optimizer, noise_corrected_adam
 
 RATE, FLOOR = 0.1, 0.25
 START = np.float32([1.0, -2.0, 0.5, 0.0])
@@ -56,7 +57,26 @@ def test_it_is_adams_and_off_unless_asked_for():
     assert OptimizerConfig().noise_floor is None
     with pytest.raises(ValueError, match="noise_floor goes with kind='adam' only"):
         OptimizerConfig(kind="sgd", noise_floor=0.1)
-    optimizer = OptimizerConfig(noise_floor=0.1).build(3)
+    optimizer = built_optimizer(OptimizerConfig(noise_floor=0.1), 3)
     assert jax.tree.leaves(optimizer.init(START))
     with pytest.raises(TypeError, match="noise_deviation"):
         optimizer.update(START, optimizer.init(START), START)
+
+
+@pytest.mark.parametrize("kind", ["adam", "adamw", "sgd"])
+@pytest.mark.parametrize("schedule", ["constant", "cosine"])
+def test_optimizers_take_steps(kind, schedule):
+    config = OptimizerConfig(kind=kind, schedule=schedule, warmup_steps=3)
+    optimizer = built_optimizer(config, 10)
+    params = {"w": np.ones(3, np.float32)}
+    state = optimizer.init(params)
+    sizes = []
+    with jax.numpy_dtype_promotion("standard"):
+        for _ in range(10):
+            updates, state = optimizer.update(
+                {"w": np.ones(3, np.float32)}, state, params
+            )
+            sizes.append(float(np.abs(updates["w"]).max()))
+    assert 0 < sizes[0] < max(sizes)  # warmed up
+    if schedule == "cosine" and kind != "sgd":
+        assert sizes[-1] < 0.2 * max(sizes)

@@ -10,7 +10,7 @@ from rich.console import Console
 import jaxdp_episodic as jde
 from jaxdp_episodic.accounting.budget import PrivacyBudget, plan_budget, public_view
 from jaxdp_episodic.data.sinusoids import make_sinusoids
-from jaxdp_episodic.training.config import read_config
+from jaxdp_episodic.requests.training_config import read_config
 from jaxdp_episodic.training.report import privacy_statement
 from jaxdp_episodic.training.run import _shown_warnings, run_training
 from jaxdp_episodic.training.start import StartConfig, statistics_steps

@@ -11,7 +11,7 @@ import pytest
 import jaxdp_episodic as jde
 from jaxdp_episodic import cli
 from jaxdp_episodic.accounting.budget import plan_budget
-from jaxdp_episodic.training.config import read_config
+from jaxdp_episodic.requests.training_config import read_config
 from jaxdp_episodic.training.evaluation import Score
 from jaxdp_episodic.training.run import Result, run_training
 from jaxdp_episodic.training.run_files import read_log

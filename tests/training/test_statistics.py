@@ -11,6 +11,7 @@ import jaxdp_episodic as jde
 from jaxdp_episodic.accounting.budget import PrivacyBudget, SpentAhead, plan_budget
 from jaxdp_episodic.data.table import ExampleTable
 from jaxdp_episodic.report.ledger_file import read_ledger
+from jaxdp_episodic.requests.training_start import StartConfig, contribution_norm
 from jaxdp_episodic.training.learners import ProtoNet
 from jaxdp_episodic.training.plda import (
     Start,
@@ -19,7 +20,6 @@ from jaxdp_episodic.training.plda import (
     sum_with_count,
     symmetric_noise,
 )
-from jaxdp_episodic.training.start import StartConfig, contribution_norm
 from jaxdp_episodic.training.statistics import PrivateStatistics
 from jaxdp_episodic.training.trainer import Trainer
 from training_runs import GROUPED, adam, assert_same

@@ -17,11 +17,11 @@ from jaxdp_episodic.data.folders import load_class_folders
 from jaxdp_episodic.data.sources import Npz
 from jaxdp_episodic.data.stored import load_stored
 from jaxdp_episodic.data.user_files import load_npz
+from jaxdp_episodic.requests.training_config import read_config
+from jaxdp_episodic.requests.training_start import StartConfig
 from jaxdp_episodic.training import episode, plda, statistics
 from jaxdp_episodic.training.assemble import Tables, assembled
-from jaxdp_episodic.training.config import read_config
 from jaxdp_episodic.training.features import FixedFeatures
-from jaxdp_episodic.training.start import StartConfig
 from jaxdp_episodic.training.statistics import PrivateStatistics
 from pages import ROOT
 from training_runs import TINY, assert_same, classes, plain_trainer

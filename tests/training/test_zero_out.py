@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import jaxdp_episodic as jde
-from jaxdp_episodic.training.config import StepConfig
+from jaxdp_episodic.requests.training_config import StepConfig
 from jaxdp_episodic.training.report import _without_finer_levels
 from training_runs import GROUPED, classes, trainer
 

@@ -1,4 +1,4 @@
-"""A training run as a TOML file: the schema, and how it becomes a `Trainer`."""
+"""A training run as a TOML file: the schema; `training` builds what it describes."""
 
 from __future__ import annotations
 
@@ -21,23 +21,21 @@ from jaxdp_episodic.describe.spec import (
 )
 from jaxdp_episodic.describe.step import GaussianStep, Sampling
 from jaxdp_episodic.files.toml_file import read_toml
-from jaxdp_episodic.training.features import FeaturesConfig
-from jaxdp_episodic.training.learner_config import (
+from jaxdp_episodic.requests.training_parts import (
     CLOSED_FORM,
-    MIXED,
-    PLDA,
-    LearnerConfig,
-)
-from jaxdp_episodic.training.models import (
     CONV_CLASSIFIER,
     EMBEDDINGS,
     MLP_KIND,
+    PLDA,
+    FeaturesConfig,
+    LearnerConfig,
     ModelConfig,
-    split_model,
+    OptimizerConfig,
 )
-from jaxdp_episodic.training.optimizers import OptimizerConfig
-from jaxdp_episodic.training.private_gradient import NOISES, checked_setting
-from jaxdp_episodic.training.start import StartConfig
+from jaxdp_episodic.requests.training_start import StartConfig
+
+NOISES = ("gaussian", "discrete")
+"""What can be added to a sum: float32 Gaussian noise, or the hardened discrete one."""
 
 # What an untrusted config may ask of an evaluation.
 _MOST_EPISODES = 10**7
@@ -79,7 +77,7 @@ class StepConfig(Spec):
             "neighboring_relation", self.neighboring_relation, NEIGHBORING_RELATIONS
         )
         if self.noise_multiplier is not None:
-            noise = checked_setting(
+            noise = _validation.float32_number(
                 "noise_multiplier", self.noise_multiplier, zero=True
             )
             object.__setattr__(self, "noise_multiplier", noise)
@@ -226,7 +224,7 @@ class TrainingConfig(Spec):
         for name in ("l2_clip_norm", "normalizer"):
             value = getattr(self, name)
             if value is not None:
-                object.__setattr__(self, name, checked_setting(name, value))
+                object.__setattr__(self, name, _validation.float32_number(name, value))
         set_whole_numbers(self, "checkpoint_every")
         for name in ("num_steps", "block_size", "seed"):
             if getattr(self, name) is not None:
@@ -338,16 +336,3 @@ def read_config(path: Path) -> TrainingConfig:
     return TrainingConfig.from_dict(
         {"type": TrainingConfig.__name__, **mapping}, where="config"
     )
-
-
-def built_model(
-    config: TrainingConfig, input_shape: tuple[int, ...], ways: int | None
-) -> tuple[Any, Any]:
-    """Returns ``(learner, params)`` of a config; ``ways`` is None for regression."""
-    if config.start is not None and config.start.kind == MIXED:
-        return config.start.mixed(), {}
-    if config.model is None:  # statistics alone: as they project
-        return config.learner.learner(lambda _, inputs: inputs, ways), {}
-    module = config.model.build(input_shape, 1 if ways is None else ways)
-    apply, params = split_model(module)
-    return config.learner.learner(apply, ways), params

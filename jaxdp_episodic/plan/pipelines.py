@@ -22,15 +22,18 @@ import numpy as np
 from jaxdp_episodic.accounting.api import epsilon as epsilon_of
 from jaxdp_episodic.accounting.calibration import calibrate_noise_multiplier
 from jaxdp_episodic.plan.question import PlanDescription, PlanRequest
-from jaxdp_episodic.training.features import WAVELETS
-from jaxdp_episodic.training.learner_config import MIXED, PLDA
-from jaxdp_episodic.training.start import (
+from jaxdp_episodic.requests.training_parts import (
+    MIXED,
+    NUM_WAVELETS,
+    PLDA,
+    WAVELETS,
+)
+from jaxdp_episodic.requests.training_start import (
     MEAN,
     StartConfig,
     contribution_norm,
     statistics_steps,
 )
-from jaxdp_episodic.training.wavelets import NUM_FEATURES
 
 # Ratio from which on statistics help the steps that follow; of a mixed model, the
 # smallest at which it was measured.
@@ -103,7 +106,7 @@ def recommended_pipeline(description: PlanDescription) -> Pipeline | None:
     if request.episode.ways is None:
         return _of_numbers(description, math.prod(shape))
     if train.get("features", {}).get("kind") == WAVELETS:
-        number = NUM_FEATURES * (shape[-1] if len(shape) == 3 else 1)
+        number = NUM_WAVELETS * (shape[-1] if len(shape) == 3 else 1)
     elif len(shape) == 1:
         number = shape[0]
     else:

@@ -10,14 +10,14 @@ from jaxdp_episodic import _validation
 from jaxdp_episodic.describe.schemes import MultistageSampling, Poisson
 from jaxdp_episodic.describe.spec import Spec, set_positive, set_whole_numbers
 from jaxdp_episodic.describe.step import GaussianStep
-from jaxdp_episodic.training.learner_config import CLOSED_FORM, MIXED, PLDA
-from jaxdp_episodic.training.mixed import MOST_SLOPES, MixedModel
+from jaxdp_episodic.requests.training_parts import CLOSED_FORM, MIXED, PLDA
 
 MEAN = "mean"
 KINDS = (MEAN, PLDA, MIXED)
 PAIR = "pair"
 _SHARES = {MEAN: 0.02, PLDA: 0.6}
 MOST_FEATURES = 4096  # a covariance has their square
+MOST_SLOPES = 63  # products of pairs have the fourth power of their number
 _MOST_POWERS = 8
 
 
@@ -78,10 +78,6 @@ class StartConfig(Spec):
             raise ValueError(f"pooled must lie in (0, 1), got {self.pooled!r}")
         set_whole_numbers(self, "powers", maximum=_MOST_POWERS)
         set_whole_numbers(self, "slopes", minimum=0, maximum=MOST_SLOPES)
-
-    def mixed(self) -> MixedModel:
-        """Returns the learner of a mixed model."""
-        return MixedModel(self.powers, self.slopes, self.target_bound)
 
     def check_use(self, learner: str, num_steps: int | None) -> None:
         """Refuses statistics that do not fit what follows them.

@@ -205,3 +205,23 @@ def test_edges():
     assert jde.epsilon_interval(step(4, np.inf), **asked) == (0, 0)
     nothing = jde.epsilon_interval(step(4, 1.0), delta=1e-6, num_steps=0)
     assert nothing == (0, 0)
+
+
+def test_a_table_is_kept_only_up_to_where_it_leaves_its_ends(monkeypatch):
+    """Between two places that are looked at, too: panel 11 of 40 is the last good."""
+    panels, nodes = 40, len(allocation_tables._POINTS)
+    edges = 0.1 * np.arange(panels + 1)
+    table = allocation_tables.Table(1.0, edges, np.zeros((3, panels, nodes)), 0.0)
+    inside = {True: (0.2, 0.3), False: (0.3, 0.4)}  # of 1/4
+    monkeypatch.setattr(
+        allocation_tables,
+        "bounds_at",
+        lambda u, *_: inside[bool(np.arcsinh(u) < 1.2)],
+    )
+    kept = allocation_tables._between_antipodal_ends(table, 4, 4, 1.0)
+    assert kept.values.shape[1] == 12
+    np.testing.assert_array_equal(kept.edges, edges[:13])
+    none = allocation_tables._between_antipodal_ends(
+        table._replace(edges=edges + 2), 4, 4, 1.0
+    )
+    assert np.isnan(none.values).all()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple, Self
@@ -34,7 +35,7 @@ class Run:
 
     # --- Arrays ---
 
-    @property
+    @functools.cached_property
     def shape(self) -> tuple[int, ...]:
         """Broadcast shape of all fields and counts."""
         shapes = [loss.shape for loss in self.losses]
@@ -98,7 +99,7 @@ class Run:
         """Whether both directions are alike in every step."""
         return all(loss.is_symmetric for loss in self.losses)
 
-    @property
+    @functools.cached_property
     def loses_nothing(self) -> np.ndarray:
         """Where no step loses anything, or none is taken."""
         nothing = np.ones(self.shape, bool)
@@ -106,7 +107,7 @@ class Run:
             nothing &= loss.loses_nothing | (count == 0)
         return nothing
 
-    @property
+    @functools.cached_property
     def is_unprotected(self) -> np.ndarray:
         """Where a step that is taken loses everything."""
         bare = np.zeros(self.shape, bool)

@@ -48,13 +48,13 @@ def load_glyphs(
     with np.load(Path(__file__).with_name(name), allow_pickle=False) as stored:
         bits, side = stored["bits"], int(stored["side"])
         names = stored["syllables"]
-    images = np.unpackbits(bits, axis=-1, count=side * side)
-    images = images.reshape(*bits.shape[:2], side, side).astype(np.float32)
     chosen = _in_split(names, split, _SMALL_SIZES if small else _SIZES)
-    images, names = images[chosen], names[chosen]
-    if side != size:
-        blocks = (*images.shape[:2], size, side // size, size, side // size)
-        images = images.reshape(blocks).mean(axis=(-3, -1))
+    bits, names = bits[chosen], names[chosen]
+    images = np.unpackbits(bits, axis=-1, count=side * side)
+    images = images.reshape(*bits.shape[:2], side, side)
+    block = side // size
+    ink = sum(images[..., i::block, j::block] for i in range(block) for j in range(block))
+    images = np.asarray(ink, np.float32) / np.float32(block * block)
     return ExampleTable.from_records(
         images.reshape(-1, size, size, 1),
         units={"class": np.repeat(names, images.shape[1])},

@@ -263,10 +263,12 @@ def antipodal_table(bins: int, count: int, shift: float) -> Table:
 def _between_antipodal_ends(table: Table, bins: int, count: int, shift: float) -> Table:
     """The table up to where its first tail is seen to leave certified ends.
 
-    They are looked at in the middle of a few panels, and at the last end.
+    They are looked at in the middle of a few panels, and at the last end; where one is
+    seen to leave, it is searched from which on.
     """
     panels = table.values.shape[1]
-    for panel in np.unique(np.linspace(0, panels - 1, _LOOKS).astype(int)).tolist():
+
+    def agrees(panel: int) -> bool:
         left, right = table.edges[panel : panel + 2]
         z = right if panel == panels - 1 else 0.5 * (left + right)
         u = table.core * math.sinh(float(z))
@@ -277,13 +279,22 @@ def _between_antipodal_ends(table: Table, bins: int, count: int, shift: float) -
         )
         rare = min(_CHECKED - value, _RAREST)
         allowed = _AGREEING * math.exp(max(rare, 0.0))
-        if not low - allowed <= value <= high + allowed:
-            if panel == 0:
-                return table._replace(values=table.values * np.nan, error=1.0)
-            kept = slice(0, panel)
-            return table._replace(
-                edges=table.edges[: panel + 1], values=table.values[:, kept]
-            )
+        return low - allowed <= value <= high + allowed
+
+    good = -1
+    for panel in np.unique(np.linspace(0, panels - 1, _LOOKS).astype(int)).tolist():
+        if agrees(panel):
+            good = panel
+            continue
+        while panel - good > 1:
+            middle = (good + panel) // 2
+            good, panel = (middle, panel) if agrees(middle) else (good, middle)
+        if good < 0:
+            return table._replace(values=table.values * np.nan, error=1.0)
+        kept = good + 1
+        return table._replace(
+            edges=table.edges[: kept + 1], values=table.values[:, :kept]
+        )
     return table
 
 

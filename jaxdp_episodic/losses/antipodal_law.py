@@ -64,7 +64,7 @@ class _Node(NamedTuple):
 def antipodal_law(bins: int, count: int, shift: float, *, above: bool) -> AntipodalLaw:
     """The law of one setting, above or below."""
     u, low, high, coarse = profile_bounds(bins, count, shift)
-    g = np.exp(u)
+    g, high = np.exp(u), np.minimum.accumulate(np.minimum(high, 1.0))  # D falls from 1
     if above:
         # What is known at single places holds for chords between them.
         value = high * (1 + _ROUNDING)
@@ -122,7 +122,9 @@ def _nodes(bins: int, count: int, shift: float) -> list[_Node]:
         nodes.append(_Node(u, below, above))
         gain = float(above.gain(np.array([hinge]), above=True)[0])
         log_d = math.log(gain) + math.log(float(_scale(u, bins, shift)))
-        if log_d < _LEAST or len(nodes) >= _MOST:
+        # D falls: bounds that rise again are of what sums under little noise cut off.
+        is_lost = last < _ROUGH and log_d >= last
+        if log_d < _LEAST or is_lost or len(nodes) >= _MOST:
             return nodes
         if step:
             slope = max((last - log_d) / step, 1e-3)

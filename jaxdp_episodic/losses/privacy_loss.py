@@ -19,6 +19,7 @@ functions of the fields and take their array namespace from them.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple, Self
@@ -104,7 +105,7 @@ class PrivacyLoss:
         map_arrays(arrays.append, self)
         return tuple(arrays)
 
-    @property
+    @functools.cached_property
     def shape(self) -> tuple[int, ...]:
         """Broadcast shape of the fields."""
         return np.broadcast_shapes(*(np.shape(field) for field in self.fields))

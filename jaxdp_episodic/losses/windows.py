@@ -88,9 +88,9 @@ def settle(slope, start: Array, low: Array, high: Array) -> Array:
 
     low, high = (xp.broadcast_to(end, start.shape) for end in (low, high))
     state = (start, low, high, 4 * (high - low))
-    # The places of windows, 18 deviations long, need not be known to the last digits.
+    # The places of windows, 18 deviations long, need not be known to many digits.
     x, *_ = fori_loop(
-        xp, 0, 14, follow, state, lambda s: np.all(s[3] <= 1e-4 * (1 + np.abs(s[0])))
+        xp, 0, 14, follow, state, lambda s: np.all(s[3] <= 1e-2 + 1e-4 * np.abs(s[0]))
     )
     return x
 

@@ -7,6 +7,7 @@ that one source of every formula serves both engines.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -117,17 +118,28 @@ def map_first(
 
 def map_arrays(function: Callable[[Any], Any], tree: Any) -> Any:
     """Applies a function to every array in nested containers and dataclasses."""
+    if isinstance(tree, _NUMPY):  # first, as most are
+        return function(tree)
     if isinstance(tree, tuple):
         parts = [map_arrays(function, part) for part in tree]
         return type(tree)(*parts) if hasattr(tree, "_fields") else tuple(parts)
-    if dataclasses.is_dataclass(tree):
-        values = (getattr(tree, f.name) for f in dataclasses.fields(tree))
-        return type(tree)(*(map_arrays(function, value) for value in values))  # pyright: ignore[reportCallIssue]: an instance's class
+    names = _field_names(type(tree))
+    if names is not None:
+        values = [map_arrays(function, getattr(tree, name)) for name in names]
+        return type(tree)(*values)
     if isinstance(tree, list):
         return [map_arrays(function, part) for part in tree]
     if isinstance(tree, dict):
         return {key: map_arrays(function, part) for key, part in tree.items()}
     return function(tree)
+
+
+@functools.cache
+def _field_names(kind: type) -> tuple[str, ...] | None:
+    """Of a dataclass; None of another class."""
+    if not dataclasses.is_dataclass(kind):
+        return None
+    return tuple(field.name for field in dataclasses.fields(kind))
 
 
 def map_blocks(function: Callable[[Array], Array], array: Array, block: int) -> Array:

@@ -9,6 +9,7 @@ from typing import Any
 from jaxdp_episodic.files.atomic import atomic_path
 
 SUFFIXES = (".png", ".svg")
+_DPI = 150
 
 
 def matplotlib(module: str = "matplotlib.figure") -> Any:
@@ -62,7 +63,11 @@ def save(figure: Any, path: Path) -> None:
     Raises:
       OSError: a file that cannot be written.
     """
+    figure.dpi = _DPI
+    # By itself `savefig` draws everything once more to lay it out.
+    figure.get_layout_engine().execute(figure)
+    figure.set_layout_engine(None)
     kind = path.suffix[1:].lower() or "png"
     metadata = {"metadata": {"Date": None}} if kind == "svg" else {}
     with atomic_path(path) as file:
-        figure.savefig(file, format=kind, dpi=150, **metadata)
+        figure.savefig(file, format=kind, dpi=_DPI, **metadata)

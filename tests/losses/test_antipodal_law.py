@@ -13,6 +13,7 @@ from jaxdp_episodic.accounting.question import DeltaAt, EpsilonAt
 from jaxdp_episodic.accounting.run import Run
 from jaxdp_episodic.losses import allocation_tables, antipodal_law
 from jaxdp_episodic.losses.allocated_antipodal import AllocatedAntipodalLoss
+from jaxdp_episodic.losses.allocated_law import tails_between
 from oracles import allocation
 
 
@@ -205,3 +206,39 @@ def test_edges():
     assert jde.epsilon_interval(step(4, np.inf), **asked) == (0, 0)
     nothing = jde.epsilon_interval(step(4, 1.0), delta=1e-6, num_steps=0)
     assert nothing == (0, 0)
+
+
+def test_a_table_is_kept_only_up_to_where_it_leaves_its_ends(monkeypatch):
+    """Between two places that are looked at, too: panel 11 of 40 is the last good."""
+    panels, nodes = 40, len(allocation_tables._POINTS)
+    edges = 0.1 * np.arange(panels + 1)
+    table = allocation_tables.Table(1.0, edges, np.zeros((3, panels, nodes)), 0.0)
+    inside = {True: (0.2, 0.3), False: (0.3, 0.4)}  # of 1/4
+    monkeypatch.setattr(
+        allocation_tables,
+        "bounds_at",
+        lambda u, *_: inside[bool(np.arcsinh(u) < 1.2)],
+    )
+    kept = allocation_tables._between_antipodal_ends(table, 4, 4, 1.0)
+    assert kept.values.shape[1] == 12
+    np.testing.assert_array_equal(kept.edges, edges[:13])
+    none = allocation_tables._between_antipodal_ends(
+        table._replace(edges=edges + 2), 4, 4, 1.0
+    )
+    assert np.isnan(none.values).all()
+
+
+def test_bounds_that_rise_again_are_those_before(monkeypatch):
+    """Under little noise what is cut off outweighs D far out, by more than 1."""
+    u = np.linspace(0.0, 12.0, 49)
+    true = np.array([gaussian(2.0, x) for x in u])
+    high = 1.01 * true
+    high[-5:] = 1e-5, 1e-3, 0.1, 40.0, 1e9
+    found = u, 0.99 * true, high, np.arange(49)
+    monkeypatch.setattr(antipodal_law, "profile_bounds", lambda *_: found)
+    law = antipodal_law.antipodal_law.__wrapped__(2, 2, 1.0, above=True)
+    assert law.infinite < 1e-5
+    profile, _ = tails_between(u[:-8], law.loss, law.profile, law.scaled)
+    known = law.infinite + (1 - law.infinite) * np.exp(profile)
+    assert np.all(known >= true[:-8])
+    np.testing.assert_allclose(known, 1.01 * true[:-8], rtol=0.02)

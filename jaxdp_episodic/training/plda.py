@@ -138,7 +138,19 @@ def _whitened_rows(
 
 def with_symmetric_noise(total: np.ndarray, key: Array, noise: float) -> np.ndarray:
     """Adds symmetric noise to a float64 matrix; see `symmetric_noise`."""
-    return total + noise * np.asarray(symmetric_noise(key, len(total)), np.float64)
+    return with_noise(total, symmetric_noise(key, len(total)), noise)
+
+
+def with_noise(total: np.ndarray, normal: Array, noise: float) -> np.ndarray:
+    """Adds normal numbers, ``noise`` times as large, to a float64 sum.
+
+    What comes out has float32's digits, as the noise has: the sum's own, below them,
+    would stand there without any.
+    """
+    if not noise:
+        return total
+    noised = total + noise * np.asarray(normal, np.float64)
+    return noised.astype(np.float32).astype(np.float64)
 
 
 @functools.partial(jax.jit, static_argnums=1)

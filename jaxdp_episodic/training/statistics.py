@@ -51,6 +51,7 @@ from jaxdp_episodic.training.plda import (
     weighed_projection,
     whitened,
     with_mean,
+    with_noise,
     with_symmetric_noise,
 )
 
@@ -267,7 +268,7 @@ class PrivateStatistics:
         parts = chunks(self._features, self._weights())
         total = sum_of(sum_with_count(*part) for part in parts)
         normal = jax.random.normal(key, total.shape, jnp.float32)
-        return total + noise * np.asarray(normal, np.float64)
+        return with_noise(total, normal, noise)
 
     def _pairs(
         self, generator: np.random.Generator
@@ -278,17 +279,18 @@ class PrivateStatistics:
         pair with an empty slot is none. Without slots the examples themselves are.
         """
         sizes = self._sizes
-        width = int(sizes.max(initial=0)) if self._slots is None else self._slots
-        keys = generator.random((len(sizes), width))
-        filled = np.arange(width) < sizes[:, None]
-        if self._slots is None:  # those that are there first
-            keys = np.where(filled, keys, 2.0)
-        order = np.argsort(keys, axis=1)[:, : width // 2 * 2]
-        both = order.reshape(len(sizes), -1, 2)
-        there = (both < sizes[:, None, None]).all(axis=2)
-        starts = np.cumsum(sizes) - sizes
-        rows = (starts[:, None, None] + both)[there]
-        number = there.sum(axis=1)
+        slots = sizes if self._slots is None else np.full(len(sizes), self._slots)
+        owner = np.repeat(np.arange(len(sizes)), slots)  # a class's slots lie together
+        begins = (np.cumsum(slots) - slots)[owner]
+        order = np.lexsort((generator.random(len(owner)), owner)) - begins
+        rank = np.arange(len(owner)) - begins
+        first = np.flatnonzero((rank % 2 == 0) & (rank + 1 < slots[owner]))
+        both = np.stack([order[first], order[first + 1]], axis=1)
+        owner = owner[first]
+        there = (both < sizes[owner, None]).all(axis=1)
+        both, owner = both[there], owner[there]
+        rows = (np.cumsum(sizes) - sizes)[owner, None] + both
+        number = np.bincount(owner, minlength=len(sizes))
         weights = np.ones(len(rows), np.float32)
         if self._by_class:
             weights = np.repeat(1 / np.maximum(number, 1), number).astype(np.float32)

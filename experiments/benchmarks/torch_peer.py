@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import json
 import sys
-import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
+from clocks import timed
 from torch.func import grad, vmap
 
 Params = dict[str, torch.Tensor]
@@ -39,10 +40,7 @@ def main() -> None:
             np.savez(command["write"], allow_pickle=False, **arrays)
             answer = {}
         else:
-            begun = time.perf_counter()
-            for _ in range(command["steps"]):
-                noised(clipped_sum(case), case)
-            answer = {"seconds": (time.perf_counter() - begun) / command["steps"]}
+            answer = timed(partial(step, case), command["steps"])
         print(json.dumps(answer), flush=True)
 
 
@@ -126,12 +124,12 @@ def clipped_sum(case: Case) -> Params:
     }
 
 
-def noised(total: Params, case: Case) -> Params:
-    """Adds the noise and divides."""
+def step(case: Case) -> Params:
+    """The clipped sum, noised and divided."""
     deviation = case.spec["l2_clip_norm"] * case.spec["noise_multiplier"]
     return {
         name: (t + deviation * torch.randn_like(t)) / len(case.support)
-        for name, t in total.items()
+        for name, t in clipped_sum(case).items()
     }
 
 

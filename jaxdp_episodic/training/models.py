@@ -12,6 +12,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 from jax import Array
 
@@ -64,25 +65,53 @@ class PatchConv(nnx.Module):
                 dimension_numbers=("NHWC", "HWIO", "NHWC"),
             )
             return maps + bias
-        padded = jnp.pad(images, ((0, 0), (1, 1), (1, 1), (0, 0)))
-        height, width = padded.shape[1] - 2, padded.shape[2] - 2
-        patches = jnp.concatenate(
-            [
-                padded[:, row : row + height : step, column : column + width : step]
-                for row in range(3)
-                for column in range(3)
-            ],
-            axis=-1,
-        )
-        # Flat: of four axes XLA's CPU would transpose copies for the gradients.
-        maps = patches.reshape(-1, len(kernel)) @ kernel
-        return maps.reshape(*patches.shape[:3], -1) + bias
+        flat = patches(images, step)
+        # The transposed copy makes the weights' gradients products of short rows and
+        # long ones, which XLA's CPU computes half again as fast; one channel has not
+        # enough weights.
+        if images.shape[-1] > 1:
+            kernel = jax.lax.optimization_barrier(kernel.T).T
+        maps = flat.reshape(-1, len(kernel)) @ kernel + bias
+        return maps.reshape(*flat.shape[:3], -1)
+
+
+def patches(images: Array, step: int) -> Array:
+    """The 3 x 3 places around every ``step``-th one, with zeros around the images.
+
+    As blocks of ``step`` by ``step`` places, of which slices without strides are taken:
+    neighbors in one, and their gradients are added without looking for gaps.
+
+    Args:
+      images: (n, height, width, channels).
+      step: stride, at least 1.
+
+    Returns:
+      (n, height', width', 9 channels).
+    """
+    number, *sides, channels = images.shape
+    outputs = [-(-side // step) for side in sides]
+    blocks = [output + 2 // step for output in outputs]
+    edges = [
+        (1, step * block - side - 1, 0)
+        for block, side in zip(blocks, sides, strict=True)
+    ]
+    zero = jnp.zeros((), images.dtype)
+    padded = jax.lax.pad(images, zero, [(0, 0, 0), *edges, (0, 0, 0)])
+    places = padded.reshape(number, blocks[0], step, blocks[1], step * channels)
+    slices = []
+    for row in range(3):
+        below = row // step
+        rows = places[:, below : below + outputs[0], row % step]
+        for first in range(0, 3, step):
+            right, taken = first // step, min(3 - first, step) * channels
+            slices.append(rows[:, :, right : right + outputs[1], :taken])
+    return jnp.concatenate(slices, axis=-1)
 
 
 class GroupNorm(nnx.GroupNorm):
-    """Flax's, of images: it sums a channel's places before the channels of a group.
+    """Flax's, of images, for gradients of gradients: few passes over all places.
 
-    That is the order in which they lie; a step of MAML takes a tenth less on a CPU.
+    It sums each channel alone, in the order of its places, before those of a group.
     """
 
     def __call__(self, images: Array) -> Array:
@@ -90,18 +119,26 @@ class GroupNorm(nnx.GroupNorm):
         scale, bias = self.scale, self.bias
         assert scale is not None and bias is not None
         flat = images.reshape(len(images), -1, images.shape[-1])
-        centered = flat - self._group_means(flat)[:, None]
-        variances = self._group_means(jnp.square(centered))
+        means = self._group_means(jnp.mean(flat, axis=1))
+        # Any constant may be taken off. What is left of the means is 0, its gradients
+        # are theirs, and no gradient of a place needs the mean of others.
+        constant = jax.lax.stop_gradient(means)
+        means = means - constant
+        centered = flat - constant[:, None]
+        squares = self._group_means(jnp.mean(jnp.square(centered), axis=1))
+        variances = squares - jnp.square(means)
         scales = scale[...] * jax.lax.rsqrt(variances + self.epsilon)
-        normal = centered * scales[:, None] + bias[...]
+        offsets = bias[...] - means * scales
+        normal = centered * scales[:, None] + offsets[:, None]
         return normal.reshape(images.shape)
 
-    def _group_means(self, flat: Array) -> Array:
-        """(n, channels): of each channel's group, of (n, places, channels)."""
-        means = jnp.mean(flat, axis=1)
-        groups = means.reshape(len(means), self.num_groups, -1)
-        of_groups = jnp.mean(groups, axis=-1, keepdims=True)
-        return jnp.broadcast_to(of_groups, groups.shape).reshape(means.shape)
+    def _group_means(self, of_channels: Array) -> Array:
+        """(n, channels): the mean of each channel's group, of (n, channels)."""
+        # A product, which XLA never computes anew for every place.
+        size = of_channels.shape[1] // self.num_groups
+        weights = np.kron(np.eye(self.num_groups), np.full((size, size), 1 / size))
+        weights = weights.astype(of_channels.dtype)
+        return jnp.matmul(of_channels, weights, precision=jax.lax.Precision.HIGHEST)
 
 
 class ConvBlock(nnx.Module):

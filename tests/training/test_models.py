@@ -17,6 +17,7 @@ from jaxdp_episodic.training.models import GroupNorm
         (True, 2, (7, 10)),
         (True, 3, (8, 8)),
         (True, 3, (7, 10)),
+        (True, 3, (9, 6)),  # the last row and column are of no output's
         (False, 2, (7, 10)),
         (False, 3, (8, 8)),
     ],
@@ -39,6 +40,29 @@ def test_the_group_normalization_is_that_of_flax():
         each.scale[...], each.bias[...] = jnp.arange(6.0), jnp.arange(6.0) ** 2
     images = np.random.default_rng(0).normal(3.0, size=(4, 3, 5, 6)).astype(np.float32)
     np.testing.assert_allclose(ours(images), flax(images), rtol=1e-5, atol=1e-5)
+
+
+def test_gradients_of_gradients_of_the_group_normalization_are_those_of_flax():
+    settings = {"num_groups": 2, "rngs": nnx.Rngs(0)}
+    flax = nnx.GroupNorm(4, use_fast_variance=False, **settings)
+    rng = np.random.default_rng(0)
+    images = rng.normal(3.0, size=(2, 2, 3, 4)).astype(np.float32)
+    weights, direction = rng.normal(size=(2, *images.shape)).astype(np.float32)
+
+    def second(norm):
+        def loss(images):
+            return jnp.sum(weights * jnp.tanh(norm(images)))
+
+        def along(images):
+            return jnp.vdot(direction, jax.grad(loss)(images))
+
+        return jax.jit(jax.grad(along))(images)
+
+    expected = second(flax)
+    assert np.min(np.abs(expected)) > 1e-4
+    np.testing.assert_allclose(
+        second(GroupNorm(4, **settings)), expected, rtol=1e-3, atol=1e-4
+    )
 
 
 @pytest.mark.parametrize("use_patches", [True, False])

@@ -250,9 +250,12 @@ def main() -> int:
         text = json.dumps({**about, "rows": found}, indent=1, allow_nan=False)
         path.write_text(text + "\n", encoding="utf-8")
     refuted = [row for row in found if row["is_refuted"]]
-    missed = [
-        row for row in found if row["is_attained"] and not row["is_planted_found"]
-    ]
+    noticed: dict[tuple[Any, ...], bool] = {}
+    for row in found:
+        if row["is_attained"]:
+            key = *(row[name] for name in NAMES), row["direction"]
+            noticed[key] = noticed.get(key, False) or row["is_planted_found"]
+    missed = [key for key, is_found in noticed.items() if not is_found]
     for word, bad in (("REFUTED", refuted), ("planted, not found", missed)):
         for row in bad:
             print(f"{word}: {row}", file=sys.stderr)

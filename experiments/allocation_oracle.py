@@ -1,8 +1,22 @@
-"""One epoch of random allocation against 50 digits, many against certified ends.
+"""Exact delta of random allocation at random settings against oracles.
 
-``python experiments/allocation_oracle.py --settings 40 --seed 0``.
+``python experiments/allocation_oracle.py --settings 500 --seed 0 --out FILE.csv`` takes
+random epochs (2 to 10^6 steps, noise 0.3 to 10, 1 to 10^4 of them, delta 1e-12 to 1e-2)
+and a third of the times one epoch under replace_one (delta from 1e-6), and adds a line
+to the file for each; lines that it has are not computed again. ``--quick`` leaves out
+settings that need either of the latter two of these oracles.
 
-The oracle shares no code, and no method, with the package: with X the sum of t
+Four oracles, which share no code and no method with the package:
+
+* ``mellin``: Mellin transforms in 25 to 200 digits (`tests/oracles/allocation_epochs`),
+  computed twice; whole epochs whose loss varies enough.
+* ``characteristic``: one epoch under replace_one, by characteristic functions in double
+  precision (`tests/oracles/allocation`), twice: right to 1e-13 (g - 1) / delta.
+* ``contour``: one epoch, below, in 50 digits.
+* ``interval``: where none of them serves the package's own certified ends, which is
+  no oracle: whether exact delta is inside, and by how much they differ.
+
+The contour: with X the sum of t
 lognormal terms, all of them positive, ``E(x - X)_+`` is the sum over a lattice of
 ``K(p)^t e^{px} / p²`` on a vertical line (a Fourier series of period L > x: what is
 folded in from below is 0, and from above it is smaller by ``e^{-Re(p) L}``), in 50
@@ -12,14 +26,21 @@ digits, as 35 and more cancel. ``E(X - x)_+`` is that and the mean less x.
 from __future__ import annotations
 
 import argparse
+import csv
 import math
+import sys
 import time
+from pathlib import Path
 from typing import Any
 
 import mpmath
 import numpy as np
 
 import jaxdp_episodic as jde
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
+
+from oracles import allocation, allocation_epochs  # noqa: E402 - found by the path
 
 DIGITS, NEGLIGIBLE = 50, 75.0  # nats that aliases are smaller by
 MOST_TERMS = 400
@@ -79,51 +100,136 @@ def oracle(steps: int, noise: float, epsilon: float, least: float):
     return max((above - steps * (g - 1)) / steps, below * g / steps)
 
 
+COLUMNS: tuple[str, ...] = (
+    "number",
+    "relation",
+    "steps",
+    "noise",
+    "epochs",
+    "epsilon",
+    "delta",
+    "oracle",
+    "oracle_error",
+    "off",
+    "flagged",
+    "seconds",
+)
+
+
+def setting(number: int, seed: int) -> tuple[str, int, float, int, float]:
+    """Relation, steps, noise, epochs and delta of one random setting."""
+    rng = np.random.default_rng([seed, number])
+    steps = round(math.exp(rng.uniform(math.log(2), math.log(1e6))))
+    noise = float(f"{math.exp(rng.uniform(math.log(0.3), math.log(10))):.4g}")
+    epochs = round(math.exp(rng.uniform(0, math.log(1e4))))
+    delta = 10 ** rng.uniform(-12, -2)
+    if rng.integers(3):
+        return "add_remove", steps, noise, epochs if rng.integers(4) else 1, delta
+    return "replace_one", round(steps**0.5) + 1, noise, 1, delta**0.5
+
+
+def quick_delta(
+    relation: str, steps: int, noise: float, epochs: int, epsilon: float
+) -> tuple[str, float, float] | None:
+    """Which oracle, its delta, and its relative error; None where neither serves."""
+    if relation == "replace_one":
+        one, other = (
+            allocation.antipodal_of_many(steps, steps, 1 / noise, epsilon, fine)
+            for fine in (1.0, 1.4)
+        )
+        error = abs(other / one - 1) + 1e-13 * math.expm1(epsilon) / one
+        return ("characteristic", one, error) if error < 1e-4 else None
+    parts = [allocation_epochs.Epochs(steps, epochs)]
+    found = allocation_epochs.delta(parts, 1 / noise, epsilon, "remove")
+    return None if found is None else ("mellin", float(found[0]), found[1])
+
+
+def slow_delta(
+    step: jde.GaussianStep, epochs: int, epsilon: float, about: float
+) -> tuple[str, float, float]:
+    """The same by the other two; ``about`` is near to delta."""
+    drawn: Any = step.design
+    steps, noise = int(drawn.steps_per_epoch), float(step.noise_multiplier)
+    if epochs == 1 and step.neighboring_relation == "add_remove":
+        value = oracle(steps, noise, epsilon, about)
+        if value is not None:
+            return "contour", float(value), 1e-9
+    low, high = jde.delta_interval(step, epsilon=epsilon, num_steps=steps * epochs)
+    middle = math.sqrt(low * high)
+    return "interval", middle, high / middle - 1 if middle else math.inf
+
+
+def row(number: int, seed: int, *, quick: bool) -> dict[str, Any]:
+    """One line of the file; empty where there is none, or epsilon is 0."""
+    relation, steps, noise, epochs, delta = setting(number, seed)
+    drawn = jde.RandomAllocation("unit", steps_per_epoch=steps)
+    step = jde.GaussianStep(
+        drawn, noise_multiplier=noise, neighboring_relation=relation
+    )
+    begun = time.process_time()
+    asked: dict[str, Any] = {"num_steps": steps * epochs}
+    epsilon = float(f"{float(jde.epsilon(step, delta=delta, **asked)):.4g}")
+    if epsilon <= 0:
+        return {}
+    found, info = jde.delta(step, epsilon=epsilon, return_info=True, **asked)
+    spent = time.process_time() - begun
+    true = quick_delta(relation, steps, noise, epochs, epsilon)
+    if true is None:
+        if quick:
+            return {}
+        true = slow_delta(step, epochs, epsilon, float(found))
+    name, value, error = true
+    values = (number, relation, steps, noise, epochs, epsilon, f"{value:.15g}", name)
+    values += (f"{error:.1e}", f"{found / value - 1:.1e}")
+    values += (int(info.is_certified_bound), f"{spent:.2f}")
+    return dict(zip(COLUMNS, values, strict=True))
+
+
+def summary(rows: list[dict[str, Any]]) -> None:
+    """Prints how far exact delta was off, by oracle."""
+    for name in ("mellin", "characteristic", "contour", "interval"):
+        chosen = [one for one in rows if one["oracle"] == name]
+        exact = [one for one in chosen if not int(one["flagged"])]
+        # Only what the oracle itself does not explain.
+        off = [
+            max(abs(float(one["off"])) - float(one["oracle_error"]), 0.0)
+            for one in exact
+        ]
+        ends = [float(one["off"]) for one in chosen if int(one["flagged"])]
+        print(
+            f"{name}: {len(chosen)} settings, exact in {len(exact)}, off by at most "
+            f"{max(off, default=0):.1e}; flagged ends from {min(ends, default=0):.1e}"
+        )
+
+
 def main() -> None:
-    """Prints a line for each setting, and the worst."""
+    """Adds lines to the file, prints them, and what was worst."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--settings", type=int, default=40)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--out", type=Path, required=True)
     asked = parser.parse_args()
     mpmath.mp.dps = DIGITS
-    rng = np.random.default_rng(asked.seed)
-    worst = {"oracle": 0.0, "flagged": 0, "outside": 0, "oracles": 0, "intervals": 0}
-    for _ in range(asked.settings):
-        steps = round(math.exp(rng.uniform(math.log(2), math.log(1e6))))
-        noise = math.exp(rng.uniform(math.log(0.3), math.log(10)))
-        epochs = round(math.exp(rng.uniform(0, math.log(1e4)))) * rng.integers(2) or 1
-        log_delta = rng.uniform(-12, -2)
-        drawn = jde.RandomAllocation("unit", steps_per_epoch=steps)
-        step = jde.GaussianStep(drawn, noise_multiplier=noise)
-        number = steps * int(epochs)
-        begun = time.process_time()
-        epsilon = float(jde.epsilon(step, delta=10**log_delta, num_steps=number))
-        found, info = jde.delta(
-            step, epsilon=epsilon, num_steps=number, return_info=True
-        )
-        spent = time.process_time() - begun
-        line = f"{steps:8d} {noise:7.3f} {epochs:6d} {epsilon:10.5g} {found:11.4g}"
-        is_flagged = bool(info.is_certified_bound)
-        worst["flagged"] += is_flagged
-        true = None
-        if epochs == 1 and epsilon > 0:
-            true = oracle(steps, noise, epsilon, 10**log_delta)
-        if true is not None:
-            off = float(found / true - 1)
-            if is_flagged:
-                worst["outside"] += off < -1e-12
-            else:
-                worst["oracle"] = max(worst["oracle"], abs(off))
-            worst["oracles"] += 1
-            line += f"  oracle {off:9.1e}"
-        elif number <= 2**31:
-            low, high = jde.delta_interval(step, epsilon=epsilon, num_steps=number)
-            inside = low * (1 - 1e-12) <= found <= high * (1 + 1e-12)
-            worst["outside"] += not inside
-            worst["intervals"] += 1
-            line += f"  interval {high / low - 1 if low else math.inf:8.1e} {inside}"
-        print(line, f"{spent:6.2f} s", "flagged" if is_flagged else "", flush=True)
-    print(worst)
+    rows: list[dict[str, Any]] = []
+    if asked.out.exists():
+        with asked.out.open(encoding="utf-8", newline="") as file:
+            rows = list(csv.DictReader(file))
+    known = {int(one["number"]) for one in rows}
+    with asked.out.open("a", encoding="utf-8", newline="") as file:
+        writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
+        if not rows:
+            writer.writeheader()
+        for number in range(asked.settings):
+            if number in known or not (
+                found := row(number, asked.seed, quick=asked.quick)
+            ):
+                continue
+            writer.writerow(found)
+            file.flush()
+            rows.append(found)
+            print(*found.values(), flush=True)
+    summary(rows)
 
 
 if __name__ == "__main__":

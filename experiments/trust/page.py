@@ -24,6 +24,8 @@ DOCS = Path(__file__).resolve().parents[2] / "docs"
 PAGES = ("trust.md", "audit.md", "guarantees.md")
 RESULTS = {
     "audit": "audit/audit.json",
+    "epochs": "epochs/audit.json",
+    "allocation": "allocation/allocation.json",
     "mutations": "mutations/mutations.json",
     "kills": "kills/summary.json",
     "distributed": "distributed/summary.json",
@@ -31,6 +33,8 @@ RESULTS = {
 }
 COMMANDS = {
     "audit": "experiments/trust/audit.py",
+    "epochs": "experiments/trust/audit.py --epochs",
+    "allocation": "experiments/trust/allocation.py",
     "mutations": "experiments/trust/mutations.py",
     "kills": "experiments/trust/kill_training.py",
     "distributed": "experiments/trust/kill_distributed.py",
@@ -52,6 +56,8 @@ def tables(results: Results) -> dict[str, str]:
         "summary": summary(results),
         "provenance": provenance(results),
         "mechanisms": mechanisms(audit["rows"]),
+        "epochs": mechanisms(results["epochs"]["rows"]),
+        "allocation": allocation(results["allocation"]["rows"]),
         "runs": runs(audit["rows"]),
         "faults": faults(results["mutations"]["faults"]),
         "kills": moments(kills),
@@ -76,8 +82,9 @@ def table(head: list[str], rows: Iterable[list[str]]) -> str:
 
 def summary(results: Results) -> str:
     """What was done, how often, and what was found."""
-    audit, fuzz = results["audit"], results["fuzz"]
+    audit, fuzz, pairs = results["audit"], results["fuzz"], results["allocation"]
     draws, rows = audit["draws"], audit["rows"]
+    epochs = results["epochs"]["rows"]
     found = results["mutations"]["faults"]
     caught = sum(fault["is_caught"] for fault in found)
     kills, several = results["kills"]["facts"], results["distributed"]["facts"]
@@ -85,20 +92,32 @@ def summary(results: Results) -> str:
     lines = []
     for steps, words in ((1, "one step"), (100, "100 steps")):
         chosen = [row for row in rows if row["name"].endswith(f"T={steps}")]
-        asked = [
-            row["share_of_exact"]
-            for row in chosen
-            if row["name"].startswith(ASKED) and PAIR in row["attacker"]
-        ]
         lines.append(
             [
                 f"audits of designs, {words}",
                 f"{len({row['name'] for row in chosen})} designs, {draws[words]:,} "
                 "runs of each with the unit and as many without",
-                f"{disproved(chosen)}; for tasks, grouped classes and examples at "
-                f"least {math.floor(100 * min(asked))}% of the exact epsilon is shown",
+                f"{disproved(chosen)}; for tasks, grouped classes and examples "
+                f"at least {math.floor(100 * least(chosen))}% of the claim is shown",
             ]
         )
+    most = max(abs(row["deviations"]) for row in pairs["rows"] if row["is_attained"])
+    lines += [
+        [
+            "audits of designs by epochs",
+            f"{len({row['name'] for row in epochs})} designs and lengths, "
+            f"{results['epochs']['draws']['epochs']:,} runs of each (a tenth of it in "
+            "epochs of twenty steps) with the unit and as many without",
+            f"{disproved(epochs)}; at least {math.floor(100 * least(epochs))}% of the "
+            "claim is shown by the dominating pair",
+        ],
+        [
+            "pairs of random allocation, simulated",
+            f"{len(pairs['rows'])} values of delta, {pairs['draws']:,} runs each",
+            f"{sum(row['is_refuted'] for row in pairs['rows']) or 'no'} claim refuted; "
+            f"at most {most:.1f} standard errors from the exact value",
+        ],
+    ]
     trained = [row for row in rows if not DESIGN.fullmatch(row["name"])]
     lines += [
         [
@@ -127,6 +146,42 @@ def summary(results: Results) -> str:
     return table(["what", "how often", "what was found"], lines)
 
 
+def least(rows: list[dict[str, Any]]) -> float:
+    """The smallest share that is shown of what is accounted for the designs asked."""
+    return min(
+        row["share_of_exact"]
+        for row in rows
+        if row["name"].startswith(ASKED) and PAIR in row["attacker"]
+    )
+
+
+def allocation(rows: list[dict[str, Any]]) -> str:
+    """Simulated deltas next to the claims, in standard errors."""
+    relations = {"add_remove": "add, remove", "replace_one": "replace one"}
+    lines = []
+    for row in rows:
+        relation = relations[row["relation"]]
+        if row["rate"] < 1:
+            relation = f"drawn below, {row['rate']:g}"
+        run = f"{row['steps']}, {row['noise']:g}, {row['num_steps']}"
+        sign = "" if row["is_attained"] else "at most "
+        less, more = row["deviations_planted"]
+        lines.append(
+            [
+                relation,
+                run,
+                f"{row['direction']}, {row['epsilons'][0]:g}",
+                f"{sign}{row['claimed']:.6g}",
+                f"{row['simulated']:.6g} ± {row['standard_error']:.1g}",
+                f"{row['deviations']:+.2f}" if row["is_attained"] else "below",
+                f"{less:+.0f}, {more:+.0f}" if row["is_attained"] else "",
+            ]
+        )
+    head = ["unit", "steps an epoch, noise, steps", "direction, epsilon"]
+    head += ["delta claimed", "simulated", "off, standard errors"]
+    return table([*head, "off if noise were 1 % less, more"], lines)
+
+
 def disproved(rows: list[dict[str, Any]]) -> str:
     """How many claims an audit disproved."""
     number = sum(row["is_violated"] for row in rows)
@@ -138,8 +193,15 @@ def provenance(results: Results) -> str:
     rows = []
     for name, command in COMMANDS.items():
         found = results[name]
-        versions = ", ".join(f"{k} {v}" for k, v in found["versions"].items() if v)
-        rows.append([f"`{command}`", found["date"], found["machine"], versions])
+        # Faults may have been added later.
+        older = found.get("faults", [])
+        days = {found["date"], *(one.get("date", found["date"]) for one in older)}
+        own = "jaxdp-episodic"
+        releases = {found["versions"][own]}
+        releases |= {one.get("version", found["versions"][own]) for one in older}
+        versions = {**found["versions"], own: ", ".join(sorted(releases))}
+        words = ", ".join(f"{k} {v}" for k, v in versions.items() if v)
+        rows.append([f"`{command}`", ", ".join(sorted(days)), found["machine"], words])
     return table(["command", "date", "machine", "versions"], rows)
 
 
@@ -266,7 +328,8 @@ def main() -> None:
             target = DOCS / "tables" / f"trust_{name}.json"
             shutil.copy(options.results / path, target)
     results = read_tables()
-    picture(results["audit"]["rows"], DOCS / "images" / "trust_audit.png")
+    drawn = results["audit"]["rows"] + results["epochs"]["rows"]
+    picture(drawn, DOCS / "images" / "trust_audit.png")
     for name in PAGES:
         page = DOCS / name
         text = page.read_text(encoding="utf-8")

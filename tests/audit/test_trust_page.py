@@ -37,6 +37,10 @@ def test_the_results_are_of_full_counts_and_nothing_broke(page):
         assert not row["is_above"]
         if row["name"].startswith(page.ASKED) and page.PAIR in row["attacker"]:
             assert row["share_of_exact"] >= 0.8
+    epochs, pairs = results["epochs"], results["allocation"]
+    assert min(epochs["draws"]["epochs"], pairs["draws"]) >= 10**8
+    assert not epochs["is_violated"]
+    assert not any(row["is_refuted"] for row in pairs["rows"])
     assert results["mutations"]["all_caught"]
     assert results["kills"]["facts"]["processes killed"] >= 200
     assert results["kills"]["violations"] == []

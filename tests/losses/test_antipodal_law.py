@@ -52,6 +52,35 @@ def test_a_few_steps_by_definition(steps, taken, shift, epsilon):
     assert low <= true <= high <= low * 1.002
 
 
+@pytest.mark.parametrize(
+    ("steps", "taken", "shift", "epsilon"), [(40, 40, 2.5, 2.0), (60, 15, 2.0, 0.5)]
+)
+def test_many_steps_with_little_noise(steps, taken, shift, epsilon):
+    true = allocation.antipodal_of_many(steps, taken, shift, epsilon)
+    low, high = antipodal_law.bounds_at(epsilon, steps, taken, shift)
+    assert low <= true <= high <= low * 1.0005
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("steps", "noise", "epsilon", "within"),
+    [
+        (40, 0.4, 0.5, 1e-11),
+        (40, 0.4, 5.0, 3e-9),  # by as much two sizes of the oracle differ
+        (100, 0.5, 1.0, 1e-10),
+        (12, 0.3, 3.0, 1e-9),
+        (2_000, 0.45, 0.2, 1e-9),
+    ],
+)
+def test_exact_delta_of_many_steps_with_little_noise(steps, noise, epsilon, within):
+    true = allocation.antipodal_of_many(steps, steps, 1 / noise, epsilon, fineness=1.2)
+    found, info = jde.delta(
+        step(steps, noise), epsilon=epsilon, num_steps=steps, return_info=True
+    )
+    assert not info.is_certified_bound
+    assert found == pytest.approx(true, rel=within)
+
+
 def test_lower_corners_lie_below_and_hulls_are_convex():
     g = np.exp(np.linspace(0, 4, 60))
     true = gaussian(1.1, np.log(g))

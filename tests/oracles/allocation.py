@@ -111,3 +111,34 @@ def drawn_moment_of_two(n: int, steps: int, shift: float, r: float) -> float:
         return base * (excess(v, n) + excess(v, 1 - n))
 
     return mean_of_two(both, steps, shift)
+
+
+def antipodal_of_many(
+    steps: int, taken: int, shift: float, epsilon: float, fineness: float = 1.0
+) -> float:
+    """``H_g(P_s || P_-s)`` of any number of steps, by characteristic functions.
+
+    With ``S = sum (A - g B) + (1 - g)(t - j)``, ``t H = E(S)_+ = (E S + E|S|) / 2`` and
+    ``E|S| = 2/pi int (1 - Re E e^{i theta S}) / theta dlog(theta)``. One term is ``c
+    sinh(sx - (log g)/2)``: a line moved up in x makes its exponential fall off. Right
+    to some 1e-13 (g - 1), as S has the mean ``t (1 - g)``.
+    """
+    s, g = shift, np.exp(epsilon)
+    middle, rise = epsilon / (2 * s), min(np.pi / (2 * s), 2.0) / fineness
+    spacing = min(0.05, 0.05 / s) / fineness
+    y = np.arange(-14 - middle - 6 * s, 14 - middle + 6 * s, spacing) + 1j * rise
+    weight = np.exp(-((y + middle) ** 2) / 2) / np.sqrt(2 * np.pi) * spacing
+    term = 2 * np.sqrt(g) * np.exp(-s * s / 2) * np.sinh(s * y)
+    step = 0.05 / fineness
+    log_theta = np.arange(-45, 12, step)
+    moved = np.array([np.expm1(1j * np.exp(v) * term) @ weight for v in log_theta])
+    # |1 + z|² - 1 keeps what is small against 1.
+    size = 0.5 * np.log1p(np.maximum(2 * moved.real + np.abs(moved) ** 2, -1 + 1e-16))
+    angle = np.arctan2(moved.imag, 1 + moved.real)
+    theta = np.exp(log_theta)
+    log = taken * (size + 1j * angle) + 1j * theta * (1 - g) * (steps - taken)
+    parts = -np.expm1(log).real / theta
+    # Beyond the last place nothing but 1 / theta is left.
+    rest = 1 / theta[-1] / np.expm1(step)
+    mean = steps * (1 - g)
+    return float((mean + 2 / np.pi * step * (parts.sum() + rest)) / (2 * steps))

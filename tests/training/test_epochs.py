@@ -21,6 +21,7 @@ from jaxdp_episodic.training.checks import mean_units_are_public
 from jaxdp_episodic.training.ledger import Ledger, LedgerFile, create_ledger
 from jaxdp_episodic.training.report import privacy_statement
 from jaxdp_episodic.training.run import epsilon_without_last_stage
+from oracles import allocation_epochs
 from training_runs import GROUPED, assert_same, plain_trainer
 
 DELTA = 1e-5
@@ -176,6 +177,26 @@ def test_a_ledger_owes_the_epoch_that_was_begun(tmp_path, capsys, charged, owed)
     assert answer["epsilon"] == jde.epsilon(BATCHES, num_steps=owed, delta=DELTA)
     said = [text for text in answer["warnings"] if "within an epoch" in text]
     assert len(said) == (owed > charged)
+
+
+@pytest.mark.slow
+def test_what_a_ledger_says_costs_as_much_by_another_program(tmp_path):
+    """Its words, read as JSON, given to an oracle."""
+    path = tmp_path / "ledger.jsonl"
+    bins = jde.GaussianStep(
+        jde.RandomAllocation("user", steps_per_epoch=3), noise_multiplier=2.0
+    )
+    spent = budget(bins, steps=6, permitted=6)
+    create_ledger(path, spent, is_seeded=False)
+    first, second, *_ = path.read_bytes().split(b"\n")
+    planned, described = json.loads(first)["planned"], json.loads(second)["step"]
+    length = described["sampling"]["levels"][0]["steps_per_epoch"]
+    epochs = allocation_epochs.Epochs(length, planned // length)
+    epsilon, shift = float(spent.spent(6)), 1 / described["noise_multiplier"]
+    delta, _ = allocation_epochs.delta([epochs], shift, epsilon, "remove")
+    other, _ = allocation_epochs.delta([epochs], shift, epsilon, "add")
+    assert other < delta <= DELTA * (1 + 1e-10)
+    assert delta == pytest.approx(DELTA, rel=1e-9)
 
 
 def test_another_plan_is_another_run(tmp_path):

@@ -1,0 +1,266 @@
+"""The pairs of random allocation, simulated by their definition, against exact delta.
+
+``python experiments/trust/allocation.py --out results/allocation`` draws each pair 10^8
+times (``--draws``; ``--resume`` goes on) in each direction: the noise of every step,
+the unit's step, and for what is drawn below the allocated level whether it is drawn.
+The mean of ``(1 - g / ratio)_+`` estimates delta without bias, and is of numbers from 0
+to 1, so its standard error can be believed; ratios are of float32, 1e-6 of delta off.
+
+Where the pair is what is accounted the two must agree. Several epochs of what is drawn
+below, and its other direction, are charged by a pair that dominates: there the mean
+must not exceed the claim. The exit code is 1 where they are more than 5.5 standard
+errors apart, of which all rows together have a chance of 1e-5; or where the claims of
+noise that is 1 % less, or more, would have passed in any of the pairs and directions.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from provenance import provenance
+
+import jaxdp_episodic as jde
+from jaxdp_episodic.accounting.dominating_pair import run_of
+from jaxdp_episodic.accounting.exact.solver import ContourSolver
+from jaxdp_episodic.accounting.question import DeltaAt
+from jaxdp_episodic.accounting.rdp.method import rdp_bound
+
+FAR = 5.5
+PLANTED = 0.99, 1.01
+NAMES = "relation", "steps", "noise", "rate", "num_steps"
+NUMBERS = 1 << 18  # normal numbers at once, which stay in a cache
+
+
+class Case(NamedTuple):
+    """A run in epochs.
+
+    Attributes:
+      relation: "add_remove", or "replace_one"; that, where something is drawn below.
+      steps: t, of an epoch.
+      noise: multiplier.
+      rate: at which the protected unit is drawn into what is allocated.
+      num_steps: of the run.
+      epsilons: at which delta is asked for.
+    """
+
+    relation: str
+    steps: int
+    noise: float
+    rate: float
+    num_steps: int
+    epsilons: tuple[float, ...]
+
+    def step(self, factor: float = 1.0) -> jde.GaussianStep:
+        """The step as it is accounted, with so many times the noise."""
+        bins: Any = jde.RandomAllocation("task", steps_per_epoch=self.steps)
+        asked: dict[str, Any] = {"noise_multiplier": factor * self.noise}
+        asked["neighboring_relation"] = self.relation
+        if self.rate == 1:
+            return jde.GaussianStep(bins, **asked)
+        drawn = round(100 * self.rate)
+        below = jde.WithoutReplacement("example", size=drawn, population=100)
+        levels = jde.MultistageSampling(bins, below)
+        asked |= {"clip_unit": "task", "privacy_unit": "example"}
+        return jde.GaussianStep(levels, **asked)
+
+    @property
+    def epochs(self) -> list[int]:
+        """Steps that are taken of each epoch."""
+        whole, part = divmod(self.num_steps, self.steps)
+        return [self.steps] * whole + [part] * (part > 0)
+
+    def is_attained(self, direction: str) -> bool:
+        """True where what is simulated is the pair that is accounted."""
+        is_one = len(self.epochs) == 1 and direction == "forward"
+        return self.rate == 1 or is_one
+
+
+CASES = (
+    Case("add_remove", 10, 1.0, 1.0, 10, (0.25, 0.5, 1.0, 1.5)),
+    Case("add_remove", 30, 0.5, 1.0, 20, (0.25, 0.5, 1.0, 4.0)),
+    Case("add_remove", 5, 1.5, 1.0, 17, (0.5, 1.0, 2.0, 3.0)),
+    Case("replace_one", 10, 1.0, 1.0, 10, (0.5, 1.0, 2.0)),
+    Case("replace_one", 40, 0.4, 1.0, 40, (0.5, 2.0, 5.0)),
+    Case("replace_one", 4, 1.5, 1.0, 14, (1.0, 2.0, 4.0)),
+    Case("replace_one", 10, 1.0, 0.2, 10, (0.25, 0.5, 1.0)),
+    Case("replace_one", 20, 0.7, 0.5, 13, (0.5, 1.0, 2.0)),
+    Case("replace_one", 5, 1.0, 0.2, 15, (0.5, 1.0, 2.0)),
+)
+
+
+def ratios(
+    rng: np.random.Generator, case: Case, number: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Likelihood ratios of so many runs with the unit, and of as many without."""
+    shift, total = 1 / case.noise, np.float32(case.steps)
+    turn = np.float32(np.exp(shift * shift))
+    found = np.ones((2, number), np.float32)
+    for taken in case.epochs:
+        terms = rng.standard_normal((taken, number), np.float32)
+        terms *= np.float32(shift)
+        terms -= np.float32(shift * shift / 2)
+        np.exp(terms, out=terms)
+        # The unit's step is the first, by symmetry, if it is among those taken; with
+        # the unit the noise there is moved by the shift, its term times e^{s²}.
+        is_here = rng.random(number, np.float32) < taken / case.steps
+        own, idle = terms[0].copy(), total - taken
+        ups = idle + terms.sum(axis=0)
+        if case.relation == "add_remove":
+            found[0] *= (ups + np.where(is_here, (turn - 1) * own, 0)) / total
+            found[1] *= ups / total
+            continue
+        other = 1 / (turn * terms)  # of the opposite contribution
+        downs, opposite = idle + other.sum(axis=0), other[0]
+        drawn = rng.random(number, np.float32) < case.rate
+        for row, moved in ((0, np.where(drawn, turn, 1 / turn)), (1, 1 / turn)):
+            moved = np.where(is_here, moved, np.float32(1))
+            up = ups + (moved - 1) * own
+            down = downs + (1 / moved - 1) * opposite
+            found[row] *= 1 - np.float32(case.rate) * (1 - up / down)
+    return found[0], found[1]
+
+
+def simulated(case: Case, draws: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """Mean and standard error, each (2, epsilons): forward, backward."""
+    rng = np.random.Generator(np.random.SFC64([seed, CASES.index(case)]))
+    number = max(1, NUMBERS // max(case.epochs))
+    gains = np.exp(np.asarray(case.epsilons, np.float32))[:, None]
+    sums, squares = np.zeros((2, 2, len(gains)))
+    chunks = -(-draws // number)
+    for _ in range(chunks):
+        with_unit, without = ratios(rng, case, number)
+        gain = 1 - gains / with_unit, 1 - gains * without
+        for row, values in enumerate(gain):
+            values = np.maximum(values, 0).astype(np.float64)
+            sums[row] += values.sum(axis=1)
+            squares[row] += (values * values).sum(axis=1)
+    total = chunks * number
+    mean = sums / total
+    # One more draw that gives 1 is nothing, but where there was none.
+    return mean, np.sqrt((squares / total - mean**2 + 1 / total) / total)
+
+
+def claims(case: Case, factor: float = 1.0) -> np.ndarray:
+    """Ends of delta, (2 ends, 2 directions, epsilons), where it is exact the same.
+
+    Both directions are alike but under add_remove.
+    """
+    step = case.step(factor)
+    asked: dict[str, Any] = {"epsilon": list(case.epsilons)}
+    asked["num_steps"] = case.num_steps
+    larger, info = jde.delta(step, return_info=True, **asked)
+    if np.any(info.is_certified_bound):
+        ends = np.asarray(jde.delta_interval(step, **asked))
+    else:
+        ends = np.stack([larger, larger])
+    if case.relation != "add_remove":
+        return np.stack([ends, ends], axis=1)
+    other = np.array([_backward(step, case, epsilon) for epsilon in case.epsilons])
+    return np.stack([ends, np.stack([other, other])], axis=1)
+
+
+def _backward(step: jde.GaussianStep, case: Case, epsilon: float) -> float:
+    """Exact delta of the direction that is never the larger one here."""
+    run = run_of(step, np.asarray(case.num_steps)).flattened((1,))
+    if len(case.epochs) == 1:
+        loss = run.losses[0].map(lambda field: field[0])
+        return float(np.exp(loss.log_tails(np.asarray([epsilon]))[1][0][0]))
+    question = DeltaAt(np.asarray([epsilon]))
+    bound, order = rdp_bound(question, run)
+    nothing = np.full(1, -np.inf)
+    solver = ContourSolver(question, run, bound, order, bound - 25, nothing)
+    value, error = solver.solve(np.ones(1, bool), backward=True)
+    assert error[0] < 1e-6
+    return float(np.exp(value[0]))
+
+
+def rows(case: Case, draws: int, seed: int) -> Iterator[dict[str, Any]]:
+    """What was claimed and what was found, at every epsilon in both directions."""
+    begun = time.process_time()
+    mean, error = simulated(case, draws, seed)
+    seconds = time.process_time() - begun
+    claimed, planted = claims(case), [claims(case, factor) for factor in PLANTED]
+    for row, direction in enumerate(("forward", "backward")):
+        equal = case.is_attained(direction)
+        for place, epsilon in enumerate(case.epsilons):
+            here = row, place
+
+            def off(ends: np.ndarray, here: tuple[int, int] = here) -> float:
+                low, high = ends[0][here], ends[1][here]
+                nearest = min(max(mean[here], low), high) if low < high else high
+                return float((mean[here] - nearest) / error[here])
+
+            yield {
+                **case._asdict(),
+                "epsilons": [epsilon],
+                "direction": direction,
+                "is_attained": equal,
+                "claimed": float(claimed[1][here]),
+                "claimed_low": float(claimed[0][here]),
+                "simulated": float(mean[here]),
+                "standard_error": float(error[here]),
+                "deviations": off(claimed),
+                "deviations_planted": [off(value) for value in planted],
+                "is_refuted": off(claimed) > FAR or equal and off(claimed) < -FAR,
+                "is_planted_found": min(abs(off(value)) for value in planted) > FAR,
+                "seconds": round(seconds, 1),
+            }
+
+
+def main() -> int:
+    """Simulates all cases; returns the exit code."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--draws", type=float, default=1e8)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--resume", action="store_true")
+    asked = parser.parse_args()
+    asked.out.mkdir(parents=True, exist_ok=True)
+    path = asked.out / "allocation.json"
+    about = {"version": 1, **provenance(), "draws": int(asked.draws)}
+    about["seed"] = asked.seed
+    found: list[dict[str, Any]] = []
+    if asked.resume and path.exists():
+        old = json.loads(path.read_text(encoding="utf-8"))
+        if {**old, "date": ""} != {**about, "date": "", "rows": old["rows"]}:
+            parser.error(f"{path} was made otherwise")
+        found = old["rows"]
+    known = {tuple(row[name] for name in NAMES) for row in found}
+    for case in CASES:
+        if tuple(getattr(case, name) for name in NAMES) in known:
+            continue
+        for row in rows(case, int(asked.draws), asked.seed):
+            found.append(row)
+            print(
+                f"{case.relation} t={case.steps} noise {case.noise:g} r={case.rate:g} "
+                f"T={case.num_steps} {row['direction']} epsilon {row['epsilons'][0]:g}:"
+                f" {row['claimed']:.6g} {row['simulated']:.6g} "
+                f"({row['standard_error']:.1e}, {row['deviations']:+.2f}; planted "
+                + ", ".join(f"{off:+.0f}" for off in row["deviations_planted"])
+                + ")",
+                flush=True,
+            )
+        text = json.dumps({**about, "rows": found}, indent=1, allow_nan=False)
+        path.write_text(text + "\n", encoding="utf-8")
+    refuted = [row for row in found if row["is_refuted"]]
+    noticed: dict[tuple[Any, ...], bool] = {}
+    for row in found:
+        if row["is_attained"]:
+            key = *(row[name] for name in NAMES), row["direction"]
+            noticed[key] = noticed.get(key, False) or row["is_planted_found"]
+    missed = [key for key, is_found in noticed.items() if not is_found]
+    for word, bad in (("REFUTED", refuted), ("planted, not found", missed)):
+        for row in bad:
+            print(f"{word}: {row}", file=sys.stderr)
+    return 1 if refuted or missed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

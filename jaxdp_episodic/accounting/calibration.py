@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from jaxdp_episodic import _validation
 from jaxdp_episodic.accounting.api import check_method, on_engine
 from jaxdp_episodic.accounting.drawn_levels import (
     largest_size,
@@ -26,11 +27,12 @@ from jaxdp_episodic.describe.schemes import EpochScheme, Poisson
 from jaxdp_episodic.describe.step import GaussianStep, OneStep
 from jaxdp_episodic.numerics.roots import largest_within
 
-_TOLERANCE = 1e-7
+_TOLERANCE, _COARSEST = 1e-7, 0.1
 # Of a first answer; and how often a setting is evaluated, about.
 _ROUGH, _EVALUATIONS = 1e-3, 10
-# So far below the target, in log epsilon, or above it, a noise is looked for again.
-_LOOSE, _AS_CHECKED = 1e-6, 1e-9
+# So far below the target, in log epsilon and tolerances, or so far above it, a noise
+# is looked for again.
+_LOOSE, _AS_CHECKED = 10.0, 1e-9
 _SMALLEST_PROBABILITY = 1e-15
 _MAX_STEPS = 2**53
 _LONGEST_EPOCH = 2**30
@@ -44,6 +46,7 @@ def calibrate_noise_multiplier(
     delta: Any,
     num_steps: Any,
     method: str = "exact",
+    tolerance: float = _TOLERANCE,
     engine: str | None = None,
 ) -> np.ndarray | np.float64:
     """Returns the smallest noise multiplier that keeps epsilon within the target.
@@ -54,10 +57,11 @@ def calibrate_noise_multiplier(
       delta: in (0, 1).
       num_steps: whole number >= 0.
       method: how epsilon is computed; see `epsilon`.
+      tolerance: in [1e-7, 0.1]: how far above the smallest it may be, relative.
       engine: see `epsilon`.
 
     Returns:
-      float64 of the broadcast shape, within 1e-7 relative of the smallest such noise
+      float64 of the broadcast shape, within ``tolerance`` of the smallest such noise
       and never below what was checked to be enough; 0 where nothing is drawn or no
       step taken, ``inf`` where a noise multiplier of 1e18 is not enough.
 
@@ -67,6 +71,13 @@ def calibrate_noise_multiplier(
     """
     check_method(method)
     _check_is(step, GaussianStep, LaplaceRelease)
+    least = _validation.single(
+        "tolerance", _validation.positive_array("tolerance", tolerance)
+    )
+    if not _TOLERANCE <= least <= _COARSEST:
+        raise ValueError(
+            f"tolerance must lie in [{_TOLERANCE:g}, {_COARSEST:g}], got {tolerance!r}"
+        )
     step = dataclasses.replace(step, noise_multiplier=1.0)
     run = Targets(step, epsilon, delta, num_steps, method)
     with engine_for(run.size * _EVALUATIONS, method):
@@ -76,18 +87,18 @@ def calibrate_noise_multiplier(
             bounded = Targets(step, epsilon, delta, num_steps, "rdp")
             start, _ = bounded.inverse_noise(start, _ROUGH)
             start = np.where(start > 0, start, 1 / run.rough_noise())
-        inverse, hopeless = run.inverse_noise(start, _TOLERANCE)
+        inverse, hopeless = run.inverse_noise(start, tolerance)
         with np.errstate(divide="ignore"):
             found = 1 / inverse
         # 1 / (1 / x) may round down; what is returned must be what was checked.
         asked = dataclasses.replace(step, noise_multiplier=found.reshape(run.shape))
         checked = run.excess(np.arange(run.size), step=asked)
-        off = (checked < -_LOOSE) | ~(checked < _AS_CHECKED)
+        off = (checked < -_LOOSE * tolerance) | ~(checked < _AS_CHECKED)
         loose = np.flatnonzero(np.isfinite(found) & off)
         if run.follows_orders and loose.size:
             # The orders that were followed are not those that are found afresh.
             run.follows_orders = False
-            again, _ = run.inverse_noise(inverse[loose], _TOLERANCE, loose)
+            again, _ = run.inverse_noise(inverse[loose], tolerance, loose)
             found[loose] = 1 / again
             asked = dataclasses.replace(step, noise_multiplier=found.reshape(run.shape))
             checked[loose] = run.excess(loose, step=asked)

@@ -34,7 +34,11 @@ def ended_by_sigterm() -> Iterator[None]:
         yield
         return
 
+    has_come = False
+
     def end(number: int, frame: Any) -> None:
+        nonlocal has_come
+        has_come = True
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         raise Terminated
 
@@ -43,6 +47,8 @@ def ended_by_sigterm() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGTERM, before or signal.SIG_DFL)
+    if has_come:  # within a callback, and whoever called that went on
+        raise Terminated
 
 
 def use_all_cores() -> None:

@@ -53,7 +53,9 @@ def load_glyphs(
     images = np.unpackbits(bits, axis=-1, count=side * side)
     images = images.reshape(*bits.shape[:2], side, side)
     block = side // size
-    ink = sum(images[..., i::block, j::block] for i in range(block) for j in range(block))
+    ink = sum(
+        images[..., i::block, j::block] for i in range(block) for j in range(block)
+    )
     images = np.asarray(ink, np.float32) / np.float32(block * block)
     return ExampleTable.from_records(
         images.reshape(-1, size, size, 1),

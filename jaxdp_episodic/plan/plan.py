@@ -55,7 +55,8 @@ class Plan(NamedTuple):
       design: place of the candidate's design among them.
       episodes_per_step: on average.
       num_steps: of the run.
-      noise_multiplier: the smallest that keeps the run within the target.
+      noise_multiplier: the smallest that keeps the run within the target, or up to
+        1e-4 more, relative.
       signal_to_noise: of a step; see the module.
       total_episodes: of the run, weighted by examples.
       effective_steps: an *estimate*; see `effective_steps`.

@@ -28,7 +28,7 @@ SMALLEST_DELTA = 1e-12
 _FALSE_POSITIVE_RATES = np.concatenate(
     [np.geomspace(1e-6, 0.1, 101), 1 - 0.9 * np.geomspace(1, 1e-3, 61)[1:], [1.0]]
 )
-_NUM_EPSILONS = 101
+_NUM_EPSILONS = 51
 # Told apart without colour: by the dashes, and by the lightness of the colour.
 _STYLES: dict[str, dict[str, Any]] = {
     "exact": {"color": "#000000", "ls": "-", "lw": 1.8},

@@ -155,6 +155,28 @@ class TestNoise:
         less = dataclasses.replace(step, noise_multiplier=noise * (1 - STEP_BEYOND))
         assert rdp_epsilon(less, **targets) > target * (1 - STEP_BEYOND)
 
+    def test_orders_that_are_followed_lose_nothing(self):
+        """Cliffs of the best order included: a noise is enough, and less is not."""
+        rng = np.random.default_rng(0)
+        rate, noise = 10 ** rng.uniform(-5, 0, 40), 10 ** rng.uniform(-0.3, 1, 40)
+        steps, delta = np.rint(10 ** rng.uniform(0, 5, 40)), 10 ** rng.uniform(-12, -2)
+        step = jde.GaussianStep(poisson(rate), noise_multiplier=noise)
+        run: dict[str, Any] = {"num_steps": steps, "delta": delta, "engine": "numpy"}
+        target = rdp_epsilon(step, **run)
+        for tolerance in (1e-7, 1e-3):
+            found = rdp_noise_multiplier(
+                step, epsilon=target, tolerance=tolerance, **run
+            )
+            assert np.all(found >= noise * (1 - 1e-9))
+            assert np.all(found <= noise * (1 + 1.01 * tolerance))
+            asked = dataclasses.replace(step, noise_multiplier=found)
+            assert np.all(rdp_epsilon(asked, **run) <= target)
+
+    @pytest.mark.parametrize("tolerance", [0.0, 1e-8, 0.2, np.nan])
+    def test_tolerances_out_of_range(self, tolerance):
+        with pytest.raises(ValueError, match="tolerance must"):
+            noise_of(tolerance=tolerance)
+
 
 class TestNumSteps:
     @pytest.mark.parametrize("name", DESIGNS)

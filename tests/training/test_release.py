@@ -5,7 +5,7 @@ import json
 import warnings
 
 import pytest
-from jaxdp_episodic.training.start import StartConfig, statistics_steps
+from jaxdp_episodic.requests.training_start import StartConfig, statistics_steps
 from rich.console import Console
 
 import jaxdp_episodic as jde

@@ -45,6 +45,7 @@ MEDIUM = Quadrature(16, 10)
 # The steps allowed with a rule, how far the first one goes, and what the last one may
 # leave of log t. Beyond a cliff a far step would lose what the coarse rule has found.
 _SEARCHES = ((COARSE, 20, 4.0, 1e-4), (MEDIUM, 28, 0.06, 1e-10))
+_NEAR_SEARCH = (MEDIUM, 48, 0.2, 1e-10)  # from another run's best order
 # A bracket of log t so narrow ends the search; where the derivative's logarithm is no
 # smaller, no step is the last.
 _NARROW, _CLOSE = 1e-9, 0.1
@@ -101,47 +102,59 @@ def rdp(
     return value / t
 
 
-def best_epsilon(log_delta: Array, groups: tuple[Group, ...]) -> tuple[Array, Array]:
-    """Smallest epsilon at ``delta`` over all orders > 1, and the order; each (n,)."""
+def best_epsilon(
+    log_delta: Array, groups: tuple[Group, ...], near: Array | None = None
+) -> tuple[Array, Array]:
+    """Smallest epsilon at ``delta`` over all orders > 1, and the order; each (n,).
+
+    On NumPy the order may be said to be near another one, or NaN, (n,).
+    """
     xp = namespace(log_delta, groups[0].count)
 
-    def objective(t: Array, value: Array) -> Array:
+    def objective(log_delta: Array, t: Array, value: Array) -> Array:
         return (value - log_delta - xp.log1p(t)) / t - xp.log1p(1 / t)
 
-    def residual(t: Array, value: Array, first: Array, second: Array):
+    def residual(
+        log_delta: Array, t: Array, value: Array, first: Array, second: Array
+    ) -> tuple[Array, Array]:
         spent = xp.maximum(t * first - value, 0.0) + xp.log1p(t)
         slope = t * (t * second + 1 / (1 + t)) / spent
         return xp.log(spent) - xp.log(-log_delta), slope
 
-    t = _search(groups, objective, residual, -log_delta, -log_delta)
+    problem = log_delta, groups, objective, residual
+    t = _search(*problem, -log_delta, -log_delta, near)
     (value,) = log_moment("forward", t, groups, FINE)
-    return xp.maximum(objective(t, value), 0.0), 1 + t
+    return xp.maximum(objective(log_delta, t, value), 0.0), 1 + t
 
 
 def best_log_delta(epsilon: Array, groups: tuple[Group, ...]) -> tuple[Array, Array]:
     """Smallest log(delta) at ``epsilon`` over all orders > 1, and the order."""
     xp = namespace(epsilon, groups[0].count)
 
-    def objective(t: Array, value: Array) -> Array:
+    def objective(epsilon: Array, t: Array, value: Array) -> Array:
         return value - t * (epsilon + xp.log1p(1 / t)) - xp.log1p(t)
 
-    def residual(t: Array, value: Array, first: Array, second: Array):
+    def residual(
+        epsilon: Array, t: Array, value: Array, first: Array, second: Array
+    ) -> tuple[Array, Array]:
         del value
         paid = epsilon + xp.log1p(1 / t)
         slope = t * second / first + 1 / ((1 + t) * paid)
         return xp.log(first) - xp.log(paid), slope
 
-    t = _search(groups, objective, residual, _LOG_T_RANGE[1], 10.0)
+    t = _search(epsilon, groups, objective, residual, _LOG_T_RANGE[1], 10.0)
     (value,) = log_moment("forward", t, groups, FINE)
-    return xp.minimum(objective(t, value), 0.0), 1 + t
+    return xp.minimum(objective(epsilon, t, value), 0.0), 1 + t
 
 
 def _search(
+    target: Array,
     groups: tuple[Group, ...],
-    objective: Callable[[Array, Array], Array],
+    objective: Callable[[Array, Array, Array], Array],
     residual: Callable[..., tuple[Array, Array]],
     highest: Array | float,
     budget: Array | float,
+    near: Array | None = None,
 ) -> Array:
     """The t that minimises the objective, found with the coarse quadrature.
 
@@ -154,21 +167,31 @@ def _search(
     high = xp.broadcast_to(xp.minimum(highest, _LOG_T_RANGE[1]), example.shape)
     log_t = xp.clip(_first_order(groups, budget), low, high)
     searches = _SEARCHES
-    if xp is np and log_t.size <= _FEW:
-        log_t, near, far = _scouted(groups, residual, log_t, high)
+    if near is not None:
+        known = near > 1
+        log_t = np.where(known, np.log(np.where(known, near, 2.0) - 1), log_t)
+        log_t = np.clip(log_t, low, high)
+        searches = (_NEAR_SEARCH,) if np.all(known) else searches
+    elif xp is np and log_t.size <= _FEW:
+        log_t, near, far = _scouted(target, groups, residual, log_t, high)
         found = np.isfinite(near)
         if np.all(found):
             # at a cliff Newton's method needs the bracket
             searches, low, high = searches[1:], near, far
 
     def improve(
-        state: _Search, rule: Quadrature, first: float, tolerance: float
+        state: _Search,
+        target: Array,
+        groups: tuple[Group, ...],
+        rule: Quadrature,
+        first: float,
+        tolerance: float,
     ) -> _Search:
         log_t, low, high = state.log_t, state.low, state.high
         t = xp.exp(log_t)
         moment = log_moment("forward", t, groups, rule, with_derivatives=True)
-        cost = objective(t, moment[0])
-        value, slope = residual(t, *moment)
+        cost = objective(target, t, moment[0])
+        value, slope = residual(target, t, *moment)
         better = ~state.settled & (cost < state.best)
         # Not a number is an overflow: t is far too large.
         too_high = ~(value <= 0)
@@ -216,11 +239,38 @@ def _search(
         start = xp.zeros((), xp.int32), log_t, xp.zeros_like(log_t)
         state = _Search(*start, low, high, worst, log_t, idle)
         step = functools.partial(improve, rule=rule, first=first, tolerance=tolerance)
-        log_t = while_loop(xp, unfinished, step, state).best_log_t
+        if xp is np:
+            log_t = _improved(step, state, most, target, groups)
+            continue
+        whole = functools.partial(step, target=target, groups=groups)
+        log_t = while_loop(xp, unfinished, whole, state).best_log_t
     return xp.exp(log_t)
 
 
+def _improved(
+    step: Callable[..., _Search],
+    state: _Search,
+    most: int,
+    target: np.ndarray,
+    groups: tuple[Group, ...],
+) -> np.ndarray:
+    """The best log t after up to so many steps; what is settled takes none. NumPy."""
+    best, places = state.best_log_t.copy(), np.arange(target.size)
+    while True:
+        left = np.flatnonzero(~state.settled)
+        if not left.size or state.count >= most:
+            return best
+        if left.size < places.size:
+            places, target = places[left], target[left]
+            groups = map_arrays(lambda a, left=left: a[..., left], groups)
+            count, *arrays = state
+            state = _Search(count, *(a[left] for a in arrays))
+        state = step(state, target, groups)
+        best[places] = state.best_log_t
+
+
 def _scouted(
+    target: np.ndarray,
     groups: tuple[Group, ...],
     residual: Callable[..., tuple[Array, Array]],
     log_t: np.ndarray,
@@ -241,7 +291,8 @@ def _scouted(
         """The orders about the root, the root between them, and whether it is."""
         t = np.exp(x)
         moment = log_moment("forward", t.reshape(-1), many, rule, with_derivatives=True)
-        value, slope = residual(t, *(part.reshape(x.shape) for part in moment))
+        parts = (part.reshape(x.shape) for part in moment)
+        value, slope = residual(target, t, *parts)
         below = np.logical_and.accumulate(value <= 0)
         last = np.maximum(np.sum(below, axis=0) - 1, 0)
         ends = np.stack([last, np.minimum(last + 1, len(x) - 1)])

@@ -36,8 +36,12 @@ def rdp_answer(question: Question, run: Run) -> Answer:
     return Answer(value, unknown, np.zeros(value.shape, bool))
 
 
-def rdp_bound(question: Question, run: Run) -> tuple[np.ndarray, np.ndarray]:
+def rdp_bound(
+    question: Question, run: Run, *, near: np.ndarray | None = None
+) -> tuple[np.ndarray, np.ndarray]:
     """The bound and the order it is reached at, at every setting and path.
+
+    Of epsilon, ``near`` has orders to look about, of that shape; NaN: none is known.
 
     No epsilon is needed from a delta of the run's total variation on.
 
@@ -48,7 +52,7 @@ def rdp_bound(question: Question, run: Run) -> tuple[np.ndarray, np.ndarray]:
     """
     name = "best_epsilon" if isinstance(question, EpsilonAt) else "best_log_delta"
     ends = question.nothing, question.everything
-    value, order = _evaluate(name, "forward", question.target, run, ends)
+    value, order = _evaluate(name, "forward", question.target, run, ends, near)
     return at_most_total_variation(question, run, value), order
 
 
@@ -68,6 +72,7 @@ def _evaluate(
     target: np.ndarray,
     run: Run,
     ends: tuple[float, float],
+    near: np.ndarray | None = None,
 ) -> tuple[np.ndarray, np.ndarray]:
     shape = np.broadcast_shapes(np.shape(target), run.shape)
     if 0 in shape:
@@ -81,18 +86,22 @@ def _evaluate(
     with using_engine(choose_engine(flat_target.size, BREAK_EVEN)):
 
         def kernel(part: Any) -> tuple[np.ndarray, np.ndarray]:
-            target, groups = part
+            target, groups, *rest = part
             size = target.shape[-1]
             return _kernel(
                 target,
                 groups,
+                *rest,
                 kernel_name=kernel_name,
                 direction=direction,
                 block=_block(size),
             )
 
         sizes = _MANY_CHUNKS if flat_target.size >= _MANY else _CHUNKS
-        value, order = in_chunks(kernel, (flat_target, groups), sizes)
+        arrays: tuple[Any, ...] = (flat_target, groups)
+        if near is not None and engine_name() != "jax":  # nothing is compiled for it
+            arrays += (np.broadcast_to(near, shape).reshape(-1),)
+        value, order = in_chunks(kernel, arrays, sizes)
     value, order = value.reshape(shape), order.reshape(shape)
     value = np.where(no_loss, nothing, np.where(no_noise, everything, value))
     order = np.where(no_loss | no_noise, np.inf, order)
@@ -114,7 +123,7 @@ def _block(size: int) -> int:
 def _blockwise(
     target: Array,
     groups: tuple[Group, ...],
-    *,
+    *near: Array,
     kernel_name: str,
     direction: str,
     block: int,
@@ -124,7 +133,7 @@ def _blockwise(
     def on_block(target: Array, groups: tuple[Group, ...]) -> tuple[Array, Array]:
         if kernel_name == "rdp":
             return kernels.rdp(direction, target, groups), target
-        return getattr(kernels, kernel_name)(target, groups)
+        return getattr(kernels, kernel_name)(target, groups, *near)
 
     if target.shape[-1] == block:
         return on_block(target, groups)

@@ -5,6 +5,9 @@ import os
 # Read when jax is first imported, so before anything else: a silent promotion is how
 # a float32 slips into an accountant.
 os.environ.setdefault("JAX_NUMPY_DTYPE_PROMOTION", "strict")
+# Nor do BLAS's threads share small matrices: several processes run tests, and threads
+# that wait for each other keep all cores busy.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 import hypothesis
 import jax

@@ -5,6 +5,9 @@ import os
 # Read when jax is first imported, so before anything else: a silent promotion is how
 # a float32 slips into an accountant.
 os.environ.setdefault("JAX_NUMPY_DTYPE_PROMOTION", "strict")
+# Nor do BLAS's threads share small matrices: several processes run tests, and threads
+# that wait for each other keep all cores busy.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 import hypothesis
 import jax
@@ -17,15 +20,19 @@ hypothesis.settings.register_profile("project", derandomize=True, deadline=None)
 hypothesis.settings.load_profile("project")
 
 
-# Folders whose files take longest come first: at the end of a run that is shared by
+# Folders and files that take longest come first: at the end of a run that is shared by
 # several processes only short ones are left to wait for.
-_LONGEST = ("training", "audit", "mutation", "accounting", "losses", "bounds")
+_LONGEST = (
+    *("training/", "audit/", "mutation/", "accounting/", "losses/", "bounds/"),
+    *("test_cli.py", "test_readme.py", "test_oracles.py", "test_project.py"),
+)
 
 
 def pytest_collection_modifyitems(items):
     def place(item):
-        folder = item.nodeid.partition("/")[2].partition("/")[0]
-        return _LONGEST.index(folder) if folder in _LONGEST else len(_LONGEST)
+        path = item.nodeid.partition("/")[2]
+        found = (i for i, start in enumerate(_LONGEST) if path.startswith(start))
+        return next(found, len(_LONGEST))
 
     items.sort(key=place)  # stable: files stay together
 

@@ -139,7 +139,7 @@ class TestNoise:
         alone, _ = calibrated_step({"sampling": exact, "clip_unit": "class"}, **targets)
         assert noise == pytest.approx(alone, rel=3e-7)
 
-    @hypothesis_settings(max_examples=25)
+    @hypothesis_settings(max_examples=12)
     @given(st.floats(-5, 0), st.floats(-2, 1), st.floats(0, 5), st.floats(-12, -2))
     def test_random_targets(self, rate, epsilon, num_steps, delta):
         targets = {

@@ -122,6 +122,13 @@ def test_unknown_engines_are_refused():
             ask(engine=3)
 
 
-def test_both_engines_give_the_same():
-    values = [jde.rdp(STEP, [1.5, 8.0], engine=e) for e in ("numpy", "jax")]
+@pytest.mark.parametrize(
+    ("ask", "points"),
+    [
+        (jde.privacy_profile, [0.5, 2.0]),
+        pytest.param(jde.rdp, [1.5, 8.0], marks=pytest.mark.slow),  # a long compilation
+    ],
+)
+def test_both_engines_give_the_same(ask, points):
+    values = [ask(STEP, points, engine=e) for e in ("numpy", "jax")]
     np.testing.assert_allclose(values[0], values[1], rtol=1e-12)

@@ -31,6 +31,7 @@ from training_runs import (
 
 DELTAS = (1e-3, 1e-2, 1e-1)
 RDP = {"method": "rdp"}
+CANARIES = 20  # runs with equally many share what is compiled
 
 
 @pytest.fixture(autouse=True)
@@ -220,11 +221,11 @@ def test_steps_of_a_faulty_trainer_are_found_out(training, fault, monkeypatch):
     ],
 )
 def test_a_sound_run_stands(training, kind):
-    audit = audit_run(training(), kind=kind, num_canaries=20)
+    audit = audit_run(training(), kind=kind, num_canaries=CANARIES)
     assert not audit.is_violated
     assert audit.num_steps == 30
     assert audit.claimed_exact <= audit.claimed_rdp
-    assert audit.guesses.num_canaries == 20
+    assert audit.guesses.num_canaries == CANARIES
     if kind == "gradient":  # little noise, many steps: the coins are plain to see
         assert audit.guesses.epsilon > 0.5
 
@@ -241,13 +242,13 @@ def test_a_run_with_too_little_noise_is_found_out():
         )
 
     training = few_shot(noise=10.0, make_trainer=faulty)
-    audit = audit_run(training, num_canaries=30, num_steps=3)
+    audit = audit_run(training, num_canaries=CANARIES, num_steps=3)
     assert audit.claimed_exact < 1
     assert audit.is_violated
 
 
 def test_the_claim_is_for_the_steps_that_were_taken():
-    short = audit_run(few_shot(), num_canaries=4, num_steps=2)
+    short = audit_run(few_shot(), num_canaries=CANARIES, num_steps=2)
     expected = jde.epsilon(few_shot().budget.step, num_steps=2, delta=1e-5, **RDP)
     assert short.num_steps == 2
     assert short.claimed_exact == pytest.approx(float(expected), rel=1e-6)
@@ -255,7 +256,7 @@ def test_the_claim_is_for_the_steps_that_were_taken():
 
 def test_a_replaced_example_and_a_class():
     for more in ({"neighboring_relation": "replace_one"}, {"privacy_unit": "class"}):
-        audit = audit_run(few_shot(**more), num_canaries=8, num_steps=4)
+        audit = audit_run(few_shot(**more), num_canaries=CANARIES, num_steps=4)
         assert not audit.is_violated
         assert audit.privacy_unit == more.get("privacy_unit", "example")
 

@@ -172,11 +172,11 @@ def test_monte_carlo():
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_epsilon_inverts_delta(kind):
-    n = np.array([30, 10_000, 10**9])[:, None]
+    n = np.array([30, 10**9])[:, None]
     eps0 = np.array([0.1, 1.0, 4.0])
     delta = 1e-6
     eps = shuffled_epsilon(eps0, num_users=n, delta=delta, kind=kind)
-    assert eps.shape == (3, 3) and eps.dtype == np.float64
+    assert eps.shape == (2, 3) and eps.dtype == np.float64
     at, beside = (
         shuffled_delta(eps0, num_users=n, epsilon=eps * f, kind=kind)
         for f in (1, 1 - 1e-6)
@@ -186,8 +186,8 @@ def test_epsilon_inverts_delta(kind):
     else:
         assert np.all(at <= delta)
         assert np.all((beside >= delta) | (eps == eps0))
-    one = shuffled_epsilon(1.0, num_users=10_000, delta=delta, kind=kind)
-    assert isinstance(one, np.float64) and one == eps[1, 1]
+    one = shuffled_epsilon(1.0, num_users=30, delta=delta, kind=kind)
+    assert isinstance(one, np.float64) and one == eps[0, 1]
 
 
 def test_closed_form_is_above_the_numerical_bound():

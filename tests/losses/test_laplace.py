@@ -62,7 +62,7 @@ def settings(seed, count):
 
 @pytest.mark.parametrize("direction", DIRECTIONS)
 def test_moments_against_integration(direction):
-    for rate, shift, rng in settings(1, 24):
+    for rate, shift, rng in settings(1, 12):
         t = 10 ** rng.uniform(-5, 2.5)
         power = 1 + mpmath.mpf(t) if direction == "forward" else -mpmath.mpf(t)
         with mpmath.workdps(50):
@@ -171,7 +171,11 @@ def test_rdp_against_dp_accounting():
 
 @pytest.mark.parametrize(
     ("noise", "rate", "steps", "delta"),
-    [(2.0, 1.0, 100, 1e-5), (1.0, 0.1, 300, 1e-6), (5.0, 0.5, 30, 1e-4)],
+    [
+        (2.0, 1.0, 100, 1e-5),
+        pytest.param(1.0, 0.1, 300, 1e-6, marks=pytest.mark.slow),
+        (5.0, 0.5, 30, 1e-4),
+    ],
 )
 def test_epsilon_against_dp_accounting(noise, rate, steps, delta):
     step = jde.LaplaceRelease(noise, sampling_probability=rate)
@@ -201,7 +205,13 @@ def moment(z, shift):
 
 
 @pytest.mark.parametrize(
-    ("noise", "steps"), [(1.0, 120), (2.0, 400), (10.0, 3000), (0.4, 60)]
+    ("noise", "steps"),
+    [
+        (1.0, 120),
+        pytest.param(2.0, 400, marks=pytest.mark.slow),
+        pytest.param(10.0, 3000, marks=pytest.mark.slow),
+        (0.4, 60),
+    ],
 )
 def test_exact_against_the_integral_of_the_closed_moment(noise, steps):
     """The same inversion with the moment in closed form, and millions of nodes."""

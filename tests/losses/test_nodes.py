@@ -80,7 +80,16 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize(("kind", "p", "r", "s", "center"), CASES)
+@pytest.mark.parametrize(
+    ("kind", "p", "r", "s", "center"),
+    [
+        # Many digits take long: the fast tests have one setting of each kind.
+        case
+        if case[0] not in {kind for kind, *_ in CASES[:place]}
+        else pytest.param(*case, marks=pytest.mark.slow)
+        for place, case in enumerate(CASES)
+    ],
+)
 def test_moments_near_the_axis_against_integration(kind, p, r, s, center):
     z = center + np.array([0.0, 3.0j])
     value, _ = computed(kind, p, r, s, z)

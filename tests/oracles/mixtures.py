@@ -38,13 +38,13 @@ def hockey_stick(top: Mixture, bottom: Mixture, s: float, g: np.ndarray) -> np.n
     means = means * s
     x = np.arange(means.min() - _REACH, means.max() + _REACH, _GRID_STEP)
     p, q = _densities(x, means, tops, bottoms)
+    above_zero = p > g[:, None] * q
+    signed = tops - g[:, None] * bottoms
+    levels, places = np.nonzero(above_zero[:, 1:] != above_zero[:, :-1])
+    roots = _roots(x[places], means, signed[levels])
     out = np.empty(g.size)
-    for i, level in enumerate(g):
-        gap = p - level * q
-        flips = np.flatnonzero((gap[:-1] > 0) != (gap[1:] > 0))
-        roots = _roots(x[flips], means, tops - level * bottoms)
-        ends = np.concatenate([[-np.inf], roots, [np.inf]])
-        weights = tops - level * bottoms
+    for i, weights in enumerate(signed):
+        ends = np.concatenate([[-np.inf], roots[levels == i], [np.inf]])
         # The upper tail keeps small masses accurate to the right of a mean.
         below = (ndtr(ends[:, None] - means) * weights).sum(1)
         above = (ndtr(means - ends[:, None]) * weights).sum(1)
@@ -53,7 +53,7 @@ def hockey_stick(top: Mixture, bottom: Mixture, s: float, g: np.ndarray) -> np.n
             below[1:] - below[:-1],
             above[:-1] - above[1:],
         )
-        start = 0 if gap[0] > 0 else 1
+        start = 0 if above_zero[i, 0] else 1
         out[i] = mass[start::2].sum()
     return np.maximum(out, 0.0)
 
@@ -83,13 +83,17 @@ def _densities(x: np.ndarray, means: np.ndarray, *weights: np.ndarray):
 
 
 def _roots(left: np.ndarray, means: np.ndarray, weights: np.ndarray) -> np.ndarray:
-    """Bisect the sign changes of the signed mixture in [left, left + step]."""
+    """Bisect the sign changes of signed mixtures, one a row, in [left, left + step]."""
+
+    def is_positive(x: np.ndarray) -> np.ndarray:
+        kernel = np.exp(-((x[:, None] - means) ** 2) / 2)
+        return np.einsum("ij,ij->i", kernel, weights) > 0
+
     low, high = left.copy(), left + _GRID_STEP
-    (at_low,) = _densities(low, means, weights)
+    at_low = is_positive(low)
     for _ in range(20):
         middle = (low + high) / 2
-        (value,) = _densities(middle, means, weights)
-        same = (value > 0) == (at_low > 0)
+        same = is_positive(middle) == at_low
         low, high = np.where(same, middle, low), np.where(same, high, middle)
     return (low + high) / 2
 

@@ -87,7 +87,7 @@ def killed(folder, *options):
 
 
 @pytest.mark.parametrize(
-    "kills", [2, pytest.param(25, marks=pytest.mark.slow)], ids=["two", "many"]
+    "kills", [1, pytest.param(25, marks=pytest.mark.slow)], ids=["one", "many"]
 )
 def test_killed_runs_are_charged_and_end_as_others(tmp_path, kills):
     code, summary = killed(tmp_path, "--kills", str(kills))

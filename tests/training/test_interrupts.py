@@ -46,11 +46,12 @@ def started(run, folder):
         )
 
 
-@pytest.fixture
-def whole(tmp_path):
-    run = trainer()
-    run.train(tmp_path / "whole", evaluations=held_out())
-    return run
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """A run that nobody disturbed, and its folder."""
+    run, folder = trainer(), tmp_path_factory.mktemp("whole")
+    run.train(folder, evaluations=held_out())
+    return run, folder
 
 
 @pytest.mark.parametrize("attribute", ["_gradient", "_update"])
@@ -68,7 +69,7 @@ def test_a_step_broken_off_is_taken_again(tmp_path, whole, attribute, again):
         run = trainer()
         assert run.resume(folder) == 2
     run.train(folder, evaluations=held_out())
-    assert_same(run, whole)
+    assert_same(run, whole[0])
     assert run.num_steps_charged == run.num_steps_taken == 6
     assert steps_in(folder) == list(range(7))
 
@@ -87,8 +88,8 @@ def test_an_evaluation_broken_off_is_done_again(tmp_path, whole, which, same):
         assert again.resume(folder) == (0 if which == 1 else 5)
     again.train(folder, evaluations=held_out())
     assert again.num_steps_taken == 6
-    assert_same(again, whole)
-    logs = [read_log(path / run_files.LOG) for path in (tmp_path / "whole", folder)]
+    assert_same(again, whole[0])
+    logs = [read_log(path / run_files.LOG) for path in (whole[1], folder)]
     scores = [[(r["step"], r[HELD_OUT]) for r in log if HELD_OUT in r] for log in logs]
     assert scores[0] == scores[1] and [step for step, _ in scores[1]] == [0, 6]
 

@@ -15,11 +15,11 @@ from jaxdp_episodic.training.models import GroupNorm
     [
         (True, 1, (8, 8)),
         (True, 2, (7, 10)),
-        (True, 3, (8, 8)),
+        pytest.param(True, 3, (8, 8), marks=pytest.mark.slow),
         (True, 3, (7, 10)),
         (True, 3, (9, 6)),  # the last row and column are of no output's
         (False, 2, (7, 10)),
-        (False, 3, (8, 8)),
+        pytest.param(False, 3, (8, 8), marks=pytest.mark.slow),
     ],
 )
 def test_the_convolution_is_that_of_flax(use_patches, stride, size):

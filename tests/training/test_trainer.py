@@ -139,6 +139,14 @@ def test_ctrl_c_commits_a_checkpoint(tmp_path):
     assert_same(run, again)
 
 
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """The folder of a finished run, to read only."""
+    folder = tmp_path_factory.mktemp("finished")
+    trainer().train(folder)
+    return folder
+
+
 @pytest.mark.parametrize(
     ("changes", "named"),
     [
@@ -164,12 +172,11 @@ def test_ctrl_c_commits_a_checkpoint(tmp_path):
         ),
     ],
 )
-def test_another_run_is_refused_with_the_difference(tmp_path, changes, named):
-    trainer().train(tmp_path)
+def test_another_run_is_refused_with_the_difference(finished, changes, named):
     other = trainer(**changes)
     before = leaves(other)
     with pytest.raises(RunMismatchError) as caught:
-        other.resume(tmp_path)
+        other.resume(finished)
     assert named in str(caught.value)
     assert other.num_steps_taken == 0
     for a, b in zip(before, leaves(other), strict=True):

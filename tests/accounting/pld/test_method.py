@@ -104,10 +104,10 @@ def random_settings(kind, size, seed):
     [
         (1, 1.0, 2.0),
         (10, 3.0, 4.0),
-        (1e3, 30.0, 5.0),
-        (1e7, 3000.0, 5.0),
+        pytest.param(1e3, 30.0, 5.0, marks=pytest.mark.slow),
+        pytest.param(1e7, 3000.0, 5.0, marks=pytest.mark.slow),
         (1e7, 1000.0, 20.0),
-        (1e5, 3.0, 6000.0),
+        pytest.param(1e5, 3.0, 6000.0, marks=pytest.mark.slow),
         (100, 10.0, 12.0),
     ],
 )
@@ -321,8 +321,9 @@ def test_delta_of_epsilon_gives_epsilon_back(kind):
     assert of_lower <= math.log(1e-6) <= of_upper
 
 
-def test_tiny_rate_and_tiny_delta():
-    run = one_run("swapped", 1e4, rate=1e-6)
+@pytest.mark.parametrize("steps", [100, pytest.param(1e4, marks=pytest.mark.slow)])
+def test_tiny_rate_and_tiny_delta(steps):
+    run = one_run("swapped", steps, rate=1e-6)
     lower, upper = pld_bounds(epsilon_at(math.log(1e-12)), run)
     assert 0 < upper - lower <= max(0.01 * lower[0], 1e-4)
 
@@ -481,10 +482,10 @@ def test_settings_that_lose_nothing_or_everything():
 
 
 def test_batch_equals_single():
-    run, log_delta = random_settings("sampled", 6, 11)
+    run, log_delta = random_settings("sampled", 3, 11)
     lower, upper = pld_bounds(epsilon_at(log_delta), run)
-    run = run.flattened((6,))
-    for i in range(6):
+    run = run.flattened((3,))
+    for i in range(3):
         low, high = pld_bounds(epsilon_at(log_delta[i]), run.take(np.array([i])))
         assert low <= upper[i] and lower[i] <= high
 

@@ -15,10 +15,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from jaxdp_episodic.losses.antipodal_law import bounds_at
+from jaxdp_episodic.losses.antipodal_law import bound_at
 from jaxdp_episodic.numerics.convex_sums import lognormal_sum
+from jaxdp_episodic.numerics.skewed_starts import log_sizes
 from jaxdp_episodic.numerics.skewed_sums import log_tails
-from jaxdp_episodic.numerics.skewed_terms import Terms
+from jaxdp_episodic.numerics.skewed_terms import Terms, gauss
 from jaxdp_episodic.numerics.two_terms import log_tails_of_two
 
 # Chebyshev panels, each so long in asinh(place / core), with so many nodes.
@@ -37,7 +38,7 @@ _FEW = 8
 # Largest relative error of integrals of a table that may be used, and their nodes.
 _MOST_OFF, _CHECK_NODES = 1e-7, 600
 _DENSE, _CROWDED = 4.0, 16.0
-# By how much a logarithm may lie beyond its certified ends: relative down to _CHECKED,
+# By how much a logarithm may lie below its certified end: relative down to _CHECKED,
 # absolute for so many nats below it.
 _AGREEING, _RAREST = 1e-7, 16.0
 # Places at which a table is checked, how far down, and the spare factor.
@@ -56,7 +57,7 @@ class Table(NamedTuple):
       edges: (panels + 1,) of that, from 0.
       values: (3, panels, nodes) at Chebyshev points.
       error: estimate of the largest error of the logarithms, with some to spare: how
-        much sums with twice the nodes differ, between the points, down to e^-36.
+        much sums with more nodes differ, between the points, down to e^-36.
     """
 
     core: float
@@ -153,10 +154,9 @@ def _checked(table: Table, off: float) -> Table:
 
 def _panels(end: float, top: float = _DENSE) -> tuple[np.ndarray, np.ndarray]:
     """Gauss–Legendre nodes and weights from 0 to an end, e^top times denser near 0."""
-    x, w = np.polynomial.legendre.leggauss(_CHECK_NODES)
-    z = 0.5 * (x + 1)
+    z, w = gauss(_CHECK_NODES, 1)
     place = end * np.expm1(top * z) / math.expm1(top)
-    return place, 0.5 * w * top * end * np.exp(top * z) / math.expm1(top)
+    return place, w * top * end * np.exp(top * z) / math.expm1(top)
 
 
 @functools.lru_cache(_CACHED)
@@ -166,7 +166,7 @@ def sum_tables(count: int, shift: float) -> tuple[Table, Table]:
     Their densities must have mass 1 and mean 1, and give the first tails at the mean.
     """
     tables = [
-        _between_ends(sum_table(count, shift, rising=up), count, shift, rising=up)
+        _above_its_end(sum_table(count, shift, rising=up), count, shift, rising=up)
         for up in (True, False)
     ]
     mass, mean, gains = 0.0, 0.0, []
@@ -182,26 +182,23 @@ def sum_tables(count: int, shift: float) -> tuple[Table, Table]:
     return rising, falling
 
 
-def _between_ends(table: Table, count: int, shift: float, *, rising: bool) -> Table:
-    """The table up to where its first tail leaves the certified ends."""
+def _above_its_end(table: Table, count: int, shift: float, *, rising: bool) -> Table:
+    """The table up to where its first tail falls below a certified lower end.
+
+    The end is some 1e-4 to 1e-3 lower, more where tails are rare.
+    """
     half = 0.5 * np.diff(table.edges)[:, None]
     place = table.core * np.sinh(table.edges[:-1, None] + half * (_POINTS + 1))
-    x = count * np.exp(place if rising else -place)
-    outside = np.zeros(len(x), bool)
-    for above, sign in ((True, 1), (False, -1)):
-        law = lognormal_sum(count, shift, above=above)
-        # Values of the law are off by a share: read off as far to its side.
-        moved = x * (1 - (sign if rising else -sign) * 2 * law.place_error)
-        with np.errstate(divide="ignore"):
-            end = np.log(law.gain(moved.reshape(-1), rising=rising)).reshape(x.shape)
-        rare = np.minimum(_CHECKED - table.values[0], _RAREST)
-        allowed = law.mass_error + _AGREEING * np.exp(np.maximum(rare, 0.0))
-        beyond = sign * (table.values[0] - end) > allowed
-        outside |= np.any(beyond, axis=1)
-    kept = int(np.argmax(outside)) if np.any(outside) else len(outside)
-    if kept == 0:
-        return table._replace(values=table.values * np.nan, error=1.0)
-    return table._replace(edges=table.edges[: kept + 1], values=table.values[:, :kept])
+    law = lognormal_sum(count, shift, above=False, rough=True)
+    # Values of the law are off by a share: read off as far to its side.
+    moved = 2 * law.place_error if rising else -2 * law.place_error
+    x = count * np.exp(place if rising else -place) * (1 + moved)
+    with np.errstate(divide="ignore"):
+        end = np.log(law.gain(x.reshape(-1), rising=rising)).reshape(x.shape)
+    rare = np.minimum(_CHECKED - table.values[0], _RAREST)
+    allowed = law.mass_error + _AGREEING * np.exp(np.maximum(rare, 0.0))
+    below = np.any(table.values[0] < end - allowed, axis=1)
+    return _up_to(table, int(np.argmax(below))) if np.any(below) else table
 
 
 @functools.lru_cache(_CACHED)
@@ -218,13 +215,15 @@ def sum_table(count: int, shift: float, *, rising: bool) -> Table:
     else:
         spread = shift * min(1.0, math.sqrt(math.expm1(shift**2) / count) / shift)
         end = _REACH * spread + 0.5 * shift * shift
+        # As far as what no tail is above is not too small.
+        ends = end * 0.95 ** np.arange(50)
+        x = count * np.exp(-ends)
+        sizes = log_sizes(Terms(count, x, shift, None, False, 0.0))
+        end = float(ends[np.argmax(sizes > _LEAST)])
 
     def evaluate(place: np.ndarray, *, finer: bool = False) -> np.ndarray:
         x = count * np.exp(place if rising else -place)
-        every = np.ones_like(place)
-        terms = Terms(
-            count * every, -x if rising else x, shift * every, None, rising, 0 * every
-        )
+        terms = Terms(count, -x if rising else x, shift, None, rising, 0.0)
         return np.stack(log_tails(terms, finer=finer))
 
     return _tabulated(core, end, evaluate)
@@ -242,16 +241,15 @@ def antipodal_table(bins: int, count: int, shift: float) -> Table:
     end = min(end, 2 * shift * (_REACH + shift))
 
     def evaluate(place: np.ndarray, *, finer: bool = False) -> np.ndarray:
-        every = np.ones_like(place)
         constant = -np.expm1(place) * idle
         if count == 2:
             return np.stack(log_tails_of_two(constant, shift, place, idle))
-        terms = Terms(count * every, constant, shift * every, place, True, idle * every)
+        terms = Terms(count, constant, shift, place, True, idle)
         return np.stack(log_tails(terms, finer=finer))
 
     most = _MOST_OF_TWO if count == 2 else _MOST_HALVINGS
     table = _tabulated(core, end, evaluate, most)
-    table = _between_antipodal_ends(table, bins, count, shift)
+    table = _above_antipodal_end(table, bins, count, shift)
     place, weight = _panels(table.end, _CROWDED if count == 2 else _DENSE)
     rows = table.at(place)
     share = np.exp(rows[2] + place - math.log(bins)) * weight
@@ -260,10 +258,10 @@ def antipodal_table(bins: int, count: int, shift: float) -> Table:
     return _checked(table, max(mass, abs(float(share @ np.expm1(place)) / gain - 1)))
 
 
-def _between_antipodal_ends(table: Table, bins: int, count: int, shift: float) -> Table:
-    """The table up to where its first tail is seen to leave certified ends.
+def _above_antipodal_end(table: Table, bins: int, count: int, shift: float) -> Table:
+    """The table up to where its first tail is seen to fall below a certified end.
 
-    They are looked at in the middle of a few panels, and at the last end.
+    That is looked at in the middle of a few panels, and at the last end.
     """
     panels = table.values.shape[1]
     for panel in np.unique(np.linspace(0, panels - 1, _LOOKS).astype(int)).tolist():
@@ -271,20 +269,20 @@ def _between_antipodal_ends(table: Table, bins: int, count: int, shift: float) -
         z = right if panel == panels - 1 else 0.5 * (left + right)
         u = table.core * math.sinh(float(z))
         value = float(table.at(np.array([u]))[0, 0]) - math.log(bins)
-        low, high = (
-            math.log(end) if end > 0 else -math.inf
-            for end in bounds_at(u, bins, count, shift)
-        )
-        rare = min(_CHECKED - value, _RAREST)
-        allowed = _AGREEING * math.exp(max(rare, 0.0))
-        if not low - allowed <= value <= high + allowed:
-            if panel == 0:
-                return table._replace(values=table.values * np.nan, error=1.0)
-            kept = slice(0, panel)
-            return table._replace(
-                edges=table.edges[: panel + 1], values=table.values[:, kept]
-            )
+        low = bound_at(u, bins, count, shift, above=False)
+        allowed = _AGREEING * math.exp(max(min(_CHECKED - value, _RAREST), 0.0))
+        if not (low == 0 or value >= math.log(low) - allowed):
+            return _up_to(table, panel)
     return table
+
+
+def _up_to(table: Table, panel: int) -> Table:
+    """Its first panels; without any it has no values."""
+    if panel == 0:
+        return table._replace(values=table.values * np.nan, error=1.0)
+    return table._replace(
+        edges=table.edges[: panel + 1], values=table.values[:, :panel]
+    )
 
 
 def by_setting(

@@ -47,9 +47,11 @@ from jaxdp_episodic.numerics.skewed_terms import (
 
 # Slope of the ray against the vertical; shifts below it have light tails.
 _LEAN, _LIGHT = 0.4, 0.25
-# Nodes of the ray, and of the law of one term on it; of so many at a time the law is
-# integrated along one path.
-_NODES, _LIGHT_NODES, _BLOCK = (96, 224), (128, 448), 8
+# Nodes of the ray, and of the law of one term on it; of -A alone so many for a shift,
+# as paths turn less, within 1/s.
+_NODES, _LIGHT_NODES, _FEWEST, _NODES_EACH = (96, 224), (128, 448), 96, 144
+# The law is integrated along one path for so many nodes of the ray at a time.
+_BLOCK = 8
 # Places in asinh where ends of the ray are looked for, in widths of the integrand,
 # where it has fallen enough; and how much longer a neighbour's may be.
 _SCOUTS, _FALL, _LONGER = np.linspace(1.2, math.asinh(90.0), 14), -37.0, 0.7
@@ -293,6 +295,8 @@ def _ray(
     terms = group.middle
     light = terms.shift < _LIGHT
     ray_nodes, law_nodes = _LIGHT_NODES if light else _NODES
+    if not terms.rising:
+        law_nodes = min(law_nodes, max(_FEWEST, round(_NODES_EACH * terms.shift)))
     if finer:
         ray_nodes, law_nodes = 3 * ray_nodes // 2, 3 * law_nodes // 2
     place, weight = gauss(ray_nodes, 1)

@@ -59,6 +59,8 @@ _SCOUTS, _FALL, _LONGER = np.linspace(1.2, math.asinh(90.0), 14), -37.0, 0.7
 _LARGEST_RAY = 3.0
 # Part of the axis is all that counts where the ray is so many nats below it.
 _NO_RAY = 38.0
+# Largest phase of a member's K^n at the start.
+_STEADY = 6.5
 # Neighbours that may share a contour: so many at a time, of one law or of different
 # ones, that are no more deviations apart, where no more nats cancel on it.
 _SHARING, _SHARING_LAWS, _ALIKE, _CANCELLED = 256, 16, 3.4, 6.0
@@ -143,7 +145,10 @@ def _on_one_contour(
     middle, n = group.middle, group.middle.count
     p = c * np.exp(np.array([-0.05, 0.0, 0.05]))
     law = law_on_axis(p, middle, ROUGH, group.move)
-    growth = n * np.real(log_law(law)) + np.multiply.outer(p, group.constant)
+    power = n * log_law(law)
+    # A member's K^n may turn sooner than that of the middle.
+    steady = np.abs(np.imag(power[1])) <= _STEADY
+    growth = np.real(power) + np.multiply.outer(p, group.constant)
     base = growth[1]
     before, _, after = growth - base
     # Second derivative from unequal steps: the variance of the tilted sum.
@@ -165,7 +170,7 @@ def _on_one_contour(
         ends = _ends(group, points, base)
         alike = np.abs(slope - slope[at]) * width <= _ALIKE
         near |= alike & (ends <= min(ends[at], _SCOUTS[-1]) + _LONGER)
-    near = _around(near, at)
+    near = _around(near & (steady | (not middle.rising)), at)
     cut = slice(near[0], near[-1] + 1)
     scale, part, every, top = (a[:, cut] for a in (scale, part, every, top))
     on_ray = np.zeros(scale.shape)

@@ -89,6 +89,15 @@ def test_two_terms_and_idle_steps():
         assert one == pytest.approx(np.ravel(contour), rel=1e-12)
 
 
+def test_distant_neighbours_do_not():
+    # K^n of small g turns where that of large g has not begun to.
+    log_g = np.geomspace(0.1, 14.0, 16)
+    together = log_tails(Terms(7, np.zeros(16), 1.22, log_g, True, 0.0))
+    for i in (0, 2, 8):
+        alone = sums(7, 0.0, 1.22, log_g[i])[:, 0]
+        np.testing.assert_allclose(np.array(together)[:, i], alone, atol=1e-11)
+
+
 @pytest.mark.parametrize("direction", ["remove", "add"])
 @pytest.mark.parametrize(
     ("steps", "taken", "shift", "epsilon"),

@@ -12,8 +12,9 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple, Self
 
 import numpy as np
 
@@ -35,36 +36,23 @@ _GRAIN = 0.5
 _FEW = 512
 
 
-@dataclass(frozen=True)
-class AllocatedLawLoss(AllocatedLoss):
-    """The finite law that the certified ends of an epoch rest on.
+class FiniteLawLoss(AllocatedLoss):
+    """Base: ``above`` is 1 for a law above, 0 for one below; `taken` is at least 2."""
 
-    Attributes:
-      outer_rate: see `PrivacyLoss`; always 1.
-      shift: s > 0.
-      bins: t, whole number.
-      taken: j, whole number, 2 <= j <= t.
-      above: 1 for the law above, 0 for the one below.
-    """
-
-    shift: Array
-    bins: Array
-    taken: Array
-    above: Array
-    is_symmetric: ClassVar[bool] = False
     is_estimate: ClassVar[bool] = False
     may_have_atoms: ClassVar[bool] = True
     has_nodes: ClassVar[bool] = False
     methods: ClassVar[tuple[str, ...]] = ("rdp", "pld")
+    # Of one setting: losses and their masses under P, forward; and what `_facts` has.
+    _atoms: ClassVar[Callable[..., tuple[np.ndarray, np.ndarray]]]
+    _of_law: ClassVar[Callable[..., tuple[float, ...]]]
+    # Relative rounding of the profiles.
+    _rounding: ClassVar[float]
 
-    def certified(self, *, up: bool) -> AllocatedLawLoss:
+    def certified(self, *, up: bool) -> Self:
         """See `PrivacyLoss`."""
-        return dataclasses.replace(self, above=np.full(np.shape(self.above), 1.0 * up))
-
-    def law_error(self) -> tuple[Array, Array]:
-        """See `PrivacyLoss`."""
-        found = self._facts()
-        return found[1], found[2]
+        above = np.full(self.shape, 1.0 * up)
+        return dataclasses.replace(self, **{"above": above})
 
     def log_kept(self) -> Array:
         """But for what is cut off."""
@@ -72,7 +60,60 @@ class AllocatedLawLoss(AllocatedLoss):
 
     def grain(self) -> Array:
         """Half of what neighbouring losses are apart, in the mean."""
-        return self._facts()[4]
+        return _GRAIN * self._facts()[1]
+
+    def law_error(self) -> tuple[Array, Array]:
+        """See `PrivacyLoss`."""
+        return tuple(self._facts()[3:])
+
+    def profile_error(self) -> Array:
+        """See `PrivacyLoss`."""
+        return np.full(self.shape, self._rounding)
+
+    def tail_displacement(self, u: Array) -> Array:
+        """The losses are logarithms, rounded, and so are inverse ratios."""
+        return namespace(u).zeros_like(u) + _MOVE * (1 + self._facts()[2])
+
+    @classmethod
+    def _excess(cls, direction: str, order: np.ndarray, *setting: float) -> np.ndarray:
+        """Of a coarser law, above; forward of both directions."""
+        loss, mass = coarse(*cls._atoms(*setting))
+        given = loss[:, None], np.log(mass)[:, None], order, direction
+        return np.stack(log_excess_of_atoms(*given, with_derivatives=True))
+
+    def _facts(self) -> np.ndarray:
+        """``(5, ...)``: `log_kept`, mean gap, largest loss, `law_error`.
+
+        Settings that no law is made for have none to be wrong.
+        """
+
+        def facts(usable: np.ndarray, *setting: float) -> np.ndarray:
+            if not usable.any():
+                return np.zeros((5, len(usable)))
+            return usable * np.array(self._of_law(*setting))[:, None]
+
+        usable = ~np.asarray(self.is_unprotected | self.loses_nothing)
+        return by_setting(facts, 1.0 * usable, *self.kept_in_range().fields[1:])
+
+
+@dataclass(frozen=True)
+class AllocatedLawLoss(FiniteLawLoss):
+    """The finite law that the certified ends of an epoch rest on.
+
+    Attributes:
+      outer_rate: see `PrivacyLoss`; always 1.
+      shift: s > 0.
+      bins: t, whole number.
+      taken: j, whole number, 2 <= j <= t.
+      above: see `FiniteLawLoss`.
+    """
+
+    shift: Array
+    bins: Array
+    taken: Array
+    above: Array
+    is_symmetric: ClassVar[bool] = False
+    _rounding: ClassVar[float] = _ROUNDING + _SUM_ERROR
 
     def log_tails(self, u: Array) -> tuple[Tails, Tails]:
         """Of the law that is computed with; see `law_error`."""
@@ -85,41 +126,17 @@ class AllocatedLawLoss(AllocatedLoss):
         found = on_host(rows, u.shape, u, *fields, number=4)
         return (found[0], found[1]), (found[2], found[3])
 
-    def profile_error(self) -> Array:
-        """See `PrivacyLoss`."""
-        return np.full(self.shape, _ROUNDING + _SUM_ERROR)
-
-    def tail_displacement(self, u: Array) -> Array:
-        """The losses are logarithms, rounded, and so are inverse ratios."""
-        return namespace(u).zeros_like(u) + _MOVE * (1 + self._facts()[3])
+    @staticmethod
+    def _atoms(*setting: float) -> tuple[np.ndarray, np.ndarray]:
+        law = epoch_law(*setting)
+        return law.loss, law.with_unit
 
     @staticmethod
-    def _excess(direction: str, order: np.ndarray, *setting: float) -> np.ndarray:
-        """Of a coarser law, above; forward of both directions."""
+    def _of_law(*setting: float) -> tuple[float, ...]:
         law = epoch_law(*setting)
-        loss, mass = coarse(law.loss, law.with_unit)
-        given = loss[:, None], np.log(mass)[:, None], order, direction
-        return np.stack(log_excess_of_atoms(*given, with_derivatives=True))
-
-    def _facts(self) -> np.ndarray:
-        """``(5, ...)``: `log_kept`, `law_error`, largest size of a loss, `grain`."""
-
-        def facts(_: np.ndarray, *setting: float) -> np.ndarray:
-            law = epoch_law(*setting)
-            largest = np.abs(law.loss[[0, -1]]).max()
-            gap = float(np.diff(law.loss) @ law.with_unit[1:])
-            facts = law.log_kept, law.mass_error, law.place_error, largest, _GRAIN * gap
-            return np.array(facts)[:, None]
-
-        # Settings that no table is made for have none to be wrong.
-        kept = self.kept_in_range()
-        usable = ~np.asarray(self.is_unprotected | self.loses_nothing)
-        shift = np.where(usable, kept.shift, 1.0)
-        taken = np.where(usable, kept.taken, 2.0)
-        bins = np.where(usable, kept.bins, 2.0)
-        nothing = np.zeros(self.shape)
-        found = by_setting(facts, nothing, shift, bins, taken, kept.above)
-        return np.where(usable, found, 0.0)
+        gap = float(np.diff(law.loss) @ law.with_unit[1:])
+        largest = float(np.abs(law.loss[[0, -1]]).max())
+        return law.log_kept, gap, largest, law.mass_error, law.place_error
 
 
 class EpochLaw(NamedTuple):

@@ -15,10 +15,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from jaxdp_episodic.losses.antipodal_law import bounds_at
+from jaxdp_episodic.losses.antipodal_law import bound_at
 from jaxdp_episodic.numerics.convex_sums import lognormal_sum
+from jaxdp_episodic.numerics.skewed_starts import log_sizes
 from jaxdp_episodic.numerics.skewed_sums import log_tails
-from jaxdp_episodic.numerics.skewed_terms import Terms
+from jaxdp_episodic.numerics.skewed_terms import Terms, gauss
 from jaxdp_episodic.numerics.two_terms import log_tails_of_two
 
 # Chebyshev panels, each so long in asinh(place / core), with so many nodes.
@@ -56,7 +57,7 @@ class Table(NamedTuple):
       edges: (panels + 1,) of that, from 0.
       values: (3, panels, nodes) at Chebyshev points.
       error: estimate of the largest error of the logarithms, with some to spare: how
-        much sums with twice the nodes differ, between the points, down to e^-36.
+        much sums with more nodes differ, between the points, down to e^-36.
     """
 
     core: float
@@ -153,10 +154,9 @@ def _checked(table: Table, off: float) -> Table:
 
 def _panels(end: float, top: float = _DENSE) -> tuple[np.ndarray, np.ndarray]:
     """Gauss–Legendre nodes and weights from 0 to an end, e^top times denser near 0."""
-    x, w = np.polynomial.legendre.leggauss(_CHECK_NODES)
-    z = 0.5 * (x + 1)
+    z, w = gauss(_CHECK_NODES, 1)
     place = end * np.expm1(top * z) / math.expm1(top)
-    return place, 0.5 * w * top * end * np.exp(top * z) / math.expm1(top)
+    return place, w * top * end * np.exp(top * z) / math.expm1(top)
 
 
 @functools.lru_cache(_CACHED)
@@ -183,25 +183,24 @@ def sum_tables(count: int, shift: float) -> tuple[Table, Table]:
 
 
 def _between_ends(table: Table, count: int, shift: float, *, rising: bool) -> Table:
-    """The table up to where its first tail leaves the certified ends."""
+    """The table up to where its first tail leaves certified ends.
+
+    They are some 1e-4 to 1e-3 away, more where tails are rare.
+    """
     half = 0.5 * np.diff(table.edges)[:, None]
     place = table.core * np.sinh(table.edges[:-1, None] + half * (_POINTS + 1))
     x = count * np.exp(place if rising else -place)
+    rare = np.minimum(_CHECKED - table.values[0], _RAREST)
     outside = np.zeros(len(x), bool)
     for above, sign in ((True, 1), (False, -1)):
-        law = lognormal_sum(count, shift, above=above)
+        law = lognormal_sum(count, shift, above=above, rough=True)
         # Values of the law are off by a share: read off as far to its side.
         moved = x * (1 - (sign if rising else -sign) * 2 * law.place_error)
         with np.errstate(divide="ignore"):
             end = np.log(law.gain(moved.reshape(-1), rising=rising)).reshape(x.shape)
-        rare = np.minimum(_CHECKED - table.values[0], _RAREST)
         allowed = law.mass_error + _AGREEING * np.exp(np.maximum(rare, 0.0))
-        beyond = sign * (table.values[0] - end) > allowed
-        outside |= np.any(beyond, axis=1)
-    kept = int(np.argmax(outside)) if np.any(outside) else len(outside)
-    if kept == 0:
-        return table._replace(values=table.values * np.nan, error=1.0)
-    return table._replace(edges=table.edges[: kept + 1], values=table.values[:, :kept])
+        outside |= np.any(sign * (table.values[0] - end) > allowed, axis=1)
+    return _up_to(table, int(np.argmax(outside))) if np.any(outside) else table
 
 
 @functools.lru_cache(_CACHED)
@@ -218,13 +217,15 @@ def sum_table(count: int, shift: float, *, rising: bool) -> Table:
     else:
         spread = shift * min(1.0, math.sqrt(math.expm1(shift**2) / count) / shift)
         end = _REACH * spread + 0.5 * shift * shift
+        # As far as what no tail is above is not too small.
+        ends = end * 0.95 ** np.arange(50)
+        x = count * np.exp(-ends)
+        sizes = log_sizes(Terms(count, x, shift, None, False, 0.0))
+        end = float(ends[np.argmax(sizes > _LEAST)])
 
     def evaluate(place: np.ndarray, *, finer: bool = False) -> np.ndarray:
         x = count * np.exp(place if rising else -place)
-        every = np.ones_like(place)
-        terms = Terms(
-            count * every, -x if rising else x, shift * every, None, rising, 0 * every
-        )
+        terms = Terms(count, -x if rising else x, shift, None, rising, 0.0)
         return np.stack(log_tails(terms, finer=finer))
 
     return _tabulated(core, end, evaluate)
@@ -242,11 +243,10 @@ def antipodal_table(bins: int, count: int, shift: float) -> Table:
     end = min(end, 2 * shift * (_REACH + shift))
 
     def evaluate(place: np.ndarray, *, finer: bool = False) -> np.ndarray:
-        every = np.ones_like(place)
         constant = -np.expm1(place) * idle
         if count == 2:
             return np.stack(log_tails_of_two(constant, shift, place, idle))
-        terms = Terms(count * every, constant, shift * every, place, True, idle * every)
+        terms = Terms(count, constant, shift, place, True, idle)
         return np.stack(log_tails(terms, finer=finer))
 
     most = _MOST_OF_TWO if count == 2 else _MOST_HALVINGS
@@ -273,12 +273,13 @@ def _between_antipodal_ends(table: Table, bins: int, count: int, shift: float) -
         z = right if panel == panels - 1 else 0.5 * (left + right)
         u = table.core * math.sinh(float(z))
         value = float(table.at(np.array([u]))[0, 0]) - math.log(bins)
+        allowed = _AGREEING * math.exp(max(min(_CHECKED - value, _RAREST), 0.0))
         low, high = (
             math.log(end) if end > 0 else -math.inf
-            for end in bounds_at(u, bins, count, shift)
+            for end in (
+                bound_at(u, bins, count, shift, above=up) for up in (False, True)
+            )
         )
-        rare = min(_CHECKED - value, _RAREST)
-        allowed = _AGREEING * math.exp(max(rare, 0.0))
         return low - allowed <= value <= high + allowed
 
     good = -1
@@ -289,13 +290,17 @@ def _between_antipodal_ends(table: Table, bins: int, count: int, shift: float) -
         while panel - good > 1:
             middle = (good + panel) // 2
             good, panel = (middle, panel) if agrees(middle) else (good, middle)
-        if good < 0:
-            return table._replace(values=table.values * np.nan, error=1.0)
-        kept = good + 1
-        return table._replace(
-            edges=table.edges[: kept + 1], values=table.values[:, :kept]
-        )
+        return _up_to(table, panel)
     return table
+
+
+def _up_to(table: Table, panel: int) -> Table:
+    """Its first panels; without any it has no values."""
+    if panel == 0:
+        return table._replace(values=table.values * np.nan, error=1.0)
+    return table._replace(
+        edges=table.edges[: panel + 1], values=table.values[:, :panel]
+    )
 
 
 def by_setting(

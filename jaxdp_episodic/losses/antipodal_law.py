@@ -34,6 +34,7 @@ _FINE, _AROUND = 64, 3
 # Relative rounding of what becomes of a mean of `signed_sums`.
 _ROUNDING = 1e-11
 _CACHED = 256
+_BOTH = (False, True)
 
 
 class AntipodalLaw(NamedTuple):
@@ -113,10 +114,10 @@ def _nodes(bins: int, count: int, shift: float) -> list[_Node]:
     nodes: list[_Node] = []
     u, last, slope, step = 0.0, 0.0, 1.0, 0.0
     while True:
-        below, above = _bracket(
-            u, bins, count, shift, rough=last < _ROUGH or shift > _STRONG
-        )
         hinge = float(_hinge(u, bins - count, shift))
+        setting = count, shift, 0.5 * u / shift, hinge
+        rough = last < _ROUGH or shift > _STRONG
+        below, above = (sinh_sum(*setting, above=up, rough=rough) for up in _BOTH)
         if bins == count:  # the hinge is always 0
             below, above = below.about(0.0), above.about(0.0)
         nodes.append(_Node(u, below, above))
@@ -129,35 +130,22 @@ def _nodes(bins: int, count: int, shift: float) -> list[_Node]:
         if step:
             slope = max((last - log_d) / step, 1e-3)
         share = min(max((log_d - _USUAL) / (_LEAST - _USUAL), 0.0), 1.0)
-        rough = _CHORD * (_ROUGHEST / _CHORD) ** share
+        chord = _CHORD * (_ROUGHEST / _CHORD) ** share
         step = max(
             # the error of eight nodes' polynomial is of the eighth order
-            2 * shift * _APART / math.sqrt(count) * (rough / _CHORD) ** 0.125,
-            math.sqrt(8 * rough / (slope * (1 + slope))),
+            2 * shift * _APART / math.sqrt(count) * (chord / _CHORD) ** 0.125,
+            math.sqrt(8 * chord / (slope * (1 + slope))),
         )
         u, last = u + step, log_d
 
 
-def _bracket(
-    u: float, bins: int, count: int, shift: float, *, rough: bool
-) -> tuple[SignedLaw, SignedLaw]:
-    """Laws of S below and above."""
-    setting = count, shift, 0.5 * u / shift, float(_hinge(u, bins - count, shift))
-    below, above = (sinh_sum(*setting, above=up, rough=rough) for up in (False, True))
-    return below, above
-
-
-def bounds_at(u: float, bins: int, count: int, shift: float) -> tuple[float, float]:
-    """Bounds of D at one u, found soon: some 1e-3 of it apart, or more."""
-    y = np.array([float(_hinge(u, bins - count, shift))])
-    scale = float(_scale(u, bins, shift))
-    low, high = (
-        scale * float(law.gain(y, above=up)[0])
-        for law, up in zip(
-            _bracket(u, bins, count, shift, rough=True), (False, True), strict=True
-        )
-    )
-    return low * (1 - _ROUNDING), high * (1 + _ROUNDING)
+def bound_at(u: float, bins: int, count: int, shift: float, *, above: bool) -> float:
+    """A bound of D at one u, found soon: some 1e-3 of it away, or more."""
+    hinge = float(_hinge(u, bins - count, shift))
+    law = sinh_sum(count, shift, 0.5 * u / shift, hinge, above=above, rough=True)
+    gain = float(law.gain(np.array([hinge]), above=above)[0])
+    rounding = _ROUNDING if above else -_ROUNDING
+    return float(_scale(u, bins, shift)) * gain * (1 + rounding)
 
 
 def _cell_bounds(

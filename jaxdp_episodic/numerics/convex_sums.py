@@ -37,6 +37,8 @@ _CORE, _WIDEST = 0.006, 0.007
 # Spacing over the distance from the mean, of rare large values; times the root of the
 # shift.
 _FAR = 0.0027
+# The spacing of rough laws, over that of others.
+_ROUGHER = 4.0
 # The core of a wide sum is taken for no wider than that.
 _WIDE = 0.3
 # Range of one normal variable that is looked at.
@@ -115,16 +117,23 @@ class _Plan(NamedTuple):
     above: bool
     shift: float
     total: int
+    scale: float  # of all spacings
     core: float  # spacing in the whole sum's core
     far: float
 
 
 @functools.lru_cache(_CACHED)
-def lognormal_sum(count: int, shift: float, *, above: bool) -> SumLaw:
-    """The sum of ``e^{s x - s²/2}`` over ``count`` independent standard normal x."""
+def lognormal_sum(
+    count: int, shift: float, *, above: bool, rough: bool = False
+) -> SumLaw:
+    """The sum of ``e^{s x - s²/2}`` over ``count`` independent standard normal x.
+
+    A ``rough`` law is some sixteen times as far from it, and found sooner.
+    """
     relative = min(math.sqrt(math.log1p(math.expm1(shift**2) / count)), _WIDE)
-    core, far = _CORE * count * relative, _FAR * math.sqrt(shift)
-    plan = _Plan(above, shift, count, core, far)
+    scale = _ROUGHER if rough else 1.0
+    core, far = scale * _CORE * count * relative, scale * _FAR * math.sqrt(shift)
+    plan = _Plan(above, shift, count, scale, core, far)
     power, total, left = _one_term(plan), None, count
     while left:
         if left % 2:
@@ -182,7 +191,7 @@ def _one_term(plan: _Plan) -> _Law:
     s = plan.shift
     low = math.exp(-s * (_FURTHEST + 0.5 * s))
     high = math.exp(s * (_FURTHEST + 0.5 * s))
-    panels = _panels(low, high, min(_CORE * s, _WIDEST), 1.0, plan)
+    panels = _panels(low, high, plan.scale * min(_CORE * s, _WIDEST), 1.0, plan)
     starts = [np.arange(i, i + n) * 2.0**k for k, i, n in panels]
     level, first, number = panels[-1]
     places = np.append(np.concatenate(starts), (first + number) * 2.0**level)
@@ -279,7 +288,7 @@ def _on_places(atoms: _Atoms, plan: _Plan) -> _Law:
     weight, logs = masses[begin:end], np.log(values[begin:end])
     middle = weight @ logs / weight.sum()
     deviation = math.sqrt(weight @ (logs - middle) ** 2 / weight.sum())
-    relative = min(_CORE * max(deviation, 1e-9), _WIDEST)
+    relative = plan.scale * min(_CORE * max(deviation, 1e-9), _WIDEST)
     low, high = float(values[begin]), float(values[end - 1])
     panels = _panels(low, high, relative, float(law.count), plan)
     widths = np.array([2.0**level for level, *_ in panels])

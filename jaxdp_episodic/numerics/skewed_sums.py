@@ -14,23 +14,30 @@ of a positive function (`_jump`), by the path of steepest descent from the large
 of ``p A - x²/2``: so what one rare large jump does keeps its *relative* precision. The
 rest is a ray into the upper half plane from a point c, where the integrand is small.
 
-Arrays are elementwise over the last axis (E,); nodes come first.
+Neighbours share a contour, that of the middle one. With ``h = (g_0 / g)^{1/2}``, g_0 of
+the middle, ``delta = -log(h) / s`` and ``p' = p / h``,
+
+    K(p) = E[e^{-delta x - delta²/2} e^{p' (A - g_0 B)}],   B = h B(x) under the mean,
+
+so one exponential serves all of them. Nodes of places are on the last axis.
 """
 
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import NamedTuple
 
 import numpy as np
 
+from jaxdp_episodic.numerics.skewed_starts import axis_of, crossing, place_of
 from jaxdp_episodic.numerics.skewed_terms import (
-    EDGE,
     FINE,
     ROUGH,
     SQRT_2PI,
     Law,
     Terms,
+    contracted,
+    ends_of,
     gauss,
     larger_saddle,
     law_on_axis,
@@ -40,23 +47,39 @@ from jaxdp_episodic.numerics.skewed_terms import (
 
 # Slope of the ray against the vertical; shifts below it have light tails.
 _LEAN, _LIGHT = 0.4, 0.25
-# Nodes of the ray, and of the law of one term on it.
-_NODES, _LIGHT_NODES = (64, 224), (128, 448)
-_ROUNDS = (48, 12, 9)
-# Furthest end of the ray in scales of the integrand, and where it has fallen enough.
-_FURTHEST, _FALL = 90.0, -37.0
+# Nodes of the ray, and of the law of one term on it; of -A alone so many for a shift,
+# as paths turn less, within 1/s.
+_NODES, _LIGHT_NODES, _FEWEST, _NODES_EACH = (96, 224), (128, 448), 96, 144
+# The law is integrated along one path for so many nodes of the ray at a time.
+_BLOCK = 8
+# Places in asinh where ends of the ray are looked for, in widths of the integrand,
+# where it has fallen enough; and how much longer a neighbour's may be.
+_SCOUTS, _FALL, _LONGER = np.linspace(1.2, math.asinh(90.0), 14), -37.0, 0.7
 # More than the ray can be in units of its scale and of the integrand at c.
 _LARGEST_RAY = 3.0
-# Part of the axis is all that counts where the rest is so many nats down.
-_NOTHING = -200.0
-# Up to here K^n turns along the axis; further on it is the ray that follows it.
-_LARGEST_PHASE = 6.0
-# Largest log of p g B at the larger saddle; sums that are worked off at a time, to stay
-# in the cache.
-_LOG_OPPOSITE, _BLOCK = -0.5, 8
-# Neighbours that differ in their constant only share a contour, so many at a time and
-# of constants that differ by this factor at most, where no more nats cancel on it.
-_SHARING, _ALIKE, _CANCELLED = 16, 1.5, 4.0
+# Part of the axis is all that counts where the ray is so many nats below it.
+_NO_RAY = 38.0
+# Largest phase of a member's K^n at the start.
+_STEADY = 6.5
+# Neighbours that may share a contour: so many at a time, of one law or of different
+# ones, that are no more deviations apart, where no more nats cancel on it.
+_SHARING, _SHARING_LAWS, _ALIKE, _CANCELLED = 256, 16, 3.4, 6.0
+
+
+class _Group(NamedTuple):
+    """Places that share a contour; arrays (E,).
+
+    Attributes:
+      middle: its terms, of one place.
+      constant: ``k h`` of all of them.
+      move: delta; None where it is 0.
+      scale: h.
+    """
+
+    middle: Terms
+    constant: np.ndarray
+    move: np.ndarray | None
+    scale: np.ndarray
 
 
 def log_tails(
@@ -66,264 +89,279 @@ def log_tails(
 
     D is 1, or with ``log_g`` the sum of the B plus ``idle``: minus the derivative of
     T in g. n >= 2 and E T <= 0. NaN where more cancels than double precision has;
-    ``finer`` takes twice the nodes, to compare with.
+    ``finer`` takes half as many nodes more, to compare with.
     """
-    size = terms.count.shape[-1]
-    result = np.empty((3, size))
-    if terms.log_g is None and np.ptp(terms.count) == 0 == np.ptp(terms.shift):
-        left = []
-        for cut in _neighbours(terms.constant):
-            middle = _taken(terms, cut[len(cut) // 2, None])
-            result[:, cut], cancelled = _on_one_contour(
-                middle, terms.constant[cut], finer
-            )
-            left.append(cut[cancelled & (len(cut) > 1)])
-        left = np.concatenate(left)
-    else:
-        left = np.arange(size)
-    for start in range(0, len(left), _BLOCK):
-        cut = left[start : start + _BLOCK]
-        own = _taken(terms, cut)
-        result[:, cut], _ = _on_one_contour(own, own.constant, finer)
+    result = np.full((3, len(terms.constant)), np.nan)
+    most = _SHARING if terms.log_g is None else _SHARING_LAWS
+    key = terms.constant if terms.log_g is None else terms.log_g
+    stretches = [np.argsort(key, kind="stable")]
+    with np.errstate(all="ignore"):
+        while stretches:
+            parts = [
+                part
+                for left in stretches
+                for part in np.array_split(left, -(-len(left) // most))
+            ]
+            middles = np.array([part[len(part) // 2] for part in parts])
+            starts = crossing(_taken(terms, middles), finer)
+            stretches = []
+            for i, part in enumerate(parts):
+                at = len(part) // 2
+                near, found = _on_one_contour(
+                    _group(terms, part, at), at, float(starts[i]), finer
+                )
+                result[:, part[near]] = found
+                for rest in (part[: near[0]], part[near[-1] + 1 :]):
+                    if len(rest):
+                        stretches.append(rest)
     return result[0], result[1], result[2]
 
 
-def _neighbours(constant: np.ndarray) -> list[np.ndarray]:
-    """Stretches of places whose constants are much the same."""
-    groups, start = [], 0
-    size = np.abs(constant)
-    for end in range(1, len(size) + 1):
-        is_full = end == len(size) or end - start == _SHARING
-        if is_full or not 1 / _ALIKE <= size[end] / size[start] <= _ALIKE:
-            groups.append(np.arange(start, end))
-            start = end
-    return groups
+def _taken(terms: Terms, cut: np.ndarray) -> Terms:
+    log_g = None if terms.log_g is None else terms.log_g[cut]
+    return terms._replace(constant=terms.constant[cut], log_g=log_g)
+
+
+def _group(terms: Terms, part: np.ndarray, at: int) -> _Group:
+    """The places of one part, the middle of which is ``part[at]``."""
+    middle, constant = _taken(terms, part[at : at + 1]), terms.constant[part]
+    if terms.log_g is None or middle.log_g is None:
+        return _Group(middle, constant, None, np.ones(len(part)))
+    half = 0.5 * (terms.log_g[part] - middle.log_g)
+    return _Group(middle, constant * np.exp(-half), half / terms.shift, np.exp(-half))
+
+
+def _members(group: _Group, cut: slice) -> _Group:
+    move = None if group.move is None else group.move[cut]
+    return group._replace(
+        constant=group.constant[cut], move=move, scale=group.scale[cut]
+    )
 
 
 def _on_one_contour(
-    terms: Terms, constant: np.ndarray, finer: bool
+    group: _Group, at: int, c: float, finer: bool
 ) -> tuple[np.ndarray, np.ndarray]:
-    """(3, E) of `log_tails`, and (E,) where much cancels: by the terms' contour.
+    """Which places are served by the contour of the one at ``at``, and (3, n) tails."""
+    middle, n = group.middle, group.middle.count
+    p = c * np.exp(np.array([-0.05, 0.0, 0.05]))
+    law = law_on_axis(p, middle, ROUGH, group.move)
+    power = n * log_law(law)
+    # A member's K^n may turn sooner than that of the middle.
+    steady = np.abs(np.imag(power[1])) <= _STEADY
+    growth = np.real(power) + np.multiply.outer(p, group.constant)
+    base = growth[1]
+    before, _, after = growth - base
+    # Second derivative from unequal steps: the variance of the tilted sum.
+    bend = 2 * (after / (p[2] - c) + before / (c - p[0])) / (p[2] - p[0])
+    width = 1 / math.sqrt(max(float(bend[at]), 0.0) + 2 / c**2)
+    slope = (after - before) / (p[2] - p[0])
+    powers = np.array([[2], [1], [0]])
+    scale = base - powers * math.log(c)
+    # Parts, what they would be if nothing cancelled, and the logarithm of their scale.
+    part = every = np.zeros(scale.shape)
+    top, needed = scale, np.ones(len(base), bool)
+    if middle.rising:
+        part, every, top = _jump(group, c, finer)
+        largest = scale + math.log(_LARGEST_RAY * width)
+        needed = np.any(largest > np.log(np.abs(part)) + top - _NO_RAY, axis=0)
+    near = ~needed
+    if needed[at]:
+        points = _Points(c, width, _direction(middle))
+        ends = _ends(group, points, base)
+        alike = np.abs(slope - slope[at]) * width <= _ALIKE
+        near |= alike & (ends <= min(ends[at], _SCOUTS[-1]) + _LONGER)
+    near = _around(near & (steady | (not middle.rising)), at)
+    cut = slice(near[0], near[-1] + 1)
+    scale, part, every, top = (a[:, cut] for a in (scale, part, every, top))
+    on_ray = np.zeros(scale.shape)
+    if needed[at]:
+        members, which = _members(group, cut), needed[cut]
+        end = min(float(ends[cut][which].max()), float(_SCOUTS[-1]))
+        on_ray = np.where(which, _ray(members, points, end, base[cut], finer), 0.0)
+    total_top = np.maximum(scale, top)
+    total = on_ray * np.exp(scale - total_top) + part * np.exp(top - total_top)
+    size = np.logaddexp(scale + math.log(width), np.log(every) + top)
+    found = np.where(total > 0, np.log(total) + total_top, np.nan)
+    served = _around(np.all(found > size - _CANCELLED, axis=0), at - near[0])
+    found = found + (1 - powers) * np.log(group.scale[cut])
+    return near[served], found[:, served]
 
-    With one of ``terms`` its contour serves all constants; otherwise each has its own.
-    """
-    with np.errstate(all="ignore"):
-        c, log_size = _crossing(terms)
-        log_size = log_size + c * (constant - terms.constant)
-        terms = terms._replace(constant=constant)
-        ray, width = _ray(terms, c, log_size, finer)
-        along = _jump(terms, c, finer) if terms.rising else None
-        results, cancelled = [], np.zeros(constant.shape, bool)
-        for m, on_ray in zip((2, 1, 0), ray, strict=True):
-            scale = log_size + (2 - m) * np.log(c)
-            if along is None:
-                total, top = on_ray, scale
-            else:
-                part, log_part = along[2 - m]
-                top = np.maximum(scale, log_part)
-                total = on_ray * np.exp(scale - top) + part * np.exp(log_part - top)
-            results.append(np.where(total > 0, np.log(total) + top, np.nan))
-            cancelled |= ~(results[-1] > scale + np.log(width) - _CANCELLED)
-    return np.stack(results), cancelled
+
+def _around(good: np.ndarray, at: int) -> np.ndarray:
+    """Numbers of the stretch about one place, itself included, that is good."""
+    bad = np.flatnonzero(~good)
+    left, right = bad[bad < at], bad[bad > at]
+    first = left[-1] + 1 if len(left) else 0
+    return np.arange(first, right[0] if len(right) else len(good))
 
 
-def _taken(terms: Terms, cut: np.ndarray) -> Terms:
-    fields: list[Any] = [f[cut] if isinstance(f, np.ndarray) else f for f in terms]
-    return Terms(*fields)
-
-
-def _factors(terms: Terms, law: Law) -> tuple:
+def _factors(group: _Group, law: Law) -> tuple:
     """What K^n is multiplied with in the three integrands."""
-    if terms.log_g is None:
+    if group.middle.log_g is None:
         return 1.0, 1.0, 1.0
-    n, idle = terms.count, terms.idle
-    first, second = law.first / law.whole, law.second / law.whole
+    n, idle = group.middle.count, group.middle.idle
+    first = group.scale * law.first / law.whole
+    second = group.scale**2 * law.second / law.whole
     square = n * (n - 1) * first**2 + n * second + 2 * idle * n * first + idle**2
     return 1.0, n * first + idle, square
-
-
-# --- Where the ray starts ---
-
-
-def _crossing(terms: Terms) -> tuple[np.ndarray, np.ndarray]:
-    """The first minimum of ``|K(p)^n e^{pk}| / p²`` on the axis, and its log there.
-
-    Or where that is so small that the rest does not count, or K^n begins to oscillate.
-    """
-    s, n = terms.shift, terms.count
-    deviation = np.sqrt(n * np.expm1(s * s))
-    low = np.log(1e-3 / deviation)
-    if terms.log_g is not None:
-        low = low - np.maximum(terms.log_g, 0.0)
-    high = low + 90.0
-    if terms.rising:
-        high = np.minimum(high, log_last(s) - 0.02)
-    low = np.minimum(low, high - 1.0)
-    left, right = low, high
-    best = size = low
-    for number in _ROUNDS:
-        log_p = left + (right - left) * np.linspace(0, 1, number)[:, None]
-        p = np.exp(log_p)
-        law = law_on_axis(p, terms, ROUGH)
-        power = n * log_law(law)
-        size = np.real(power) + p * terms.constant - 2 * log_p
-        size = np.where(np.isnan(size), np.inf, size)
-        stop = np.diff(size, axis=0) > 0
-        if terms.rising:
-            stop |= size[:-1] + 2 * log_p[:-1] < _NOTHING
-            stop |= np.abs(np.imag(power[1:])) > _LARGEST_PHASE
-            if terms.log_g is not None:
-                # On the path of steepest descent e^{-p g B} grows.
-                x = larger_saddle(log_p[1:], s)
-                stop |= log_p[1:] + terms.log_g - s * x - 0.5 * s * s > _LOG_OPPOSITE
-        index = np.where(stop.any(axis=0), np.argmax(stop, axis=0), number - 1)
-
-        def at(rows: np.ndarray, move: int = 0, index: np.ndarray = index):
-            place = np.clip(index + move, 0, len(rows) - 1)
-            return np.take_along_axis(rows, place[None], axis=0)[0]
-
-        left, right = at(log_p, -1), at(log_p, 1)
-        best, size = at(log_p), at(size)
-    return np.exp(best), size
 
 
 # --- The ray ---
 
 
-def _path(p: np.ndarray, terms: Terms, nodes: int) -> tuple[np.ndarray, np.ndarray]:
-    """Nodes v of one term's law, (N, M, E), and dv: bent where ``e^{pA}`` would grow.
+def _path(p: np.ndarray, group: _Group, nodes: int) -> tuple[np.ndarray, np.ndarray]:
+    """Nodes v of one term's law, (N,), and dv: bent where ``e^{pA}`` would grow.
 
-    Far to the right ``p A`` is turned to the negative axis.
+    Far to the right ``p A`` is turned to the negative axis, about, at all of p (B,).
     """
-    s = terms.shift
-    log_size, angle = np.log(np.abs(p)), np.angle(p)
+    terms, s = group.middle, group.middle.shift
+    sizes, angles = np.log(np.abs(p)), np.angle(p)
+    smallest, largest = float(sizes.min()), float(sizes.max())
+    angle = 0.5 * float(angles.min() + angles.max())
     last = log_last(s)
     # Where the ray is vertical, e^{pA} is no larger than at its start.
-    growth = np.where(s < _LIGHT, np.log(np.maximum(np.real(p), 1e-300)), log_size)
-    growth = growth if terms.rising else log_size
-    turn = larger_saddle(np.minimum(growth, last), s)
-    turn = np.where(growth < last, turn, (1 - (growth - last)) / s)
-    slope = np.minimum(2.0 * s, 2.5)
-    end = (math.log(60.0) - log_size + 0.5 * s * s) / s
-    high = np.minimum(np.maximum(end, turn + 3 / s), EDGE + s)
-    low = -10.0 + 0 * high
+    growth = largest
+    if terms.rising and s < _LIGHT:
+        growth = math.log(max(float(np.real(p).max()), 1e-300))
+    turn = float(larger_saddle(np.array(min(growth, last)), s))
+    if growth >= last:
+        turn = (1 - (growth - last)) / s
+    slope = min(2.0 * s, 2.5)
+    end = (math.log(60.0) - smallest + 0.5 * s * s) / s
+    low, edge = ends_of(s, group.move)
+    high = min(max(end, turn + 3 / s), edge)
     if terms.log_g is not None:
         # |e^{-p g B}| has vanished.
-        fall = np.maximum(np.cos(angle), 0.3)
-        gone = (log_size + terms.log_g - 0.5 * s * s - np.log(60.0 / fall)) / s
-        low = np.maximum(low, np.minimum(gone, high - 2))
+        fall = np.maximum(np.cos(angles), 0.3)
+        gone = (sizes + terms.log_g - 0.5 * s * s - np.log(60.0 / fall)) / s
+        low = max(low, min(float(gone.min()), high - 2))
     spacing = (high - low) / (nodes - 1)
-    w = low + spacing * np.arange(nodes)[:, None, None]
+    w = low + spacing * np.arange(nodes)
     bent = 0.5 * (1 + np.tanh(slope * (w - turn)))
     height = ((math.pi if terms.rising else 0.0) - angle) / s
     rise = 2 * slope * height * bent * (1 - bent)
     return w + 1j * height * bent, spacing * (1 + 1j * rise)
 
 
-def _law_off_axis(p: np.ndarray, terms: Terms, nodes: int) -> tuple[np.ndarray, Law]:
-    """``n log K``, and what it is made of, at complex p (M, E)."""
-    s = terms.shift
-    v, dv = _path(p, terms, nodes)
-    dv = dv / SQRT_2PI
-    normal = -0.5 * v * v
-    exponent = np.exp(s * v - 0.5 * s * s) * (p if terms.rising else -p)
-    opposite = 0.0
-    if terms.log_g is not None:
-        opposite = np.exp(-s * v - 0.5 * s * s)
-        exponent = exponent - p * np.exp(terms.log_g) * opposite
-    grown = np.exp(normal + exponent) * dv
-    whole = np.sum(grown, axis=0)
-    # Near 1 the law's own mass is taken off term by term, if all of it is there.
-    complete = np.real(v[-1]) > 9.2
-    apart = np.sum(grown - np.exp(normal) * dv, axis=0)
-    excess = np.where(complete, apart, whole - 1)
-    first = second = whole
-    if terms.log_g is not None:
-        first, second = (np.sum(grown * opposite**k, axis=0) for k in (1, 2))
-    law = Law(whole, excess, first, second)
+def _law_offaxis_of(p: np.ndarray, group: _Group, nodes: int) -> tuple[np.ndarray, Law]:
+    """``n log K``, and what it is made of, at complex p (M,): (M, E) or (M, 1)."""
+    terms, s = group.middle, group.middle.shift
+    parts = []
+    for start in range(0, len(p), _BLOCK):
+        some = p[start : start + _BLOCK]
+        v, dv = _path(some, group, nodes)
+        normal = -0.5 * v * v
+        exponent = np.exp(s * v - 0.5 * s * s) * (1 if terms.rising else -1)
+        opposite = None
+        if terms.log_g is not None:
+            opposite = np.exp(-s * v - 0.5 * s * s)
+            exponent = exponent - np.exp(terms.log_g) * opposite
+        dv = dv / SQRT_2PI
+        grown = np.exp(normal + np.multiply.outer(some, exponent)) * dv
+        # Near 1 the law's own mass is taken off term by term, if all of it is there.
+        complete = v[-1].real > ends_of(s, group.move)[1] - s - 3.8
+        rest = np.exp(normal) * dv if complete else 0.0
+        law = contracted(grown, grown - rest, opposite, v, group.move)
+        parts.append(law if complete else law._replace(excess=law.whole - 1))
+    law = Law(*(np.concatenate(rows) for rows in zip(*parts, strict=True)))
     return terms.count * log_law(law), law
 
 
+class _Points(NamedTuple):
+    """Of the ray: ``c + sinh(u) width direction``."""
+
+    start: float
+    width: float
+    direction: complex
+
+    def at(self, u: np.ndarray) -> np.ndarray:
+        return self.start + np.sinh(u) * self.width * self.direction
+
+
+def _direction(terms: Terms) -> complex:
+    """Of light tails the ray is vertical: K falls off like a Gaussian's."""
+    lean = 0.0 if terms.shift < _LIGHT else _LEAN
+    return 1j + (lean if terms.rising else -lean)
+
+
+def _ends(group: _Group, points: _Points, base: np.ndarray) -> np.ndarray:
+    """Where, in u, each place's integrand has fallen enough, or infinity."""
+    p = points.at(_SCOUTS)
+    power = _law_offaxis_of(p, group, 96)[0]
+    fallen = np.real(power + np.multiply.outer(p, group.constant)) - base < _FALL
+    first = _SCOUTS[np.argmax(fallen, axis=0)]
+    return np.where(fallen.any(axis=0), first, np.inf)
+
+
 def _ray(
-    terms: Terms, c: np.ndarray, log_size: np.ndarray, finer: bool
-) -> tuple[list[np.ndarray], np.ndarray]:
-    """The ray's shares of the three integrals, scaled by their size at c; its scale."""
-    # Of light tails the ray is vertical: K falls off like a Gaussian's.
-    lean = np.where(terms.shift < _LIGHT, 0.0, _LEAN)
-    direction = 1j + (lean if terms.rising else -lean)
-    law = law_on_axis(c[None], terms, ROUGH)
-    scale = 1 / np.sqrt(_variance(terms, c, law) + 2 / c**2)
-    base = log_size + 2 * np.log(c)
-
-    def points(u: np.ndarray) -> np.ndarray:
-        return c + np.sinh(u) * scale * direction
-
-    scouts = np.linspace(1.2, math.asinh(_FURTHEST), 14)[:, None]
-    p = points(scouts)
-    power = _law_off_axis(p, terms, 96)[0]
-    fallen = np.real(power + p * terms.constant) - base < _FALL
-    index = np.where(fallen.any(axis=0), np.argmax(fallen, axis=0), len(scouts) - 1)
-    end = scouts[index, 0]
-    if c.size == 1:  # for all of them
-        end = end.max(keepdims=True)
-    ray_nodes, law_nodes = _LIGHT_NODES if np.any(lean == 0) else _NODES
+    group: _Group, points: _Points, end: float, base: np.ndarray, finer: bool
+) -> np.ndarray:
+    """The ray's shares of the three integrals, over ``e^base c^-m``, its size at c."""
+    terms = group.middle
+    light = terms.shift < _LIGHT
+    ray_nodes, law_nodes = _LIGHT_NODES if light else _NODES
+    if not terms.rising:
+        law_nodes = min(law_nodes, max(_FEWEST, round(_NODES_EACH * terms.shift)))
     if finer:
-        ray_nodes, law_nodes = 2 * ray_nodes, 2 * law_nodes
-    place, weight = (a[:, None] for a in gauss(ray_nodes, 1))
+        ray_nodes, law_nodes = 3 * ray_nodes // 2, 3 * law_nodes // 2
+    place, weight = gauss(ray_nodes, 1)
     u = place * end
-    p = points(u)
-    power, law = _law_off_axis(p, terms, law_nodes)
-    value = np.exp(power + p * terms.constant - base) * direction
-    value = value * np.cosh(u) * scale * weight * end / math.pi
-    used = (base > _NOTHING + 10) | (not terms.rising)
-    shares = [
-        np.where(used, np.sum(np.imag(value * f / (p / c) ** m), axis=0), 0.0)
-        for m, f in zip((2, 1, 0), _factors(terms, law), strict=True)
-    ]
+    p = points.at(u)
+    power, law = _law_offaxis_of(p, group, law_nodes)
+    value = np.exp(power + np.multiply.outer(p, group.constant) - base)
+    step = points.direction * points.width * np.cosh(u) * weight * end / math.pi
+    value = value * step[:, None]
+    over = (points.start / p)[:, None]
+    shares = np.stack(
+        [
+            np.sum(np.imag(value * f * over**m), axis=0)
+            for m, f in zip((2, 1, 0), _factors(group, law), strict=True)
+        ]
+    )
     # The integrand is largest at c: a law that is not resolved shows.
-    lost = ~(np.abs(shares[0]) <= _LARGEST_RAY * scale)
-    return [np.where(lost, np.nan, share) for share in shares], scale
-
-
-def _variance(terms: Terms, c: np.ndarray, law: Law) -> np.ndarray:
-    """Of the tilted sum, by differences of ``log K`` about c."""
-    step = 0.05
-    moved = c * np.exp(np.array([[-step], [step]]))
-    before, after = np.real(log_law(law_on_axis(moved, terms, ROUGH)))
-    middle = np.real(log_law(law))[0]
-    # Second derivative in p from unequal steps.
-    low, high = c - moved[0], moved[1] - c
-    second = 2 * ((after - middle) / high - (middle - before) / low) / (low + high)
-    return terms.count * np.maximum(second, 0.0)
+    return np.where(np.abs(shares[0]) <= _LARGEST_RAY * points.width, shares, np.nan)
 
 
 # --- Along the axis ---
 
 
 def _jump(
-    terms: Terms, c: np.ndarray, finer: bool
-) -> list[tuple[np.ndarray, np.ndarray]]:
-    """The axis' share of the three integrals: factor and logarithm of its scale."""
-    s, n = terms.shift, terms.count
-    # The logarithm of p falls by s as x grows by 1, and e^{pk} with it.
-    panels = 4 * math.ceil(1 + s.max()) * (2 if finer else 1)
-    start = larger_saddle(np.log(c), s)
-    end = np.maximum(start + 1, s + EDGE)
-    place, weight = (a[:, None] for a in gauss(24, panels))
-    x = start + (end - start) * place
-    log_p = np.log(x / s) - s * x + 0.5 * s * s
-    p = np.exp(log_p)
-    law = law_on_axis(p, terms, FINE)
+    group: _Group, c: float, finer: bool
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """The axis' share of the three integrals.
+
+    Factor, what it would be if nothing cancelled, and the logarithm of its scale.
+    """
+    s, n = group.middle.shift, group.middle.count
+    start = float(larger_saddle(np.log(c), s))
+    if group.middle.log_g is None:
+        axis = axis_of(s, True, finer)
+        cut = slice(int(np.searchsorted(axis.x, start)), None)
+        x, weight = axis.x[cut], axis.weight[cut]
+        law = Law(*(part[cut] for part in axis.law))
+    else:
+        # The logarithm of p falls by s as x grows by 1, and e^{pk} with it.
+        end = max(start + 1, ends_of(s, group.move)[1])
+        place, weight = gauss(24, (6 if finer else 4) * math.ceil(1 + s))
+        x, weight = start + (end - start) * place, (end - start) * weight
+        law = law_on_axis(np.exp(place_of(x, s)), group.middle, FINE, group.move)
+    if not len(x):
+        nothing = np.zeros((3, len(group.constant)))
+        return nothing, nothing, nothing - np.inf
+    p = np.exp(place_of(x, s))
     turned = n * np.log1p(1j * np.imag(law.whole) / np.real(law.whole))
     real = Law(*(np.real(part) for part in law))
-    size = n * np.real(log_law(real)) + np.real(turned) + p * terms.constant
-    size = size + np.log(p * (s - 1 / x) * (end - start) * weight / math.pi)
-    phase = np.exp(1j * np.imag(turned))
-    shares = []
-    for m, f in zip((2, 1, 0), _factors(terms, law), strict=True):
-        log_part = size - m * log_p
-        top = np.max(log_part, axis=0)
-        shares.append(
-            (np.sum(np.exp(log_part - top) * np.imag(phase * f), axis=0), top)
-        )
-    return shares
+    size = n * np.real(log_law(real)) + np.real(turned)
+    size = size + np.multiply.outer(p, group.constant)
+    size = size + np.log(p * (s - 1 / x) * weight / math.pi)[:, None]
+    top = np.max(size, axis=0)
+    weight, phase = np.exp(size - top), np.exp(1j * np.imag(turned))
+    parts = [
+        weight * (np.imag(phase * f) * ((c / p) ** m)[:, None])
+        for m, f in zip((2, 1, 0), _factors(group, law), strict=True)
+    ]
+    part, every = (
+        np.stack([np.sum(a, axis=0) for a in rows])
+        for rows in (parts, map(np.abs, parts))
+    )
+    return part, every, top - np.array([[2], [1], [0]]) * math.log(c)

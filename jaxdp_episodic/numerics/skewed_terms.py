@@ -14,43 +14,48 @@ import numpy as np
 from jaxdp_episodic.numerics.special import log_normal_tail
 
 SQRT_2PI = math.sqrt(2 * math.pi)
-# Deviations above s where nothing is left.
-EDGE = 13.0
+# Deviations below 0, and above s, where nothing is left.
+_LOWEST, _HIGHEST = -10.0, 13.0
+# Steps of Newton's method, which converges quadratically, so short that it has ended.
+_FOUND = 1e-9
 
 
 class Terms(NamedTuple):
-    """What is added up; arrays (E,).
+    """What is added up, at places (E,).
 
     Attributes:
       count: n, how many terms.
-      constant: k.
+      constant: (E,) k.
       shift: s > 0.
-      log_g: log of g where ``U = A - g B``; None where it is A or -A.
+      log_g: (E,) log of g where ``U = A - g B``; None where it is A or -A.
       rising: whether A counts positive.
       idle: constant that goes along with the B in the second result.
     """
 
-    count: np.ndarray
+    count: float
     constant: np.ndarray
-    shift: np.ndarray
+    shift: float
     log_g: np.ndarray | None
     rising: bool
-    idle: np.ndarray
+    idle: float
 
 
-def log_last(s: np.ndarray) -> np.ndarray:
+def log_last(s: float) -> float:
     """Log of the p at which the two saddles of ``p A - x²/2`` meet."""
-    return 0.5 * s * s - 1 - 2 * np.log(s)
+    return 0.5 * s * s - 1 - 2 * math.log(s)
 
 
-def larger_saddle(log_p: np.ndarray, s: np.ndarray) -> np.ndarray:
+def larger_saddle(log_p: np.ndarray, s: float) -> np.ndarray:
     """The x >= 1/s with ``p s A(x) = x``, for p up to `log_last`."""
     # y = s x solves log y - y = r
     r = np.minimum(log_p - 0.5 * s * s + 2 * np.log(s), -1.0)
     d = np.sqrt(2 * (-1 - r))
     y = np.where(r < -6, -r + np.log(np.maximum(-r, 1.1)), 1 + d + d * d / 3)
     for _ in range(8):
-        y = np.maximum(y - (np.log(y) - y - r) / np.minimum(1 / y - 1, -1e-12), 1.0)
+        step = (np.log(y) - y - r) / np.minimum(1 / y - 1, -1e-12)
+        y = np.maximum(y - step, 1.0)
+        if np.all(np.abs(step) < _FOUND):
+            break
     return y / s
 
 
@@ -77,18 +82,68 @@ class Law(NamedTuple):
     second: np.ndarray
 
 
-def _steepest(x: np.ndarray, s: np.ndarray, rule: tuple) -> tuple[np.ndarray, ...]:
+def ends_of(s: float, move: np.ndarray | None) -> tuple[float, float]:
+    """Where the normal variable's range ends, for all moves."""
+    if move is None:
+        return _LOWEST, _HIGHEST + s
+    return _LOWEST - float(move.max()), _HIGHEST + s - float(move.min())
+
+
+def contracted(
+    grown: np.ndarray,
+    excess: np.ndarray,
+    opposite: np.ndarray | None,
+    v: np.ndarray,
+    move: np.ndarray | None,
+) -> Law:
+    """Sums over nodes, the last axis, each one with the weights of all moves.
+
+    Args:
+      grown: (M, N) masses times ``e^{pU}``.
+      excess: (M, N) the same, less the masses.
+      opposite: B, (N,) or (M, N), or None.
+      v: (N,) or (M, N) places.
+      move: (E,) distances by which the normal variable is moved down, or None.
+
+    Returns:
+      (M, E) each, or (M, 1) without a move.
+    """
+    if move is None:
+        whole, excess = (np.sum(a, axis=-1, keepdims=True) for a in (grown, excess))
+        if opposite is None:
+            return Law(whole, excess, whole, whole)
+        first = grown * opposite
+        second = first * opposite
+        first, second = (a.sum(axis=-1, keepdims=True) for a in (first, second))
+        return Law(whole, excess, first, second)
+    assert opposite is not None  # only these have moves
+    share = np.exp(-np.multiply.outer(np.real(v), move) - 0.5 * move * move)
+    if np.iscomplexobj(v):
+        height = np.imag(v if v.ndim == 1 else v[0])  # that of all
+        share = share * np.exp(-1j * np.multiply.outer(height, move))
+    first = grown * opposite
+    rows = grown, excess, first, first * opposite
+    if v.ndim == 1:
+        return Law(*(row @ share for row in rows))
+    return Law(*np.moveaxis(np.stack(rows, axis=1) @ share, 1, 0))
+
+
+def _steepest(x: np.ndarray, s: float, rule: tuple) -> tuple[np.ndarray, ...]:
     """Nodes from the larger saddle x on: v, dv with weights and the real exponent.
 
     On ``v = x + (zeta + i y)/s`` the imaginary part is 0 where ``e^zeta sin(y)/y = 1 +
     zeta/(s x)``.
     """
-    y, w = (a[:, *(None,) * x.ndim] * math.pi for a in rule)
+    y, w = (a * math.pi for a in rule)
+    x = x[:, None]
     product, log_sinc = s * x, np.log(np.sin(y) / y)
     zeta = 0.5 - log_sinc + np.log1p((2 - log_sinc) / product)
     for _ in range(8):
         slope = np.maximum(1 - 1 / (product + zeta), 1e-3)
-        zeta = zeta - (zeta + log_sinc - np.log1p(zeta / product)) / slope
+        step = (zeta + log_sinc - np.log1p(zeta / product)) / slope
+        zeta = zeta - step
+        if np.all(np.abs(step) < _FOUND):
+            break
     slope = np.maximum(1 - 1 / (product + zeta), 1e-9)
     dv = ((1 / y - 1 / np.tan(y)) / slope + 1j) * w / s
     exponent = (x / s) * np.exp(zeta) * np.cos(y)
@@ -96,46 +151,50 @@ def _steepest(x: np.ndarray, s: np.ndarray, rule: tuple) -> tuple[np.ndarray, ..
     return x + (zeta + 1j * y) / s, dv, exponent
 
 
-def law_on_axis(p: np.ndarray, terms: Terms, rules: tuple) -> Law:
-    """At real p > 0, (M, E), on the upper side of the axis."""
+def law_on_axis(
+    p: np.ndarray, terms: Terms, rules: tuple, move: np.ndarray | None = None
+) -> Law:
+    """At real p > 0, (M,), on the upper side of the axis; see `contracted`.
+
+    ``log_g`` of the terms is one number, or one for each p.
+    """
     s = terms.shift
     jumps = terms.rising
-    end = 10.0 + 0 * p
+    end = np.full(p.shape, 10.0 if move is None else 10.0 - move.min())
     if jumps:
         end = larger_saddle(np.log(p), s)
-    far = end >= EDGE + s
-    end = np.minimum(end, EDGE + s)
-    place, weight = (a[:, None, None] for a in rules[0])
-    v = -10.0 + (end + 10.0) * place
-    normal = (end + 10.0) * weight * np.exp(-0.5 * v * v) / SQRT_2PI
-    exponent = np.exp(s * v - 0.5 * s * s) * (p if jumps else -p)
-    opposite = 0.0
+    low, edge = ends_of(s, move)
+    far = end >= edge
+    end = np.minimum(end, edge)
+    place, weight = rules[0]
+    v = low + (end - low)[:, None] * place
+    normal = (end - low)[:, None] * weight * np.exp(-0.5 * v * v) / SQRT_2PI
+    exponent = np.exp(s * v - 0.5 * s * s) * (p if jumps else -p)[:, None]
+    opposite, against = None, np.zeros(1)
     if terms.log_g is not None:
         opposite = np.exp(-s * v - 0.5 * s * s)
-        exponent = exponent - p * np.exp(terms.log_g) * opposite
+        against = (p * np.exp(terms.log_g))[:, None]
+        exponent = exponent - against * opposite
     exponent = np.minimum(exponent, 700.0)
-    excess = np.sum(np.expm1(exponent) * normal, axis=0)
-    excess = excess - np.exp(log_normal_tail(end))
     grown = np.exp(exponent) * normal
-    whole = np.sum(grown, axis=0)
-    first, second = (np.sum(grown * opposite**k, axis=0) for k in (1, 2))
+    law = contracted(grown, np.expm1(exponent) * normal, opposite, v, move)
+    beyond = np.add.outer(end, 0.0 if move is None else move).reshape(len(p), -1)
+    law = law._replace(excess=law.excess - np.exp(log_normal_tail(beyond)))
     if not jumps:
-        return Law(whole, excess, first, second)
+        return law
     v, dv, exponent = _steepest(end, s, rules[1])
-    grown = np.where(far, 0.0, np.exp(np.clip(exponent, -745, 700)) * dv / SQRT_2PI)
+    exponent = np.exp(np.clip(exponent, -745, 700))
+    grown = np.where(far[:, None], 0.0, exponent * dv / SQRT_2PI)
     if terms.log_g is not None:
         opposite = np.exp(-s * v - 0.5 * s * s)
-        grown = grown * np.exp(-p * np.exp(terms.log_g) * opposite)
-    return Law(
-        whole + np.sum(grown, axis=0),
-        excess + np.sum(grown, axis=0),
-        first + np.sum(grown * opposite, axis=0),
-        second + np.sum(grown * opposite**2, axis=0),
-    )
+        grown = grown * np.exp(-against * opposite)
+    jump = contracted(grown, grown, opposite, v, move)
+    return Law(*(a + b for a, b in zip(law, jump, strict=True)))
 
 
 def log_law(law: Law) -> np.ndarray:
     """``log K`` without cancellation near 1, or near 0."""
     near = np.abs(law.excess) < 0.3
     small = np.where(near, law.excess, 0.0)
-    return np.where(near, np.log1p(small), np.log(law.whole + 0j))
+    with np.errstate(divide="ignore"):
+        return np.where(near, np.log1p(small), np.log(law.whole + 0j))

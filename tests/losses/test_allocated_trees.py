@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from jaxdp_episodic.losses.allocated_antipodal import AllocatedAntipodalLoss
-from jaxdp_episodic.losses.antipodal_law import bounds_at
+from jaxdp_episodic.losses.antipodal_law import bound_at
 from oracles import allocation
 
 # Of the grid's integrals, relative: a kink between its points.
@@ -164,7 +164,7 @@ def test_climbing_from_anywhere_ends_at_the_antipodal_pair(g):
                         b[place] = old
                     best = max(best, new)
         assert best <= claim * (1 + GRID)
-        assert best <= bounds_at(np.log(g), 2, 2, s)[1] * (1 + GRID)
+        assert best <= bound_at(np.log(g), 2, 2, s, above=True) * (1 + GRID)
         best_of_all = max(best_of_all, best)
     assert best_of_all > claim * (1 - GRID)
 

@@ -15,17 +15,29 @@ ROWS = json.loads((Path(__file__).parents[1] / "allocation.json").read_text())["
 
 
 def sums(count, constant, shift, log_g=None, *, rising=True, idle=0.0):
-    count, constant, shift, idle = (
-        np.array(a)
-        for a in np.broadcast_arrays(
-            *(
-                np.atleast_1d(np.asarray(a, float))
-                for a in (count, constant, shift, idle)
-            )
-        )
-    )
-    log_g = None if log_g is None else np.full(count.shape, float(log_g))
-    return log_tails(Terms(count, constant, shift, log_g, rising, idle))
+    """Each place by itself."""
+    parts = []
+    for n, k, s in np.broadcast(count, constant, shift):
+        at = None if log_g is None else np.array([float(log_g)])
+        constants = np.array([float(k)])
+        parts.append(log_tails(Terms(int(n), constants, float(s), at, rising, idle)))
+    return np.concatenate(parts, axis=1)
+
+
+@pytest.mark.parametrize(("count", "shift"), [(3, 2.0), (40, 0.7), (40, 0.1)])
+@pytest.mark.parametrize("kind", ["rising", "falling", "antipodal"])
+def test_neighbours_share_contours(count, shift, kind):
+    place = np.linspace(0.0, 6 * np.sqrt(np.log1p(np.expm1(shift**2) / count)), 12)
+    constant, log_g, up = -count * np.exp(place), None, kind != "falling"
+    if kind == "falling":
+        constant = count * np.exp(-place)
+    if kind == "antipodal":
+        constant, log_g = -5 * np.expm1(place), place
+    together = np.array(log_tails(Terms(count, constant, shift, log_g, up, 5.0)))
+    for i in range(0, 12, 5):
+        at = None if log_g is None else log_g[i]
+        alone = sums(count, constant[i], shift, at, rising=up, idle=5.0)[:, 0]
+        np.testing.assert_allclose(together[:, i], alone, atol=2e-11)
 
 
 def test_single_epochs_of_the_reference():
@@ -77,6 +89,15 @@ def test_two_terms_and_idle_steps():
         assert one == pytest.approx(np.ravel(contour), rel=1e-12)
 
 
+def test_distant_neighbours_do_not():
+    # K^n of small g turns where that of large g has not begun to.
+    log_g = np.geomspace(0.1, 14.0, 16)
+    together = log_tails(Terms(7, np.zeros(16), 1.22, log_g, True, 0.0))
+    for i in (0, 2, 8):
+        alone = sums(7, 0.0, 1.22, log_g[i])[:, 0]
+        np.testing.assert_allclose(np.array(together)[:, i], alone, atol=1e-11)
+
+
 @pytest.mark.parametrize("direction", ["remove", "add"])
 @pytest.mark.parametrize(
     ("steps", "taken", "shift", "epsilon"),
@@ -120,11 +141,10 @@ def test_derivatives_in_g_are_those_of_the_profile():
     assert np.exp(values[1][2][0]) == pytest.approx(bend, rel=1e-6)
 
 
-def test_the_larger_saddle_is_one():
-    shift = np.array([0.05, 0.4, 1.0, 3.0])
-    for below in (0.0, 1e-6, 0.5, 30.0):
-        log_p = 0.5 * shift**2 - 1 - 2 * np.log(shift) - below
-        x = larger_saddle(log_p, shift)
-        assert np.all(x >= 1 / shift)
-        reached = log_p + np.log(shift) + shift * x - 0.5 * shift**2
-        np.testing.assert_allclose(reached, np.log(x), atol=1e-9)
+@pytest.mark.parametrize("shift", [0.05, 0.4, 1.0, 3.0])
+def test_the_larger_saddle_is_one(shift):
+    log_p = 0.5 * shift**2 - 1 - 2 * np.log(shift) - np.array([0.0, 1e-6, 0.5, 30.0])
+    x = larger_saddle(log_p, shift)
+    assert np.all(x >= 1 / shift)
+    reached = log_p + np.log(shift) + shift * x - 0.5 * shift**2
+    np.testing.assert_allclose(reached, np.log(x), atol=1e-9)

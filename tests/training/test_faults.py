@@ -5,6 +5,7 @@ import errno
 import importlib.util
 import json
 import math
+import contextlib
 import os
 import resource
 import shutil
@@ -249,6 +250,13 @@ def test_a_second_sigterm_does_not_break_the_winding_up():
             wound_up = True
             raise
     assert wound_up
+
+
+def test_a_sigterm_that_somebody_swallows_counts_in_the_end():
+    """As what comes while a callback runs, of whose exceptions nobody hears."""
+    with pytest.raises(Terminated), ended_by_sigterm():
+        with contextlib.suppress(KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGTERM)
 
 
 def test_elsewhere_than_in_the_main_thread_signals_are_left_alone():

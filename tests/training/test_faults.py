@@ -1,11 +1,11 @@
 """Faults: killed processes, full disks, SIGTERM, no numbers, lost classes."""
 
+import contextlib
 import dataclasses
 import errno
 import importlib.util
 import json
 import math
-import contextlib
 import os
 import resource
 import shutil

@@ -5,13 +5,13 @@ import json
 import warnings
 
 import pytest
-from jaxdp_episodic.requests.training_start import StartConfig, statistics_steps
 from rich.console import Console
 
 import jaxdp_episodic as jde
 from jaxdp_episodic.accounting.budget import PrivacyBudget, plan_budget, public_view
 from jaxdp_episodic.data.sinusoids import make_sinusoids
 from jaxdp_episodic.requests.training_config import read_config
+from jaxdp_episodic.requests.training_start import StartConfig, statistics_steps
 from jaxdp_episodic.training.report import privacy_statement
 from jaxdp_episodic.training.run import _shown_warnings, run_training
 from training_runs import classes, grouped_step, trainer

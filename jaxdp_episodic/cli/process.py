@@ -15,6 +15,8 @@ from typing import Any
 
 PROGRAM = "jaxdp-episodic"
 
+# After so many seconds a signal that nobody heard comes again.
+_AGAIN_S = 0.05
 _CACHE = "JAX_COMPILATION_CACHE_DIR"
 _ADDRESS = re.compile(r"[^\s:]+:\d{1,5}|\[[0-9a-fA-F:.%]+\]:\d{1,5}")
 
@@ -27,14 +29,15 @@ class Terminated(KeyboardInterrupt):
 def ended_by_sigterm() -> Iterator[None]:
     """Makes SIGTERM end the body as Ctrl-C does, with `Terminated`.
 
-    The first one counts; those that come while the body winds up are ignored. Outside
+    The first one counts; those that come while the body winds up are ignored. One that
+    is raised where exceptions are not heard comes again, and so does Ctrl-C. Outside
     of the main thread, where Python hears no signals, nothing changes.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
 
-    has_come = False
+    has_come, timers = False, []
 
     def end(number: int, frame: Any) -> None:
         nonlocal has_come
@@ -42,12 +45,29 @@ def ended_by_sigterm() -> Iterator[None]:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         raise Terminated
 
-    before = signal.signal(signal.SIGTERM, end)
+    def not_raised(args: Any) -> None:
+        again = {Terminated: signal.SIGTERM, KeyboardInterrupt: signal.SIGINT}
+        if args.exc_type not in again:
+            hook(args)
+            return
+        if args.exc_type is Terminated:
+            signal.signal(signal.SIGTERM, end)
+        timer = threading.Timer(_AGAIN_S, os.kill, (os.getpid(), again[args.exc_type]))
+        timer.daemon = True
+        timers.append(timer)
+        timer.start()
+
+    before, hook = signal.signal(signal.SIGTERM, end), sys.unraisablehook
+    # Modules run callbacks while they are imported, whose exceptions go nowhere else.
+    sys.unraisablehook = not_raised
     try:
         yield
     finally:
+        for timer in timers:
+            timer.cancel()
+        sys.unraisablehook = hook
         signal.signal(signal.SIGTERM, before or signal.SIG_DFL)
-    if has_come:  # within a callback, and whoever called that went on
+    if has_come:  # and somebody has swallowed it
         raise Terminated
 
 

@@ -64,9 +64,10 @@ def save(figure: Any, path: Path) -> None:
       OSError: a file that cannot be written.
     """
     figure.dpi = _DPI
-    # By itself `savefig` draws everything once more to lay it out.
-    figure.get_layout_engine().execute(figure)
-    figure.set_layout_engine(None)
+    # By itself `savefig` draws everything once more to lay it out, for each file.
+    if layout := figure.get_layout_engine():
+        layout.execute(figure)
+        figure.set_layout_engine(None)
     kind = path.suffix[1:].lower() or "png"
     metadata = {"metadata": {"Date": None}} if kind == "svg" else {}
     with atomic_path(path) as file:

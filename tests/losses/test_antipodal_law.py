@@ -61,7 +61,7 @@ def test_a_few_steps_by_definition(steps, taken, shift, epsilon):
 )
 def test_many_steps_with_little_noise(steps, taken, shift, epsilon):
     true = allocation.antipodal_of_many(steps, taken, shift, epsilon)
-    low, high = antipodal_law.bounds_at(epsilon, steps, taken, shift)
+    low, high = bounds_at(epsilon, steps, taken, shift)
     assert low <= true <= high <= low * 1.0005
 
 
@@ -249,8 +249,8 @@ def test_a_table_is_kept_only_up_to_where_it_leaves_its_ends(monkeypatch):
     inside = {True: (0.2, 0.3), False: (0.3, 0.4)}  # of 1/4
     monkeypatch.setattr(
         allocation_tables,
-        "bounds_at",
-        lambda u, *_: inside[bool(np.arcsinh(u) < 1.2)],
+        "bound_at",
+        lambda u, *_, above: inside[bool(np.arcsinh(u) < 1.2)][above],
     )
     kept = allocation_tables._between_antipodal_ends(table, 4, 4, 1.0)
     assert kept.values.shape[1] == 12

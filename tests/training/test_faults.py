@@ -13,6 +13,8 @@ import signal
 import subprocess
 import sys
 import threading
+import time
+import weakref
 from pathlib import Path
 
 import jax
@@ -250,6 +252,32 @@ def test_a_second_sigterm_does_not_break_the_winding_up():
             wound_up = True
             raise
     assert wound_up
+
+
+class Unit:
+    """What can be referred to weakly."""
+
+
+@pytest.mark.parametrize(
+    "sent, raised",
+    [(signal.SIGTERM, Terminated), (signal.SIGINT, KeyboardInterrupt)],
+)
+def test_a_signal_in_a_callback_comes_again(monkeypatch, sent, raised):
+    """Python tells `sys.unraisablehook` alone of what a callback raises."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    told = []
+    monkeypatch.setattr(sys, "unraisablehook", told.append)
+    try:
+        one = Unit()
+        weakref.finalize(one, os.kill, os.getpid(), sent)
+        with pytest.raises(raised), ended_by_sigterm():
+            with contextlib.suppress(raised):
+                del one
+            time.sleep(5)
+            pytest.fail("the signal was lost")
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert not told and sys.unraisablehook == told.append
 
 
 def test_a_sigterm_that_somebody_swallows_counts_in_the_end():

@@ -108,7 +108,7 @@ def crossing(terms: Terms, finer: bool) -> np.ndarray:
 
 
 def _first(terms: Terms, log_p: np.ndarray, power: np.ndarray) -> np.ndarray:
-    """The number of the place, of rising (C, E), where `_crossing` stops."""
+    """The number of the place, of rising (C, E), where `crossing` stops."""
     s, p = terms.shift, np.exp(log_p)
     size = np.real(power) + p * terms.constant - 2 * log_p
     size = np.where(np.isnan(size), np.inf, size)

@@ -243,7 +243,7 @@ def _path(p: np.ndarray, group: _Group, nodes: int) -> tuple[np.ndarray, np.ndar
     return w + 1j * height * bent, spacing * (1 + 1j * rise)
 
 
-def _law_offaxis_of(p: np.ndarray, group: _Group, nodes: int) -> tuple[np.ndarray, Law]:
+def _law_off_axis(p: np.ndarray, group: _Group, nodes: int) -> tuple[np.ndarray, Law]:
     """``n log K``, and what it is made of, at complex p (M,): (M, E) or (M, 1)."""
     terms, s = group.middle, group.middle.shift
     parts = []
@@ -287,7 +287,7 @@ def _direction(terms: Terms) -> complex:
 def _ends(group: _Group, points: _Points, base: np.ndarray) -> np.ndarray:
     """Where, in u, each place's integrand has fallen enough, or infinity."""
     p = points.at(_SCOUTS)
-    power = _law_offaxis_of(p, group, 96)[0]
+    power = _law_off_axis(p, group, 96)[0]
     fallen = np.real(power + np.multiply.outer(p, group.constant)) - base < _FALL
     first = _SCOUTS[np.argmax(fallen, axis=0)]
     return np.where(fallen.any(axis=0), first, np.inf)
@@ -307,7 +307,7 @@ def _ray(
     place, weight = gauss(ray_nodes, 1)
     u = place * end
     p = points.at(u)
-    power, law = _law_offaxis_of(p, group, law_nodes)
+    power, law = _law_off_axis(p, group, law_nodes)
     value = np.exp(power + np.multiply.outer(p, group.constant) - base)
     step = points.direction * points.width * np.cosh(u) * weight * end / math.pi
     value = value * step[:, None]

@@ -31,8 +31,9 @@ def exact(row):
 def check(row):
     found, info = exact(row)
     true = float(row["delta"])
-    # Of 1.2e-6 is the worst, half a million steps an epoch at noise 0.33.
-    within = 2e-6 + 2 * float(row["oracle_error"])
+    # Rare jumps of long epochs: 1.2e-6 off at half a million steps and noise 0.33.
+    own = 2e-6 if int(row["steps"]) > 10_000 else 1e-9
+    within = own + 2 * float(row["oracle_error"])
     if info.is_certified_bound:
         assert found >= true * (1 - within)
     else:

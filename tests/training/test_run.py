@@ -4,6 +4,7 @@ import json
 import re
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -45,9 +46,9 @@ def test_the_score_without_noise_stands_below_the_private_one():
     )
     budget = plan_budget(step, epsilon=8.0, delta=1e-5, num_steps=10)
     score = Score("accuracy", 0.9, 0.8, 1.0, 600)
-    trainer = SimpleNamespace(budget=budget, is_seeded=False)
+    trainer: Any = SimpleNamespace(budget=budget, is_seeded=False)
     result = Result(
-        trainer,  # type: ignore
+        trainer,
         1.0,
         1.0,
         {"test": score, "validation": score},

@@ -97,7 +97,7 @@ def test_what_a_run_keeps_of_itself_cannot_be_changed():
     step = jde.GaussianStep(
         jde.Poisson("unit", sampling_probability=[0.0, 0.5]), noise_multiplier=0.0
     )
-    run = run_of(step, 3)
+    run = run_of(step, np.array(3))
     for kept, expected in ((run.loses_nothing, 0), (run.is_unprotected, 1)):
         assert kept.reshape(-1).argmax() == expected
         with pytest.raises(ValueError, match="read-only"):

@@ -56,7 +56,7 @@ class Plan(NamedTuple):
       episodes_per_step: on average.
       num_steps: of the run.
       noise_multiplier: the smallest that keeps the run within the target, or up to
-        1e-4 more, relative.
+        1e-3 more, relative.
       signal_to_noise: of a step; see the module.
       total_episodes: of the run, weighted by examples.
       effective_steps: an *estimate*; see `effective_steps`.

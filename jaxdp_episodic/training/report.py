@@ -22,6 +22,7 @@ from jaxdp_episodic.describe.step import ComposedSteps, GaussianStep, compose
 from jaxdp_episodic.files.archive import read_arrays
 from jaxdp_episodic.report.privacy_statement import PrivacyReport
 from jaxdp_episodic.report.report import privacy_report
+from jaxdp_episodic.requests.training_start import contribution_norm
 from jaxdp_episodic.training.checks import mean_units_are_public
 from jaxdp_episodic.training.run_files import (
     HELD_OUT,
@@ -150,7 +151,8 @@ def _reasons(budget: PrivacyBudget, num_steps: int, kind: str) -> list[str]:
     reasons = []
     if statistics:
         noises = dict.fromkeys(
-            f"{step.noise_multiplier:.5g} for each {step.clip_unit}"
+            f"{step.noise_multiplier * contribution_norm(step):.5g} for each "
+            f"{step.clip_unit}"
             for step in budget.before[:statistics]
         )
         reasons.append(

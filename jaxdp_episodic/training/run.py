@@ -16,6 +16,7 @@ import jax
 import numpy as np
 from rich.console import Console
 
+from jaxdp_episodic._progress import ProgressBar
 from jaxdp_episodic.accounting.attacker import true_positive_rate
 from jaxdp_episodic.accounting.budget import PrivacyBudget, public_view
 from jaxdp_episodic.describe.designs import GroupedClasses, IndependentEpisodes
@@ -28,7 +29,6 @@ from jaxdp_episodic.plots.run import draw_run
 from jaxdp_episodic.requests.training_config import TrainingConfig
 from jaxdp_episodic.training import run_files
 from jaxdp_episodic.training.assemble import Tables, assembled
-from jaxdp_episodic.training.display import Display
 from jaxdp_episodic.training.evaluation import Score
 from jaxdp_episodic.training.features import FixedFeatures
 from jaxdp_episodic.training.processes import all_processes
@@ -168,14 +168,17 @@ def _run(
             within = "" if owed == step else f", within an epoch: {owed:,} are owed"
             console.print(f"resumed after step {step:,}{within}")
         _announce(console, trainer, size)
-        with Display(console, trainer.budget) as display:
-            display.start_at(trainer.num_steps_taken)
+        budget, taken = trainer.budget, trainer.num_steps_taken
+        with ProgressBar(console, "steps", budget.num_steps, taken) as bar:
             trainer.train(
                 folder,
                 evaluations=evaluations,
                 evaluate_every=config.evaluation.every if config.evaluation else None,
                 checkpoint_every=config.checkpoint_every,
-                on_step=display.show,
+                on_step=lambda progress: bar.show(
+                    progress.step,
+                    f"epsilon {progress.epsilon:.3f} of {budget.epsilon:g}",
+                ),
             )
         without = {}
         if config.evaluation is not None and config.evaluation.without_noise:

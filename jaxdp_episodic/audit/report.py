@@ -10,6 +10,7 @@ from jaxdp_episodic.audit.confidence import EpsilonBound
 from jaxdp_episodic.audit.mechanism import MechanismAudit
 from jaxdp_episodic.audit.one_run import Guesses
 from jaxdp_episodic.audit.release import ReleaseAudit
+from jaxdp_episodic.files.json_file import plain
 from jaxdp_episodic.plots.labels import downward, upward
 
 
@@ -91,27 +92,28 @@ def release_rows(name: str, audit: ReleaseAudit, attacker: str) -> list[AuditRow
 
 def audit_document(rows: Sequence[AuditRow], **facts: Any) -> dict[str, Any]:
     """Returns the rows as plain values for JSON; numbers that are infinite as text."""
-    return {
+    document = {
         "version": 1,
-        **{key: _plain(value) for key, value in facts.items()},
+        **facts,
         "is_violated": any(row.is_violated for row in rows),
         "rows": [
             {
                 "name": row.name,
                 "attacker": row.attacker,
                 "delta": row.delta,
-                "claimed_rdp": _plain(row.claimed_rdp),
-                "claimed_exact": _plain(row.claimed_exact),
+                "claimed_rdp": row.claimed_rdp,
+                "claimed_exact": row.claimed_exact,
                 "audited": row.audited,
-                "gap": _plain(row.gap),
+                "gap": row.gap,
                 "share_of_exact": row.share,
                 "is_above": row.is_above,
                 "is_violated": row.is_violated,
-                "evidence": {k: _plain(v) for k, v in row.evidence._asdict().items()},
+                "evidence": row.evidence._asdict(),
             }
             for row in rows
         ],
     }
+    return plain(document)
 
 
 def audit_markdown(rows: Sequence[AuditRow]) -> str:
@@ -131,10 +133,3 @@ def audit_markdown(rows: Sequence[AuditRow]) -> str:
             f"{upward(row.gap)} | {row.share:.1%} |"
         )
     return "\n".join(lines) + "\n"
-
-
-def _plain(value: Any) -> Any:
-    """The value as JSON can hold it."""
-    if isinstance(value, float) and not math.isfinite(value):
-        return str(value)
-    return value

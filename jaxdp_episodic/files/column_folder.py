@@ -28,7 +28,7 @@ from typing import Any
 import numpy as np
 
 from jaxdp_episodic.files.archive import check_items, check_plain_file, npy_header
-from jaxdp_episodic.files.atomic import write_atomically
+from jaxdp_episodic.files.atomic import atomic_path, write_atomically
 from jaxdp_episodic.files.json_file import parse_json
 
 MANIFEST, PROGRESS = "manifest.json", "import.json"
@@ -198,12 +198,9 @@ def create_column(path: Path, dtype: np.dtype, shape: tuple[int, ...]) -> int:
 
 def write_column(path: Path, values: np.ndarray) -> None:
     """Writes a whole column, and waits until it is on the disk."""
-
-    def write(file: Any) -> None:
+    with atomic_path(path) as temporary, temporary.open("xb") as file:
         _write_header(file, values.dtype, values.shape)
         file.write(np.ascontiguousarray(values).data)
-
-    write_atomically(path, write)
 
 
 def write_manifest(
@@ -248,7 +245,7 @@ def write_manifest(
         }
     manifest = {"version": _VERSION, "made_from": dict(made_from), "splits": described}
     text = json.dumps(manifest, indent=2) + "\n"
-    write_atomically(folder / MANIFEST, lambda file: file.write(text.encode()))
+    write_atomically(folder / MANIFEST, text)
     return manifest
 
 

@@ -1,4 +1,4 @@
-"""JSON: from outside with no key twice and in lines of bounded length; plain values."""
+"""JSON: read with no key twice and in lines of bounded length; plain values."""
 
 from __future__ import annotations
 
@@ -7,8 +7,6 @@ import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 from jaxdp_episodic.files.columns import repeated
 
@@ -74,18 +72,44 @@ def json_lines(path: Path) -> Iterator[tuple[int, Any, int]]:
 def plain(value: Any) -> Any:
     """Returns a value as JSON can hold it.
 
-    Tuples become lists, NumPy's arrays and numbers Python's, keys text; infinities and
+    Tuples become lists, arrays and their numbers Python's, keys text; infinities and
     NaN the strings that Python's ``float`` reads.
     """
     if isinstance(value, Mapping):
         return {str(key): plain(item) for key, item in value.items()}
     if isinstance(value, tuple | list):
         return [plain(item) for item in value]
-    if isinstance(value, np.ndarray | np.generic):
+    if hasattr(value, "tolist"):  # of NumPy or JAX
         return plain(value.tolist())
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
     return value
+
+
+def differences(theirs: Any, ours: Any, there: str, here: str) -> dict[str, str]:
+    """Returns what differs between two values of JSON, by dotted key, in words."""
+    old, new = _flat(theirs), _flat(json.loads(json.dumps(ours)))
+    missing = "(nothing)"
+    pairs = {
+        key: (old.get(key, missing), new.get(key, missing))
+        for key in sorted(old.keys() | new.keys())
+    }
+    return {
+        key: f"{before} {there}, {now} {here}"
+        for key, (before, now) in pairs.items()
+        if before != now
+    }
+
+
+def _flat(value: Any, prefix: str = "") -> dict[str, Any]:
+    """Nested dictionaries and lists as one dictionary of dotted keys."""
+    if isinstance(value, Mapping):
+        items = [(f"{prefix}.{k}" if prefix else str(k), v) for k, v in value.items()]
+    elif isinstance(value, list):
+        items = [(f"{prefix}[{i}]", v) for i, v in enumerate(value)]
+    else:
+        return {prefix: value}
+    return {k: v for key, item in items for k, v in _flat(item, key).items()}
 
 
 def _object(number: int, line: bytes) -> dict[str, Any] | Exception:

@@ -284,7 +284,7 @@ def write_table(path: Path, plan: Plan) -> None:
         design = plan.designs[int(plan.design[place])]
         what = (design.name, design.clip_unit, design.examples)
         rows.writerow([*what, *cells, place == plan.recommended])
-    write_atomically(path, lambda file: file.write(text.getvalue().encode()))
+    write_atomically(path, text.getvalue())
 
 
 def _designs(episode: EpisodeShape, population: Population) -> list[Design]:

@@ -7,7 +7,6 @@ the same bytes.
 
 from __future__ import annotations
 
-import importlib
 import importlib.util
 import zipfile
 from collections.abc import Iterator, Sequence
@@ -24,6 +23,7 @@ from jaxdp_episodic.files.archive import (
     opened_archive,
 )
 from jaxdp_episodic.files.atomic import atomic_path
+from jaxdp_episodic.files.optional import require_pyarrow
 from jaxdp_episodic.sweep.description import described_grid
 from jaxdp_episodic.sweep.folder import TABLES, SweepFolder, answer_columns
 from jaxdp_episodic.sweep.grid import WORD_FIELDS, Grid
@@ -108,7 +108,7 @@ def _columns(folder: SweepFolder) -> Iterator[dict[str, np.ndarray]]:
 
 
 def _write_parquet(path: Path, folder: SweepFolder) -> None:
-    pyarrow, parquet = _arrow()
+    pyarrow, parquet = require_pyarrow(purpose="a Parquet table")
     writer = None
     try:
         for columns in _columns(folder):
@@ -173,7 +173,7 @@ def _read_npz(path: Path, names: Sequence[str]) -> Iterator[dict[str, np.ndarray
 
 
 def _read_parquet(path: Path, names: Sequence[str]) -> Iterator[dict[str, np.ndarray]]:
-    pyarrow, parquet = _arrow()
+    pyarrow, parquet = require_pyarrow(purpose="a Parquet table")
     check_plain_file(path)
     try:
         with parquet.ParquetFile(path) as file:
@@ -187,16 +187,3 @@ def _read_parquet(path: Path, names: Sequence[str]) -> Iterator[dict[str, np.nda
                 }
     except (pyarrow.ArrowException, ValueError, OSError, OverflowError) as error:
         raise ValueError(f"{path} is damaged: {error}") from None
-
-
-def _arrow() -> tuple[Any, Any]:
-    try:
-        return (
-            importlib.import_module("pyarrow"),
-            importlib.import_module("pyarrow.parquet"),
-        )
-    except ImportError as error:
-        raise ImportError(
-            "a Parquet table needs pyarrow, which is not installed or does not work; "
-            "pip install 'jaxdp-episodic[sweep]' brings it"
-        ) from error

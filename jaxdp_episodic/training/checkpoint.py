@@ -29,6 +29,7 @@ import optax
 import orbax.checkpoint as ocp
 
 from jaxdp_episodic import _validation
+from jaxdp_episodic.files.atomic import sync_folder
 from jaxdp_episodic.report.ledger_content import LedgerMark
 from jaxdp_episodic.training.averaging import average_of
 from jaxdp_episodic.training.description import refuse_other_run
@@ -215,7 +216,7 @@ class Checkpoints:
         # When one of its writes fails Orbax does not wait for the others: they may have
         # made the temporary folder again after it was removed.
         self.remove_unfinished()
-        _sync_folder(self.folder)
+        sync_folder(self.folder)
 
     def remove_unfinished(self) -> None:
         """Removes what processes that were killed, or full disks, left of checkpoints.
@@ -345,17 +346,6 @@ def _or_damaged(path: Path) -> Iterator[None]:
 def as_arrays(state: Any) -> Any:
     """The state with every leaf a JAX array, which is what Orbax stores."""
     return jax.tree.map(jnp.asarray, state)
-
-
-def _sync_folder(folder: Path) -> None:
-    """Makes renames in a folder survive a power failure, where the system can."""
-    if os.name == "nt":
-        return
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 @contextmanager

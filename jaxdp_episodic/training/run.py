@@ -25,6 +25,7 @@ from jaxdp_episodic.describe.schemes import (
     Poisson,
     WithoutReplacement,
 )
+from jaxdp_episodic.files.json_file import plain
 from jaxdp_episodic.plots.run import draw_run
 from jaxdp_episodic.requests.training_config import TrainingConfig
 from jaxdp_episodic.training import run_files
@@ -41,7 +42,6 @@ from jaxdp_episodic.training.report import (
 from jaxdp_episodic.training.run_files import (
     HELD_OUT,
     PRIVATE,
-    plain_values,
     read_log,
 )
 from jaxdp_episodic.training.trainer import Trainer
@@ -285,7 +285,7 @@ def _finish(
         }
     if trainer.is_seeded or not budget.is_private:
         facts["not private"] = _SEEDED if budget.is_private else "there is no noise"
-    facts = plain_values(facts)
+    facts = plain(facts)
     private_facts = facts
     for split, score in without_noise.items():
         value = f"{score['name']} {score['mean']:.4f}, not private"

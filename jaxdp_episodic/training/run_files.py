@@ -17,7 +17,6 @@ decided where it is computed:
 from __future__ import annotations
 
 import json
-import math
 import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -25,17 +24,14 @@ from contextvars import ContextVar
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
-from jaxdp_episodic.files.atomic import atomic_path, is_locked_by_us
+from jaxdp_episodic.files import atomic
+from jaxdp_episodic.files.json_file import plain
 from jaxdp_episodic.report.ledger_file import has_charges
 from jaxdp_episodic.training import checks
 from jaxdp_episodic.training.checkpoint import Checkpoints, Snapshot
-from jaxdp_episodic.training.ledger import (
-    Ledger,
-    LedgerFile,
-    owner_only,
-)
+from jaxdp_episodic.training.ledger import Ledger, LedgerFile
 
-LOG, CHECKPOINTS, LEDGER, LOCK = "log.jsonl", "checkpoints", "ledger.jsonl", ".lock"
+LOG, CHECKPOINTS, LEDGER = "log.jsonl", "checkpoints", "ledger.jsonl"
 
 _held: ContextVar[frozenset[Path]] = ContextVar("held", default=frozenset())
 
@@ -83,27 +79,16 @@ def locked(folder: Path) -> Iterator[None]:
       BlockingIOError: another run is training there; the message has its process id.
       OSError: a folder that cannot be made or written.
     """
-    folder.mkdir(parents=True, exist_ok=True)
     place = folder.resolve()
     if place in _held.get():
         yield
         return
-    descriptor = os.open(place / LOCK, os.O_RDWR | os.O_CREAT, 0o600)
-    try:
-        if not is_locked_by_us(descriptor):
-            owner = os.read(descriptor, 20).decode("ascii", "replace") or "unknown"
-            raise BlockingIOError(
-                f"{folder} is in use: another run (process {owner}) is training there"
-            )
-        os.ftruncate(descriptor, 0)
-        os.write(descriptor, str(os.getpid()).encode())
+    with atomic.locked(folder):
         token = _held.set(_held.get() | {place})
         try:
             yield
         finally:
             _held.reset(token)
-    finally:
-        os.close(descriptor)  # which releases it
 
 
 PRIVATE, HELD_OUT = "private", "held_out"
@@ -127,7 +112,7 @@ class RunLog:
 
     def write(self, record: Mapping[str, Any]) -> None:
         """Appends one record; numbers that JSON lacks become strings."""
-        self._file.write(json.dumps(plain_values(record), allow_nan=False) + "\n")
+        self._file.write(json.dumps(plain(record), allow_nan=False) + "\n")
         self._file.flush()
 
     def sync(self) -> None:
@@ -180,22 +165,8 @@ def releasable_records(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
 def _rewrite(path: Path, keep_through: int) -> None:
     """Drops the records of later steps, atomically."""
     kept = [r for r in read_log(path) if r.get("step", 0) <= keep_through]
-    with atomic_path(path) as temporary:
-        with open(temporary, "w", encoding="utf-8", opener=owner_only) as file:
-            file.writelines(json.dumps(record) + "\n" for record in kept)
-
-
-def plain_values(value: Any) -> Any:
-    """The value as JSON can hold it: NaN and infinities as strings."""
-    if isinstance(value, Mapping):
-        return {str(key): plain_values(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [plain_values(item) for item in value]
-    if hasattr(value, "item"):
-        value = value.item()
-    if isinstance(value, float) and not math.isfinite(value):
-        return str(value)
-    return value
+    text = "".join(json.dumps(record) + "\n" for record in kept)
+    atomic.write_atomically(path, text, is_private=True)
 
 
 class StepProgress(NamedTuple):

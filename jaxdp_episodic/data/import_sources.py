@@ -183,8 +183,7 @@ def _image_column(
     path: Path, name: str, shape: tuple[int, ...], size: int | None, grey: bool
 ) -> _Column:
     """A column of images: files, or lists of numbers."""
-    _, kind = parquet_kind(path, name)
-    if kind == "files":
+    if parquet_kind(path, name) == "files":
         first = decoded_image(
             io.BytesIO(next(parquet_files(path, name, rows=1))[0]), size, grey, path
         )

@@ -27,7 +27,12 @@ from typing import Any
 
 import numpy as np
 
-from jaxdp_episodic.files.archive import check_items, check_plain_file, npy_header
+from jaxdp_episodic.files.archive import (
+    check_items,
+    check_plain_file,
+    npy_header,
+    write_npy_header,
+)
 from jaxdp_episodic.files.atomic import atomic_path, write_atomically
 from jaxdp_episodic.files.json_file import parse_json
 
@@ -190,7 +195,7 @@ def create_column(path: Path, dtype: np.dtype, shape: tuple[int, ...]) -> int:
       OSError: it cannot be written.
     """
     with path.open("wb") as file:
-        _write_header(file, dtype, shape)
+        write_npy_header(file, dtype, shape)
         offset = file.tell()
         file.truncate(offset + int(np.prod(shape, dtype=np.int64)) * dtype.itemsize)
     return offset
@@ -199,7 +204,7 @@ def create_column(path: Path, dtype: np.dtype, shape: tuple[int, ...]) -> int:
 def write_column(path: Path, values: np.ndarray) -> None:
     """Writes a whole column, and waits until it is on the disk."""
     with atomic_path(path) as temporary, temporary.open("xb") as file:
-        _write_header(file, values.dtype, values.shape)
+        write_npy_header(file, values.dtype, values.shape)
         file.write(np.ascontiguousarray(values).data)
 
 
@@ -247,12 +252,6 @@ def write_manifest(
     text = json.dumps(manifest, indent=2) + "\n"
     write_atomically(folder / MANIFEST, text)
     return manifest
-
-
-def _write_header(file: Any, dtype: np.dtype, shape: tuple[int, ...]) -> None:
-    described = np.lib.format.dtype_to_descr(dtype)
-    header = {"descr": described, "fortran_order": False, "shape": shape}
-    np.lib.format.write_array_header_1_0(file, header)
 
 
 def _header(path: Path) -> tuple[tuple[int, ...], np.dtype, int]:

@@ -25,15 +25,8 @@ from jaxdp_episodic.describe.schemes import (
     WithoutReplacement,
 )
 from jaxdp_episodic.describe.step import GaussianStep
-from jaxdp_episodic.draw.sampler import EpisodeSampler
 from jaxdp_episodic.requests.training_config import TrainingConfig
-from jaxdp_episodic.training.assemble import (
-    Tables,
-    built_model,
-    plan,
-    statistics_of,
-)
-from jaxdp_episodic.training.optimizers import built_optimizer
+from jaxdp_episodic.training.assemble import Tables, run_parts, statistics_of
 from jaxdp_episodic.training.statistics import PrivateStatistics
 from jaxdp_episodic.training.trainer import Trainer
 
@@ -135,51 +128,23 @@ def training_of_config(
       ValueError: a run that claims nothing.
     """
     data = Tables(config, base).load("train")
-    budget = plan(config, data)
-    if budget.before and privacy_unit not in (None, budget.step.privacy_unit):
+    parts = run_parts(config, data)
+    budget, step = parts["budget"], parts["budget"].step
+    if budget.before and privacy_unit not in (None, step.privacy_unit):
         raise NotImplementedError(
             "a run that begins with private statistics is audited for the unit that "
-            f"it protects, {budget.step.privacy_unit!r}, got {privacy_unit!r}"
+            f"it protects, {step.privacy_unit!r}, got {privacy_unit!r}"
         )
     if not budget.is_private:
         raise ValueError(
             "epsilon must be finite for an audit, got inf: the run claims nothing"
         )
-    step = budget.step
-    sampler = EpisodeSampler(
-        step.design, data.population, clip_unit=str(step.clip_unit)
-    )
-    ways = None if config.learner.is_regression else sampler.slot_shape[-2]
-    start = statistics_of(config, step, data)
-    shape = data.features.shape[1:] if start is None else (start.dimensions,)
-    learner, params = built_model(config, shape, ways)
     if privacy_unit is not None:
         step = dataclasses.replace(step, privacy_unit=privacy_unit, small_units=None)
-        budget = dataclasses.replace(budget, step=step)
-    return Training(
-        learner,
-        params,
-        data,
-        budget,
-        config.learner.shots,
-        built_optimizer(
-            config.optimizer, max(budget.num_steps - len(budget.before), 1)
-        ),
-        float(config.l2_clip_norm or 1.0),
-        config.normalizer,
-        config.block_size,
-        config.noise,
-        start and functools.partial(_required, config, budget.step),
-    )
-
-
-def _required(
-    config: TrainingConfig, step: GaussianStep, data: ExampleTable
-) -> PrivateStatistics:
-    """The statistics of a table, of a run that begins with some."""
-    start = statistics_of(config, step, data)
-    assert start is not None
-    return start
+        parts["budget"] = dataclasses.replace(budget, step=step)
+    if parts["start"] is not None:
+        parts["start"] = functools.partial(statistics_of, config, step)
+    return Training(data=data, **parts)
 
 
 class MarkedStatistics:

@@ -81,22 +81,9 @@ def assembled(
     """Returns the trainer, the evaluations and the number of parameters."""
     data = tables.load("train")
     evaluations = _evaluations(config, tables)
-    budget = plan(config, data)
-    start = statistics_of(config, budget.step, data)
-    shape = data.features.shape[1:] if start is None else (start.dimensions,)
-    learner, params = built_model(config, shape, _ways(config))
-    gradient_steps = max(budget.num_steps - len(budget.before), 1)
+    parts = run_parts(config, data)
     trainer = Trainer(
-        learner,
-        params,
         data=data,
-        budget=budget,
-        shots=config.learner.shots,
-        optimizer=built_optimizer(config.optimizer, gradient_steps),
-        l2_clip_norm=1.0 if config.l2_clip_norm is None else config.l2_clip_norm,
-        normalizer=config.normalizer,
-        block_size=config.block_size,
-        noise=config.noise,
         seed=config.seed,
         settings={
             "model": "none" if config.model is None else config.model.to_dict(),
@@ -104,12 +91,34 @@ def assembled(
             "features": tables.features.described() if tables.features else "none",
             "start": "none" if config.start is None else config.start.to_dict(),
         },
-        start=start,
+        **parts,
     )
-    return trainer, evaluations, sum(leaf.size for leaf in jax.tree.leaves(params))
+    size = sum(leaf.size for leaf in jax.tree.leaves(parts["params"]))
+    return trainer, evaluations, size
 
 
-def built_model(
+def run_parts(config: TrainingConfig, data: ExampleTable) -> dict[str, Any]:
+    """Returns what a config says of a `Trainer` on these data, by argument."""
+    budget = plan(config, data)
+    start = statistics_of(config, budget.step, data)
+    shape = data.features.shape[1:] if start is None else (start.dimensions,)
+    learner, params = _built_model(config, shape, _ways(config))
+    gradient_steps = max(budget.num_steps - len(budget.before), 1)
+    return {
+        "learner": learner,
+        "params": params,
+        "budget": budget,
+        "shots": config.learner.shots,
+        "optimizer": built_optimizer(config.optimizer, gradient_steps),
+        "l2_clip_norm": 1.0 if config.l2_clip_norm is None else config.l2_clip_norm,
+        "normalizer": config.normalizer,
+        "block_size": config.block_size,
+        "noise": config.noise,
+        "start": start,
+    }
+
+
+def _built_model(
     config: TrainingConfig, input_shape: tuple[int, ...], ways: int | None
 ) -> tuple[Any, Any]:
     """Returns ``(learner, params)`` of a config; ``ways`` is None for regression."""

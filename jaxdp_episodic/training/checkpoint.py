@@ -31,9 +31,9 @@ import orbax.checkpoint as ocp
 from jaxdp_episodic import _validation
 from jaxdp_episodic.files.atomic import sync_folder
 from jaxdp_episodic.report.ledger_content import LedgerMark
-from jaxdp_episodic.training.averaging import average_of
 from jaxdp_episodic.training.description import refuse_other_run
 from jaxdp_episodic.training.discrete_noise import step_seed
+from jaxdp_episodic.training.optimizers import average_of
 
 FORMAT = 3
 _KEPT = 2

@@ -34,7 +34,7 @@ from jaxdp_episodic.files.archive import (
     write_npy_header,
 )
 from jaxdp_episodic.files.atomic import atomic_path, write_atomically
-from jaxdp_episodic.files.json_file import parse_json
+from jaxdp_episodic.files.json_file import read_json
 
 MANIFEST, PROGRESS = "manifest.json", "import.json"
 _VERSION = 1
@@ -332,11 +332,8 @@ def _manifest(folder: Path) -> dict[str, Any]:
             f"{folder} must be a folder made by `jaxdp-episodic data import`: it has "
             f"no {MANIFEST}"
         )
-    check_plain_file(path)
-    if os.stat(path).st_size > _MOST_MANIFEST:
-        raise ValueError(f"{path} must have at most {_MOST_MANIFEST} bytes")
     try:
-        found = parse_json(path.read_bytes())
+        found = read_json(path, max_bytes=_MOST_MANIFEST)
         if not isinstance(found, dict) or found.get("version") != _VERSION:
             raise ValueError(f"version must be {_VERSION}")
         splits = found.get("splits")

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from jaxdp_episodic.files.archive import check_plain_file
 from jaxdp_episodic.files.columns import repeated
 
 LONGEST_LINE = 2**24
@@ -43,6 +45,22 @@ def parse_json(text: str | bytes, *, allow_infinity: bool = True) -> Any:
         raise ValueError("nested too deeply") from None
     except ValueError as error:
         raise ValueError(f"not valid JSON: {error}") from None
+
+
+def read_json(path: Path, *, max_bytes: int) -> Any:
+    """Returns what a file of JSON holds; anybody may have written it.
+
+    Raises:
+      OSError: a file that cannot be read.
+      ValueError: no plain file, a larger one, or as `parse_json`.
+    """
+    check_plain_file(path)
+    with path.open("rb") as file:
+        # No more than is wanted, nor room for more than is there.
+        data = file.read(min(max_bytes, os.fstat(file.fileno()).st_size) + 1)
+    if len(data) > max_bytes:
+        raise ValueError(f"more than {max_bytes} bytes")
+    return parse_json(data)
 
 
 def json_lines(path: Path) -> Iterator[tuple[int, Any, int]]:

@@ -20,7 +20,7 @@ import numpy as np
 from jaxdp_episodic import _validation
 from jaxdp_episodic.describe.serialization import refuse_hostile
 from jaxdp_episodic.files.atomic import TEMPORARY, write_atomically
-from jaxdp_episodic.files.json_file import differences
+from jaxdp_episodic.files.json_file import differences, read_json
 from jaxdp_episodic.sweep.description import Sweep, described_grid, description_hash
 from jaxdp_episodic.sweep.grid import METHOD, QUANTITY
 
@@ -189,16 +189,8 @@ def read_manifest(path: Path) -> dict[str, Any]:
     """
     file = path / MANIFEST
     try:
-        with file.open("rb") as stream:
-            data = stream.read(min(_MOST_BYTES, os.fstat(stream.fileno()).st_size) + 1)
-        if len(data) > _MOST_BYTES:
-            raise ValueError(f"more than {_MOST_BYTES} bytes")
-        manifest = json.loads(data.decode())
+        manifest = read_json(file, max_bytes=_MOST_BYTES)
         _check_manifest(manifest)
-    except RecursionError:
-        raise ValueError(
-            f"{file} is not the manifest of a sweep: nested too deeply"
-        ) from None
     except (ValueError, TypeError, NotImplementedError) as error:
         raise ValueError(f"{file} is not the manifest of a sweep: {error}") from None
     return manifest

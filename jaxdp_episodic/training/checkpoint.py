@@ -157,11 +157,10 @@ class Checkpoints:
     """The checkpoints of one run, in one folder; a context manager.
 
     Args:
-      folder: made if missing, with mode 700.
-      keep: how many of the latest are kept.
+      folder: made if missing, with mode 700; the two latest are kept.
     """
 
-    def __init__(self, folder: Path, *, keep: int = _KEPT) -> None:
+    def __init__(self, folder: Path) -> None:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         folder.chmod(0o700)
         self.folder = folder
@@ -170,7 +169,7 @@ class Checkpoints:
         several["barrier_sync_key_prefix"] = "jaxdp-episodic"
         self._is_one_of_several = jax.process_count() > 1
         options = ocp.CheckpointManagerOptions(
-            max_to_keep=keep,
+            max_to_keep=_KEPT,
             enable_async_checkpointing=False,
             create=False,
             multiprocessing_options=ocp.options.MultiprocessingOptions(

@@ -24,6 +24,8 @@ from jaxdp_episodic.data.table import ExampleTable
 from jaxdp_episodic.draw.sampler import Draw, EpisodeSampler
 
 T = TypeVar("T")
+# Items that are made ahead.
+_AHEAD = 2
 
 
 class Block(NamedTuple):
@@ -150,9 +152,7 @@ def _column(array: Any, num_axes: int) -> Any:
     return array.reshape(array.shape + (1,) * (num_axes - array.ndim))
 
 
-def prefetched(
-    make: Callable[[int], T], first: int, last: int, *, depth: int = 2
-) -> Iterator[T]:
+def prefetched(make: Callable[[int], T], first: int, last: int) -> Iterator[T]:
     """Yields ``make(first), ..., make(last)``, made ahead by another thread.
 
     ``make`` must depend on its argument only. What it raises is raised here, when its
@@ -168,7 +168,7 @@ def prefetched(
         try:
             for number in range(first, last + 1):
                 waiting.append(pool.submit(make, number))
-                if len(waiting) > depth:
+                if len(waiting) > _AHEAD:
                     yield waiting.pop(0).result()
             while waiting:
                 yield waiting.pop(0).result()

@@ -20,6 +20,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
+from jaxdp_episodic import _validation
 from jaxdp_episodic.data.stored import TRAIN
 from jaxdp_episodic.data.stored_features import StoredFeatures
 from jaxdp_episodic.data.table import ExampleTable
@@ -69,8 +70,7 @@ class FixedFeatures:
             raise TypeError(f"function must be callable, got {self.function!r}")
         if not isinstance(self.name, str) or not self.name:
             raise TypeError(f"name must be a non-empty string, got {self.name!r}")
-        if not isinstance(self.unit_norm, bool):
-            raise TypeError(f"unit_norm must be True or False, got {self.unit_norm!r}")
+        _validation.flag("unit_norm", self.unit_norm)
         self.described()  # refuses settings that JSON cannot hold
 
     @classmethod

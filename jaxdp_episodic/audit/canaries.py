@@ -13,7 +13,7 @@ import optax
 from jax import Array
 
 from jaxdp_episodic import _validation
-from jaxdp_episodic.data.table import ExampleTable
+from jaxdp_episodic.data.table import ExampleTable, unit_labels
 from jaxdp_episodic.describe.designs import GroupedClasses
 from jaxdp_episodic.describe.population import Population
 from jaxdp_episodic.describe.schemes import (
@@ -202,14 +202,9 @@ def _is_independent(step: GaussianStep) -> bool:
 
 def _units_of_rows(population: Population) -> list[np.ndarray]:
     """For each level, (R,) the place of the unit that each row lies in."""
-    counts = population.children_counts
-    columns = []
-    for level in range(population.num_levels):
-        column = np.arange(population.num_units(level + 1))
-        for below in counts[level + 1 :]:
-            column = np.repeat(column, below)
-        columns.append(column)
-    return columns
+    last = population.num_levels
+    tree = Population(population.children_counts, population.level_names)  # no ids
+    return [unit_labels(tree, level, last) for level in range(1, last + 1)]
 
 
 def _with_copies(

@@ -67,48 +67,26 @@ class Training:
     start: Callable[[ExampleTable], PrivateStatistics] | None = None
     make_trainer: Callable[..., Trainer] = Trainer
 
-    def trainer(
-        self,
-        data: ExampleTable,
-        *,
-        num_steps: int,
-        learner: Any = None,
-        params: Any = None,
-        optimizer: optax.GradientTransformation | None = None,
-        start: Any = None,
-    ) -> Trainer:
+    def trainer(self, data: ExampleTable, *, num_steps: int) -> Trainer:
         """Returns the unseeded trainer on other data, with the same noise.
 
         Args:
           data: the canaries' table, with some of them in.
           num_steps: of the run.
-          learner: in place of the run's, as are ``params`` and ``optimizer``.
-          params: None for the run's.
-          optimizer: None for the run's.
-          start: statistics of ``data``; None for the run's.
         """
-        if start is None and self.start is not None:
-            start = self.start(data)
-        budget = dataclasses.replace(
-            self.budget,
-            step=on_data(self.budget.step, data),
-            num_steps=num_steps,
-            permitted_steps=num_steps,
-        )
-        return self.make_trainer(
-            learner or self.learner,
-            self.params if params is None else params,
-            data=data,
-            budget=budget,
-            shots=self.shots,
-            optimizer=optimizer or self.optimizer,
-            l2_clip_norm=self.l2_clip_norm,
-            normalizer=self.normalizer,
-            block_size=self.block_size,
-            noise=self.noise,
-            seed=None,
-            start=start,
-        )
+        parts = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
+        make, start = parts.pop("make_trainer"), self.start
+        parts |= {
+            "data": data,
+            "budget": dataclasses.replace(
+                self.budget,
+                step=on_data(self.budget.step, data),
+                num_steps=num_steps,
+                permitted_steps=num_steps,
+            ),
+            "start": None if start is None else start(data),
+        }
+        return make(parts.pop("learner"), parts.pop("params"), **parts)
 
 
 def training_of_config(
@@ -228,7 +206,8 @@ def released_ratios(
       be in; of epochs one row a block of them. An audit stands with any score; this one
       is strong, but looks away from private statistics.
     """
-    start, shape = None, training.data.features.shape[1:]
+    start: Any = None
+    shape = training.data.features.shape[1:]
     kind = str(training.data.features.dtype)
     if training.start is not None:
         start = MarkedStatistics(training.start, data)
@@ -240,14 +219,14 @@ def released_ratios(
         canaries.number,
         training.l2_clip_norm,
     )
-    trainer = training.trainer(
-        data,
-        num_steps=num_steps,
+    marked = dataclasses.replace(
+        training,
         learner=learner,
         params=learner.params(training.params),
         optimizer=recording(training.optimizer),
-        start=start,
+        start=start and (lambda _: start),
     )
+    trainer = marked.trainer(data, num_steps=num_steps)
     step = trainer.budget.step
     deviation = training.l2_clip_norm * float(step.noise_multiplier)
     released = []

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, Self
 
 from jaxdp_episodic.files import atomic
-from jaxdp_episodic.files.json_file import plain
+from jaxdp_episodic.files.json_file import json_lines, plain
 from jaxdp_episodic.report.ledger_file import has_charges
 
 LOG, CHECKPOINTS, LEDGER = "log.jsonl", "checkpoints", "ledger.jsonl"
@@ -130,20 +130,14 @@ def read_log(path: Path) -> list[dict[str, Any]]:
       OSError: a file that cannot be read.
       ValueError: a line, other than the last, that is no JSON object.
     """
-    records = []
-    lines = path.read_text(encoding="utf-8").split("\n")
-    for number, line in enumerate(lines, start=1):
-        if not line:
-            continue
-        try:
-            record = json.loads(line)
-        except ValueError:
-            if number >= len(lines) - 1:
-                break  # cut off in the middle of a write
-            raise ValueError(f"{path}, line {number}: not JSON") from None
-        if not isinstance(record, dict):
-            raise ValueError(f"{path}, line {number}: not a JSON object")
-        records.append(record)
+    records, cut_off = [], None
+    for _, record, _ in json_lines(path):
+        if cut_off is not None or isinstance(record, TypeError):
+            raise ValueError(f"{path}, {cut_off or record}")
+        if isinstance(record, Exception):
+            cut_off = record  # in the middle of a write, if nothing follows
+        else:
+            records.append(record)
     return records
 
 

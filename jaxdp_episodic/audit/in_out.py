@@ -18,12 +18,13 @@ from jaxdp_episodic.audit.canary_losses import canary_losses
 from jaxdp_episodic.audit.run_tables import blocks_of_run
 from jaxdp_episodic.audit.worst_case import log_likelihood_ratio, worst_case
 from jaxdp_episodic.data.table import ExampleTable
-from jaxdp_episodic.describe.designs import GroupedClasses, epoch_scheme
-from jaxdp_episodic.describe.schemes import (
-    MultistageSampling,
-    ShuffledEpochs,
-    WithoutReplacement,
+from jaxdp_episodic.describe.designs import (
+    IndependentEpisodes,
+    epoch_scheme,
+    schemes_of,
+    with_scheme,
 )
+from jaxdp_episodic.describe.schemes import ShuffledEpochs, WithoutReplacement
 from jaxdp_episodic.describe.step import GaussianStep
 from jaxdp_episodic.requests.training_config import TrainingConfig
 from jaxdp_episodic.training.assemble import Tables, run_parts, statistics_of
@@ -162,27 +163,15 @@ def on_data(step: GaussianStep, data: ExampleTable) -> GaussianStep:
     """
     if step.population is not None:
         return dataclasses.replace(step, population=data.population)
-    design = step.sampling
-    if isinstance(design, GroupedClasses):
-        if design.examples.name == step.privacy_unit:
-            return step
-        within = dataclasses.replace(design.examples, population=None)
-        return dataclasses.replace(
-            step, sampling=dataclasses.replace(design, examples=within)
-        )
-    if not isinstance(design, MultistageSampling):
+    design, unit = step.design, str(step.privacy_unit)
+    if isinstance(design, IndependentEpisodes):
         return step
-    names = [level.name for level in design.levels]
-    depth = names.index(str(step.privacy_unit)) + 1
-    within = (
-        dataclasses.replace(level, population=None)
-        if isinstance(level, WithoutReplacement)
-        else level
-        for level in design.levels[depth:]
-    )
-    return dataclasses.replace(
-        step, sampling=MultistageSampling(*design.levels[:depth], *within)
-    )
+    within = design.level_names[design.level_names.index(unit) + 1 :]
+    for scheme in schemes_of(design):
+        if scheme.name in within and isinstance(scheme, WithoutReplacement):
+            changed = dataclasses.replace(scheme, population=None)
+            design = with_scheme(design, changed)
+    return dataclasses.replace(step, sampling=design)
 
 
 def released_ratios(

@@ -10,7 +10,11 @@ import numpy as np
 
 from jaxdp_episodic.accounting.budget import PrivacyBudget, plan_budget
 from jaxdp_episodic.data.table import ExampleTable
-from jaxdp_episodic.describe.designs import GroupedClasses
+from jaxdp_episodic.describe.designs import (
+    GroupedClasses,
+    checked_sampling,
+    schemes_of,
+)
 from jaxdp_episodic.describe.step import GaussianStep
 from jaxdp_episodic.requests.training_config import TrainingConfig
 from jaxdp_episodic.requests.training_parts import (
@@ -184,9 +188,7 @@ def statistics_of(
     """Returns the private statistics that a run begins with, if any."""
     if config.start is None:
         return None
-    design: Any = step.design
-    inner = getattr(design, "sampling", design)
-    last = design.examples if isinstance(design, GroupedClasses) else inner.levels[-1]
+    last = schemes_of(step.design)[-1]
     slots = None if last.population is None else int(np.asarray(last.population))
     who = _who_is_protected(step)
     return PrivateStatistics(data, config.start, **who, slots=slots)
@@ -200,7 +202,7 @@ def _ways(config: TrainingConfig) -> int | None:
     if isinstance(design, GroupedClasses):
         return int(np.asarray(design.ways))
     # The last level but one: its draw is the classes of an episode.
-    levels = getattr(getattr(design, "sampling", design), "levels", ())
+    levels = schemes_of(checked_sampling(design))
     size = getattr(levels[-2], "size", None) if len(levels) > 1 else None
     if size is None:
         raise ValueError(

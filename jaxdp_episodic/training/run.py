@@ -19,12 +19,8 @@ from rich.console import Console
 from jaxdp_episodic._progress import ProgressBar
 from jaxdp_episodic.accounting.attacker import true_positive_rate
 from jaxdp_episodic.accounting.budget import PrivacyBudget, public_view
-from jaxdp_episodic.describe.designs import GroupedClasses, IndependentEpisodes
-from jaxdp_episodic.describe.schemes import (
-    MultistageSampling,
-    Poisson,
-    WithoutReplacement,
-)
+from jaxdp_episodic.describe.designs import schemes_of, with_scheme
+from jaxdp_episodic.describe.schemes import Poisson, WithoutReplacement
 from jaxdp_episodic.files.json_file import plain
 from jaxdp_episodic.plots.run import draw_run
 from jaxdp_episodic.requests.training_config import TrainingConfig
@@ -350,24 +346,14 @@ def epsilon_without_last_stage(budget: PrivacyBudget, num_steps: int) -> float:
     What the last stage of the draw is worth: the same steps, the last level drawn
     whole. *Upper bound*, as `PrivacyBudget.spent`.
     """
-    step = budget.step
-    everything = {"size": _EVERYTHING, "population_is_exact": False}
-    if isinstance(step.design, GroupedClasses):
-        examples = dataclasses.replace(step.design.examples, **everything)
-        whole: Any = dataclasses.replace(step.design, examples=examples)
-    else:
-        inner: Any = getattr(step.design, "sampling", step.design)
-        *above, last = inner.levels
-        if isinstance(last, WithoutReplacement):
-            last = dataclasses.replace(last, **everything)
-        elif isinstance(last, Poisson):
-            last = dataclasses.replace(last, sampling_probability=1.0)
-        else:  # by epochs
-            last = Poisson(last.name, sampling_probability=1.0)
-        whole = MultistageSampling(*above, last)
-        if isinstance(step.design, IndependentEpisodes):
-            whole = dataclasses.replace(step.design, sampling=whole)
-    step = dataclasses.replace(step, sampling=whole, small_units="keep")
+    step, last = budget.step, schemes_of(budget.step.design)[-1]
+    if isinstance(last, WithoutReplacement):
+        last = dataclasses.replace(last, size=_EVERYTHING, population_is_exact=False)
+    else:  # by coins, or by epochs
+        last = Poisson(last.name, sampling_probability=1.0, population=last.population)
+    step = dataclasses.replace(
+        step, sampling=with_scheme(step.design, last), small_units="keep"
+    )
     owed = budget.owed(num_steps)
     return float(dataclasses.replace(budget, step=step).spent(owed))
 

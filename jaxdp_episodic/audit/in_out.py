@@ -224,9 +224,7 @@ def on_data(step: GaussianStep, data: ExampleTable) -> GaussianStep:
         if design.examples.name == step.privacy_unit:
             return step
         within = dataclasses.replace(design.examples, population=None)
-        return dataclasses.replace(
-            step, sampling=dataclasses.replace(design, examples=within)
-        )
+        return dataclasses.replace(step, sampling=design.with_scheme(within))
     if not isinstance(design, MultistageSampling):
         return step
     names = [level.name for level in design.levels]

@@ -362,15 +362,9 @@ def _refuse_arrays(sampling: Sampling) -> None:
     numbers: dict[str, Any] = {}
     if isinstance(sampling, GroupedClasses):
         numbers = {"num_classes": sampling.num_classes, "ways": sampling.ways}
-        schemes = (sampling.episodes, sampling.classes, sampling.examples)
     elif isinstance(sampling, IndependentEpisodes):
         numbers = {"num_episodes": sampling.num_episodes}
-        schemes = sampling.sampling.levels
-    else:
-        schemes = sampling.levels
-    for scheme in schemes:
-        if scheme is None:
-            continue
+    for scheme in sampling.schemes:
         for field, value in numeric_fields(scheme).items():
             numbers[f"{field} of level {scheme.name!r}"] = value
     for name, value in numbers.items():

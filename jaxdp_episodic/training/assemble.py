@@ -175,9 +175,7 @@ def statistics_of(
     """Returns the private statistics that a run begins with, if any."""
     if config.start is None:
         return None
-    design: Any = step.design
-    inner = getattr(design, "sampling", design)
-    last = design.examples if isinstance(design, GroupedClasses) else inner.levels[-1]
+    last = step.design.schemes[-1]
     slots = None if last.population is None else int(np.asarray(last.population))
     who = _who_is_protected(step)
     return PrivateStatistics(data, config.start, **who, slots=slots)

@@ -18,9 +18,7 @@ from rich.console import Console
 
 from jaxdp_episodic.accounting.attacker import true_positive_rate
 from jaxdp_episodic.accounting.budget import PrivacyBudget, public_view
-from jaxdp_episodic.describe.designs import GroupedClasses, IndependentEpisodes
 from jaxdp_episodic.describe.schemes import (
-    MultistageSampling,
     Poisson,
     WithoutReplacement,
 )
@@ -348,22 +346,14 @@ def epsilon_without_last_stage(budget: PrivacyBudget, num_steps: int) -> float:
     whole. *Upper bound*, as `PrivacyBudget.spent`.
     """
     step = budget.step
-    everything = {"size": _EVERYTHING, "population_is_exact": False}
-    if isinstance(step.design, GroupedClasses):
-        examples = dataclasses.replace(step.design.examples, **everything)
-        whole: Any = dataclasses.replace(step.design, examples=examples)
-    else:
-        inner: Any = getattr(step.design, "sampling", step.design)
-        *above, last = inner.levels
-        if isinstance(last, WithoutReplacement):
-            last = dataclasses.replace(last, **everything)
-        elif isinstance(last, Poisson):
-            last = dataclasses.replace(last, sampling_probability=1.0)
-        else:  # by epochs
-            last = Poisson(last.name, sampling_probability=1.0)
-        whole = MultistageSampling(*above, last)
-        if isinstance(step.design, IndependentEpisodes):
-            whole = dataclasses.replace(step.design, sampling=whole)
+    last = step.design.schemes[-1]
+    if isinstance(last, WithoutReplacement):
+        last = dataclasses.replace(last, size=_EVERYTHING, population_is_exact=False)
+    elif isinstance(last, Poisson):
+        last = dataclasses.replace(last, sampling_probability=1.0)
+    else:  # by epochs
+        last = Poisson(last.name, sampling_probability=1.0)
+    whole = step.design.with_scheme(last)
     step = dataclasses.replace(step, sampling=whole, small_units="keep")
     owed = budget.owed(num_steps)
     return float(dataclasses.replace(budget, step=step).spent(owed))

@@ -12,18 +12,13 @@ from jaxdp_episodic import _validation
 from jaxdp_episodic.describe import serialization
 
 
-class Spec:
-    """Base of the frozen dataclasses that describe sampling and steps.
+class ByValue:
+    """Base of frozen dataclasses that compare by value, arrays element by element.
 
     Subclasses are declared ``@dataclass(frozen=True, eq=False)`` and normalise their
-    numeric fields in ``__post_init__`` with `set_checked`.
-
-    Specs compare by value, arrays element by element: equal means the same type, the
-    same shapes and the same numbers. They are hashable, consistently with ``==``.
+    numeric fields in ``__post_init__`` with `set_checked`. Equal means the same type,
+    the same shapes and the same numbers; they are hashable, consistently with ``==``.
     """
-
-    # Field -> the classes that a dictionary may describe there.
-    nested_specs: ClassVar[Mapping[str, tuple[type, ...]]] = {}
 
     def __eq__(self, other: object) -> bool:
         if type(other) is not type(self):
@@ -32,6 +27,13 @@ class Spec:
 
     def __hash__(self) -> int:
         return hash((type(self), _value_key(self)))
+
+
+class Spec(ByValue):
+    """Base of what describes sampling and steps: by value, and as a dictionary."""
+
+    # Field -> the classes that a dictionary may describe there.
+    nested_specs: ClassVar[Mapping[str, tuple[type, ...]]] = {}
 
     def to_dict(self) -> dict[str, Any]:
         """Returns a JSON- and TOML-safe dictionary with "version" and "type"."""
@@ -116,7 +118,7 @@ def check_flags(spec: Spec, *names: str) -> None:
 
 def _value_key(value: Any) -> Any:
     """A hashable stand-in for a value that compares as the value does."""
-    if isinstance(value, Spec):
+    if isinstance(value, ByValue):
         names = serialization.spec_fields(value)
         return tuple(_value_key(getattr(value, name)) for name in names)
     if isinstance(value, np.ndarray):

@@ -53,9 +53,7 @@ def direction(name: str, step: GaussianStep | ComposedSteps) -> Run:
     one = isinstance(step, GaussianStep)
     parts = (step,) if one else step.gaussian_steps
     chosen = (int(index[:-1]),) if index else range(len(parts))
-    moved = [
-        _moved(plain if i in chosen else "", part) for i, part in enumerate(parts)
-    ]
+    moved = [_moved(plain if i in chosen else "", part) for i, part in enumerate(parts)]
     return Run(*zip(*moved, strict=True))
 
 

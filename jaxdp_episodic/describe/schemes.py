@@ -109,11 +109,7 @@ class WithoutReplacement(LevelScheme):
     def __post_init__(self) -> None:
         _check_level_name(self.name)
         set_checked(self, AT_LEAST_ONE, "size")
-        if not isinstance(self.population_is_exact, bool):
-            raise TypeError(
-                "population_is_exact must be True or False, "
-                f"got {self.population_is_exact!r}"
-            )
+        _validation.flag("population_is_exact", self.population_is_exact)
         set_checked(self, AT_LEAST_ONE, "population", optional=True)
         if self.population_is_exact and self.population is None:
             raise ValueError("population_is_exact=True needs a population, got None")

@@ -360,10 +360,8 @@ def _check_generator(generator: object) -> None:
 def _refuse_arrays(sampling: Sampling) -> None:
     """A spec with arrays is many settings, and a run has one."""
     numbers: dict[str, Any] = {}
-    if isinstance(sampling, GroupedClasses):
-        numbers = {"num_classes": sampling.num_classes, "ways": sampling.ways}
-    elif isinstance(sampling, IndependentEpisodes):
-        numbers = {"num_episodes": sampling.num_episodes}
+    for name in ("num_classes", "ways", "num_episodes"):
+        numbers[name] = getattr(sampling, name, 0)
     for scheme in sampling.schemes:
         for field, value in numeric_fields(scheme).items():
             numbers[f"{field} of level {scheme.name!r}"] = value

@@ -15,6 +15,7 @@ from jaxdp_episodic.accounting import worst_path
 from jaxdp_episodic.accounting.dominating_pair import run_of
 from jaxdp_episodic.accounting.question import DeltaAt, EpsilonAt
 from jaxdp_episodic.accounting.rdp.method import rdp_curve
+from jaxdp_episodic.accounting.rdp.orders import answer_at_orders
 from jaxdp_episodic.accounting.run import Run
 from jaxdp_episodic.describe.step import (
     AnyStep,
@@ -297,26 +298,14 @@ def _epsilon_on_grid(
         )
     grid = np.unique(grid)
     run.refuse("rdp")
-    log_kept = run.log_kept()
-    # At delta 1 any order gives 0, at delta 0 none of them anything.
-    question = EpsilonAt(np.minimum(log_of(delta), -1e-300)[..., None])
-    left = question.given_kept(log_kept).target[..., None]
-    curve = rdp_curve(grid, run.with_axis(), "forward")
-    t = grid - 1
-    values = curve + np.log1p(-1 / grid)
-    values = values - (left + np.log(grid)) / t
-    best = np.argmin(values, axis=-1)
-    result = np.maximum(values.min(axis=-1), 0.0)
-    nothing = (curve == 0).all(axis=-1) & ~np.isneginf(left[..., 0])
-    nothing |= (curve == 0).all(axis=-1) & (log_kept == 0)
-    useful = ~nothing & np.isfinite(result) & (result > 0)
-    if np.any(useful & ((best == 0) | (best == t.size - 1))):
+    result, best = answer_at_orders(EpsilonAt(log_of(delta)[..., None]), run, grid)
+    useful = np.isfinite(result) & (result > 0)
+    if np.any(useful & ((best == 0) | (best == grid.size - 1))):
         warnings.warn(
             "the best order is the first or the last of `orders`: a longer grid, or "
             "orders=None, gives a smaller epsilon",
             stacklevel=4,
         )
-    result = np.where(nothing, 0.0, result)
     return _scalar_or_array(np.broadcast_to(result.max(axis=-1), shape))
 
 

@@ -13,18 +13,19 @@ import numpy as np
 
 from jaxdp_episodic import _validation
 from jaxdp_episodic.accounting.api import check_method, on_engine
-from jaxdp_episodic.accounting.drawn_levels import (
-    largest_size,
-    scheme_of,
-    smallest_size,
-    with_rate,
-)
 from jaxdp_episodic.accounting.targets import MOST_NOISE, OF_STEPS, Targets, bracket
 from jaxdp_episodic.accounting.worst_path import engine_for
+from jaxdp_episodic.describe.designs import CLASS, GroupedClasses
 from jaxdp_episodic.describe.mechanisms import RELEASES
 from jaxdp_episodic.describe.releases import LaplaceRelease
-from jaxdp_episodic.describe.schemes import EpochScheme, Poisson
-from jaxdp_episodic.describe.step import GaussianStep, OneStep
+from jaxdp_episodic.describe.schemes import (
+    EpochScheme,
+    Poisson,
+    RandomAllocation,
+    Scheme,
+    WithoutReplacement,
+)
+from jaxdp_episodic.describe.step import GaussianStep, OneStep, Sampling
 from jaxdp_episodic.numerics.roots import largest_within
 
 _TOLERANCE, _COARSEST = 1e-7, 0.1
@@ -196,38 +197,38 @@ def calibrate_rate(
     """
     check_method(method)
     _check_is(step, GaussianStep)
-    scheme = scheme_of(step, level)
-    smallest = smallest_size(step, level)
-    one = dataclasses.replace(step, sampling=with_rate(step, level, smallest))
+    scheme = _scheme_of(step, level)
+
+    def at_rate(rate: Any) -> GaussianStep:
+        changed = dataclasses.replace(scheme, **{scheme.rate_field: rate})
+        return dataclasses.replace(step, sampling=step.design.with_scheme(changed))
+
+    smallest = _smallest_size(step.design, scheme)
+    one = at_rate(smallest)
     run = Targets(one, epsilon, delta, num_steps, method)
     everywhere = np.arange(run.size)
     all_rates = np.full(run.size, np.max(smallest, initial=1), np.float64)
 
     def excess(rate: np.ndarray, active: np.ndarray) -> np.ndarray:
         all_rates[active] = rate
-        shaped = all_rates.reshape(run.shape)
-        changed = with_rate(step, level, shaped)
-        return run.excess(active, step=dataclasses.replace(step, sampling=changed))
+        return run.excess(active, step=at_rate(all_rates.reshape(run.shape)))
 
     if isinstance(scheme, EpochScheme):
         return run.shaped(_shortest_epoch(excess, all_rates.copy()))
-    if isinstance(scheme, Poisson):
-        least = np.full(run.size, _SMALLEST_PROBABILITY)
-        most = np.ones(run.size)
-        hopeless = ~(excess(least, everywhere) <= 0)
-        full = excess(most, everywhere) <= 0
-        low, high = np.where(full, 1.0, least), np.where(full | hopeless, 0.0, most)
-        found = largest_within(excess, low, high, tolerance=_TOLERANCE)
-        return run.shaped(np.where(hopeless, 0.0, found))
-    most = np.broadcast_to(largest_size(one, level), run.shape).reshape(-1)
-    most = most.astype(np.float64)
-    least = np.broadcast_to(smallest, run.shape).reshape(-1).astype(np.float64)
+    is_share = isinstance(scheme, Poisson)
+    ends = (_SMALLEST_PROBABILITY, 1.0)
+    if not is_share:
+        ends = smallest, _largest_size(one, level)
+    least, most = (
+        np.broadcast_to(end, run.shape).reshape(-1).astype(np.float64) for end in ends
+    )
     hopeless = ~(excess(least, everywhere) <= 0)
     full = excess(most, everywhere) <= 0
-    low = np.where(full, most, least)
-    high = np.where(full | hopeless, 0.0, most)
-    found = largest_within(excess, low, high, tolerance=0, integer=True)
-    return run.shaped(np.where(full, most, np.where(hopeless, 0, found)).astype(int))
+    low, high = np.where(full, most, least), np.where(full | hopeless, 0.0, most)
+    tolerance = _TOLERANCE if is_share else 0
+    found = largest_within(excess, low, high, tolerance=tolerance, integer=not is_share)
+    found = np.where(full, most, np.where(hopeless, 0.0, found))
+    return run.shaped(found if is_share else found.astype(int))
 
 
 def _shortest_epoch(excess: Any, least: np.ndarray) -> np.ndarray:
@@ -248,6 +249,38 @@ def _shortest_epoch(excess: Any, least: np.ndarray) -> np.ndarray:
     start, stop = np.where(low > 0, low, high), np.where(low > 0, high, 0.0)
     found = largest_within(shorter, start, stop, tolerance=0, integer=True)
     return np.where(low > 0, low + high - found, high).astype(np.int64)
+
+
+def _scheme_of(step: GaussianStep, level: str) -> Scheme:
+    """The scheme that draws a level."""
+    _validation.choice("level", level, step.design.level_names)
+    for scheme in step.design.schemes:
+        if scheme.name == level:
+            return scheme
+    raise ValueError(f"level must be one that is drawn, got {level!r}, which is not")
+
+
+def _smallest_size(design: Sampling, scheme: Scheme) -> Any:
+    """One; of classes, as many as an episode needs; of an epoch, its blocks."""
+    if isinstance(scheme, RandomAllocation):
+        return scheme.times
+    sized = isinstance(scheme, WithoutReplacement)
+    if sized and isinstance(design, GroupedClasses) and scheme.name == CLASS:
+        return design.ways
+    return 1
+
+
+def _largest_size(step: GaussianStep, level: str) -> np.ndarray:
+    """Sizes beyond this draw nothing more, or are refused where small units are."""
+    names = step.level_names_used
+    if level not in names:
+        raise ValueError(
+            f"level must be one of {names}, at or above the privacy unit, got {level!r}"
+        )
+    group = step.path_rates.group_sizes[names.index(level)]
+    assert group is not None  # a level without replacement has a size
+    refused = step.small_units == "error"
+    return group.min(axis=-1) if refused else group.max(axis=-1)
 
 
 def _check_is(step: Any, *kinds: type) -> None:

@@ -10,9 +10,8 @@ import numpy as np
 
 from jaxdp_episodic import _validation
 from jaxdp_episodic.accounting.dominating_pair import dominating_pair
-from jaxdp_episodic.accounting.gradient_kernels import Direction, Directions
-from jaxdp_episodic.describe.designs import schemes_of
-from jaxdp_episodic.describe.schemes import EpochScheme, Poisson
+from jaxdp_episodic.accounting.run import Run
+from jaxdp_episodic.describe.schemes import EpochScheme
 from jaxdp_episodic.describe.step import ComposedSteps, GaussianStep
 from jaxdp_episodic.losses.privacy_loss import PrivacyLoss
 
@@ -43,54 +42,48 @@ def checked_names(wrt: Any, step: GaussianStep | ComposedSteps) -> tuple[str, ..
     return tuple(wrt)
 
 
-def directions(name: str, step: GaussianStep | ComposedSteps) -> Directions:
+def direction(name: str, step: GaussianStep | ComposedSteps) -> Run:
     """How each step's pair moves per unit of the field.
 
     Returns:
-      One `Direction` a step, its arrays with a path axis like those of the pair; NaN
-      where epsilon has no derivative by a rate, which is 0 or 1.
+      Derivatives of the losses' fields and of the counts, with a path axis like those
+      of the pairs; NaN where epsilon has no derivative by a rate, which is 0 or 1.
     """
-    if isinstance(step, GaussianStep):
-        return (_direction(name, step),)
     plain, _, index = name.partition("[")
-    chosen = range(len(step.gaussian_steps)) if not index else (int(index[:-1]),)
-    return tuple(
-        _direction(plain if i in chosen else "", part)
-        for i, part in enumerate(step.gaussian_steps)
-    )
+    one = isinstance(step, GaussianStep)
+    parts = (step,) if one else step.gaussian_steps
+    chosen = (int(index[:-1]),) if index else range(len(parts))
+    moved = [_moved(plain if i in chosen else "", part) for i, part in enumerate(parts)]
+    return Run(*zip(*moved, strict=True))
 
 
-def _direction(name: str, step: GaussianStep) -> Direction:
+def _moved(name: str, step: GaussianStep) -> tuple[PrivacyLoss, np.ndarray]:
     """Of one step; nothing moves with a field that it does not have."""
     loss = dominating_pair(step)
-    still = Direction(loss.map(np.zeros_like), np.zeros(1))
-    if name == COUNT:
-        return still._replace(count=np.ones(1))
+    still, names = loss.map(np.zeros_like), _rate_names(step)
     if name == NOISE:
         noise = np.asarray(step.noise_multiplier, np.float64)[..., None]
         shift = loss.hints().shift
         with np.errstate(divide="ignore", over="ignore", invalid="ignore"):
             slope = np.where(noise > 0, -shift / noise, 0.0)
-        return still._replace(loss=dataclasses.replace(still.loss, shift=slope))
-    names = _rate_names(step)
-    return _along_rate(step, names[name]) if name in names else still
+        still = dataclasses.replace(still, **{"shift": slope})
+    elif name in names:
+        still = dataclasses.replace(still, **_along_rate(step, names[name]))
+    return still, np.full(1, float(name == COUNT))
 
 
 def _rate_names(step: GaussianStep) -> dict[str, int]:
     """Names of the fields that set a rate, and the position of their level."""
-    # The length of an epoch is a whole number.
-    drawn = schemes_of(step.design)
-    schemes = [scheme for scheme in drawn if not isinstance(scheme, EpochScheme)]
     used = step.level_names_used
-    names = {}
-    for scheme in schemes:
-        field = "sampling_probability" if isinstance(scheme, Poisson) else "size"
-        if scheme.name in used:
-            names[f"{scheme.name}.{field}"] = used.index(scheme.name)
-    return names
+    # The length of an epoch is a whole number.
+    return {
+        f"{scheme.name}.{scheme.rate_field}": used.index(scheme.name)
+        for scheme in step.design.schemes
+        if not isinstance(scheme, EpochScheme) and scheme.name in used
+    }
 
 
-def _along_rate(step: GaussianStep, position: int) -> Direction:
+def _along_rate(step: GaussianStep, position: int) -> dict[str, np.ndarray]:
     """Every rate of the pair is a product of levels' rates."""
     levels = step.path_rates
     rate = levels.rates[position]
@@ -104,12 +97,10 @@ def _along_rate(step: GaussianStep, position: int) -> Direction:
         smooth = draw != group
     loss = dominating_pair(step)
     relative = speed / np.where(smooth & (rate > 0), rate, 1.0)
-    moved = {
+    return {
         field: np.where(smooth, getattr(loss, field) * relative, np.nan)
         for field in _products(step, position)
     }
-    still = loss.map(np.zeros_like)
-    return Direction(dataclasses.replace(still, **moved), np.zeros(1))
 
 
 def _products(step: GaussianStep, position: int) -> list[str]:

@@ -3,6 +3,9 @@
 Forward-mode differentiation of the exact accountants' own kernels. The contour is held
 constant, because the integral does not depend on it; so is the path in the plane on
 which the distributions of the losses are integrated (`losses.loss_nodes`).
+
+A direction is a `Run` itself: for each step the derivatives of its fields, and of its
+count, per unit of a user's field.
 """
 
 from __future__ import annotations
@@ -18,7 +21,7 @@ from jaxdp_episodic.accounting.engine import Chunks, in_chunks
 from jaxdp_episodic.accounting.exact import contour as contours
 from jaxdp_episodic.accounting.exact import integral
 from jaxdp_episodic.accounting.exact.steps import steps_of
-from jaxdp_episodic.accounting.run import Group, Run
+from jaxdp_episodic.accounting.run import Group, Run, stacked_steps
 from jaxdp_episodic.losses.loss_nodes import NUM_NODES
 from jaxdp_episodic.losses.privacy_loss import PrivacyLoss
 
@@ -38,22 +41,6 @@ _NEAREST_RATE = 2.0**-52
 _SMALLEST_COUNT = 1e-300
 
 
-class Direction(NamedTuple):
-    """How one step moves per unit of a user's field; arrays (n,).
-
-    Attributes:
-      loss: derivatives of the fields of its privacy loss.
-      count: derivative of how often the step is taken.
-    """
-
-    loss: PrivacyLoss
-    count: np.ndarray
-
-    def map(self, function: Callable[[np.ndarray], np.ndarray]) -> Direction:
-        """Returns the direction with a function applied to every array."""
-        return Direction(self.loss.map(function), function(self.count))
-
-
 class Slopes(NamedTuple):
     """What is known about ``log(delta)`` at some epsilon; arrays (n,).
 
@@ -71,23 +58,19 @@ class Slopes(NamedTuple):
     along: np.ndarray
 
 
-Directions = tuple[Direction, ...]
-"""One for each step of the run."""
-
-
 def single_step_slopes(
-    epsilon: np.ndarray, loss: PrivacyLoss, moved: list[Direction]
+    epsilon: np.ndarray, loss: PrivacyLoss, moved: list[PrivacyLoss]
 ) -> Slopes:
     """Of one step, by its profile: the larger one's of the two.
 
     Args:
       epsilon: (n,) nats.
       loss: fields (n,).
-      moved: the directions; the ``count`` of each must be 0.
+      moved: derivatives of the fields, along each direction.
     """
     zero = np.zeros_like(epsilon)
     value, slope = _profile_slopes(epsilon, loss, zero - 1.0, loss.map(np.zeros_like))
-    rows = [_profile_slopes(epsilon, loss, zero, d.loss)[1] for d in moved]
+    rows = [_profile_slopes(epsilon, loss, zero, along)[1] for along in moved]
     return Slopes(value, zero, slope, np.array(rows).reshape(len(moved), -1))
 
 
@@ -116,7 +99,7 @@ def composed_slopes(
     epsilon: np.ndarray,
     log_delta: np.ndarray,
     run: Run,
-    directions: list[Directions],
+    directions: list[Run],
 ) -> Slopes:
     """Of a composed run, by the contour integral: the larger one's of both directions.
 
@@ -146,7 +129,7 @@ def _one_direction(
     epsilon: np.ndarray,
     log_delta: np.ndarray,
     run: Run,
-    directions: list[Directions],
+    directions: list[Run],
     *,
     backward: bool,
 ) -> Slopes:
@@ -166,10 +149,7 @@ def _one_direction(
             epsilon[index],
             log_delta[index],
             run.take(index),
-            [
-                tuple(d.map(lambda a, index=index: a[index]) for d in each)
-                for each in directions
-            ],
+            [direction.take(index) for direction in directions],
             backward,
         )
         better = part.error < best.error[index]
@@ -183,7 +163,7 @@ def _contours(
     epsilon: np.ndarray,
     log_delta: np.ndarray,
     run: Run,
-    directions: list[Directions],
+    directions: list[Run],
     backward: bool,
 ) -> Slopes:
     shape = epsilon.shape
@@ -223,20 +203,14 @@ def _inside(group: Group) -> Group:
     return Group(loss, np.maximum(group.count, _SMALLEST_COUNT))
 
 
-def _grouped(run: Run, each: Directions) -> tuple[Group, ...]:
-    """The directions in the order of `Run.groups`."""
-    by_class: dict[type, list[Direction]] = {}
-    for loss, count, moved in zip(run.losses, run.counts, each, strict=True):
+def _grouped(run: Run, moved: Run) -> tuple[Group, ...]:
+    """A direction in the order of `Run.groups`."""
+    steps = []
+    for taken, loss, count in zip(run.counts, moved.losses, moved.counts, strict=True):
         # A step that is not taken moves nothing but by its number.
-        still = moved.loss.map(lambda f, count=count: np.where(count > 0, f, 0.0))
-        by_class.setdefault(type(loss), []).append(moved._replace(loss=still))
-    return tuple(
-        Group(
-            kind.stack([direction.loss for direction in chosen]),
-            np.stack([direction.count for direction in chosen]),
-        )
-        for kind, chosen in by_class.items()
-    )
+        still = loss.map(lambda f, taken=taken: np.where(taken > 0, f, 0.0))
+        steps.append(Group(still, count))
+    return stacked_steps(steps)
 
 
 def _chunk_kernel(terms: tuple[int, ...], num_nodes: int) -> Callable[..., Any]:

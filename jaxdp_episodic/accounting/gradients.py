@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -13,11 +14,9 @@ from jaxdp_episodic.accounting.exact.method import exact_answer
 from jaxdp_episodic.accounting.gradient_fields import (
     NOISE,
     checked_names,
-    directions,
+    direction,
 )
 from jaxdp_episodic.accounting.gradient_kernels import (
-    Direction,
-    Directions,
     Slopes,
     composed_slopes,
     single_step_slopes,
@@ -119,15 +118,10 @@ def epsilon_and_gradient(
     log_delta = np.log(np.asarray(delta, np.float64))
     accounted, shape = api.checked_run(step, num_steps, delta=log_delta)
     paths = undominated_paths(accounted)
-    moved = [
-        tuple(_on_paths(d, paths) for d in directions(name, step)) for name in names
-    ]
-    run = _Moved(log_delta[..., None], accounted.take_paths(paths), moved)
-    rows = run.gradient(
-        shape,
-        np.reshape(value, -1),
-        np.reshape(info.is_certified_bound, -1),
-    )
+    moved = [direction(name, step).take_paths(paths) for name in names]
+    problem = _Problem(log_delta[..., None], accounted.take_paths(paths), moved)
+    certified = np.reshape(info.is_certified_bound, -1)
+    rows = _gradient(problem, shape, np.reshape(value, -1), certified)
     gradient = {
         name: row.reshape(shape)[()] for name, row in zip(names, rows, strict=True)
     }
@@ -169,94 +163,73 @@ def _by_differences(
     return np.where(bad, np.nan, near)[()]
 
 
-def _on_paths(direction: Direction, paths: np.ndarray) -> Direction:
-    return direction.map(
-        lambda f: f if np.shape(f)[-1:] in ((), (1,)) else f[..., paths]
-    )
+class _Problem(NamedTuple):
+    """A run, its target and what it moves along: one direction for each name.
 
-
-class _Rows(NamedTuple):
-    """Settings with one path each; arrays (n,)."""
+    At every setting and path, the last axis of every array, or at settings with one
+    path each, (n,).
+    """
 
     log_delta: np.ndarray
     run: Run
-    moved: list[Directions]
+    moved: list[Run]
+
+    def map(self, function: Callable[[np.ndarray], np.ndarray]) -> _Problem:
+        """Applies a function to every array."""
+        moved = [along.map(function) for along in self.moved]
+        return _Problem(function(self.log_delta), self.run.map(function), moved)
 
 
-class _Moved(NamedTuple):
-    """A run at every setting and path: the last axis of every array."""
+def _gradient(
+    problem: _Problem,
+    shape: tuple[int, ...],
+    epsilon: np.ndarray,
+    certified: np.ndarray,
+) -> np.ndarray:
+    """(names, n) derivatives, from epsilon and whether it is only a bound."""
+    num_paths = problem.run.num_paths
+    shape = shape or (1,)
+    every_path = np.arange(num_paths)[None]
 
-    log_delta: np.ndarray
-    run: Run
-    moved: list[Directions]
+    def rows(index: np.ndarray, path: np.ndarray) -> _Problem:
+        """Settings by their flat index, with a path each; the two broadcast."""
+        index, path = np.broadcast_arrays(index, path)
+        place = (*np.unravel_index(index, shape), path)
+        return problem.map(
+            lambda field: np.broadcast_to(field, (*shape, num_paths))[place]
+        )
 
-    def gradient(
-        self, shape: tuple[int, ...], epsilon: np.ndarray, certified: np.ndarray
-    ) -> np.ndarray:
-        """(names, n) derivatives, from epsilon and whether it is only a bound."""
-        result = np.full((len(self.moved), epsilon.size), np.nan)
-        result[:, self._certainly_zero(shape, epsilon)] = 0.0
-        index = np.flatnonzero((epsilon > 0) & np.isfinite(epsilon) & ~certified)
-        if index.size and self.moved:
-            path = self._worst_paths(shape, index, epsilon[index])
-            rows = self._take(shape, index, path)
-            result[:, index] = _of_rows(epsilon[index], rows)
+    result = np.full((len(problem.moved), epsilon.size), np.nan)
+    index = np.flatnonzero(epsilon <= 0)
+    if index.size:
+        # 0 where delta is not even reached at epsilon 0.
+        every = rows(index[:, None], every_path)
+        at_zero = exact_answer(DeltaAt(np.zeros(())), every.run).value
+        result[:, index[(at_zero < every.log_delta).all(axis=-1)]] = 0.0
+    index = np.flatnonzero((epsilon > 0) & np.isfinite(epsilon) & ~certified)
+    if not index.size or not problem.moved:
         return result
-
-    def _certainly_zero(
-        self, shape: tuple[int, ...], epsilon: np.ndarray
-    ) -> np.ndarray:
-        """Indices of the settings where epsilon is 0 and delta is not even reached."""
-        index = np.flatnonzero(epsilon <= 0)
-        if index.size == 0:
-            return index
-        num_paths = self.run.num_paths
-        rows = self._take(shape, index[:, None], np.arange(num_paths)[None])
-        at_zero = exact_answer(DeltaAt(np.zeros(())), rows.run).value
-        return index[(at_zero < rows.log_delta).all(axis=-1)]
-
-    def _worst_paths(
-        self, shape: tuple[int, ...], index: np.ndarray, epsilon: np.ndarray
-    ) -> np.ndarray:
-        """The path of each setting that attains its epsilon."""
-        worst = np.zeros(index.size, np.int64)
-        num_paths = self.run.num_paths
-        if num_paths == 1:
-            return worst
-        every = self._take(shape, index[:, None], np.arange(num_paths)[None])
+    # The path of each setting that attains its epsilon.
+    worst = np.zeros(index.size, np.int64)
+    if num_paths > 1:
+        every = rows(index[:, None], every_path)
         bound, _ = rdp_bound(EpsilonAt(every.log_delta), every.run)
-        least = epsilon * (1 - _ATTAINED)
+        least = epsilon[index] * (1 - _ATTAINED)
         row, path = np.nonzero(bound >= least[:, None])
-        some = self._take(shape, index[row], path)
+        some = rows(index[row], path)
         values = exact_answer(EpsilonAt(some.log_delta), some.run).value
         # Ascending, so that the last one written for a row is the largest.
         order = np.argsort(values, kind="stable")
         worst[row[order]] = path[order]
-        return worst
-
-    def _take(
-        self, shape: tuple[int, ...], index: np.ndarray, path: np.ndarray
-    ) -> _Rows:
-        """Settings by their flat index, with a path each; the two broadcast."""
-        num_paths = self.run.num_paths
-        index, path = np.broadcast_arrays(index, path)
-        place = (*np.unravel_index(index, shape or (1,)), path)
-
-        def take(field: np.ndarray) -> np.ndarray:
-            return np.broadcast_to(field, (*(shape or (1,)), num_paths))[place]
-
-        return _Rows(
-            take(self.log_delta),
-            self.run.map(take),
-            [tuple(d.map(take) for d in each) for each in self.moved],
-        )
+    result[:, index] = _of_rows(epsilon[index], rows(index, worst))
+    return result
 
 
-def _of_rows(epsilon: np.ndarray, rows: _Rows) -> np.ndarray:
+def _of_rows(epsilon: np.ndarray, rows: _Problem) -> np.ndarray:
     """(names, n) derivatives where epsilon is positive and finite."""
     result = np.full((len(rows.moved), epsilon.size), np.nan)
     single = rows.run.num_steps == 1
-    by_count = [i for i, each in enumerate(rows.moved) if _moves_count(each)]
+    by_count = [i for i, along in enumerate(rows.moved) if np.any(along.counts)]
     others = [i for i in range(len(rows.moved)) if i not in by_count]
     every = list(range(len(rows.moved)))
     # A profile is of one step: by its number only the integral has a derivative.
@@ -269,8 +242,10 @@ def _of_rows(epsilon: np.ndarray, rows: _Rows) -> np.ndarray:
         if index.size == 0 or not names:
             continue
         part, undefined = _defined(rows, index, names)
-        solve = _by_profile if of_profile else _by_contour
-        slopes = solve(epsilon[index], part)
+        if of_profile:
+            slopes = _by_profile(epsilon[index], part)
+        else:
+            slopes = composed_slopes(epsilon[index], *part)
         scale = np.maximum(epsilon[index], _SMALLEST_EPSILON) * slopes.slope
         gap = np.abs(slopes.log_delta - part.log_delta)
         attained = gap <= _ATTAINED * scale + slopes.error + _LEFT_OUT
@@ -281,31 +256,22 @@ def _of_rows(epsilon: np.ndarray, rows: _Rows) -> np.ndarray:
     return result
 
 
-def _moves_count(each: Directions) -> bool:
-    return any(np.any(direction.count) for direction in each)
-
-
 def _defined(
-    rows: _Rows, index: np.ndarray, names: list[int]
-) -> tuple[_Rows, np.ndarray]:
+    rows: _Problem, index: np.ndarray, names: list[int]
+) -> tuple[_Problem, np.ndarray]:
     """Some settings and names, with 0 for NaN; and where (names, n) there was one."""
-
-    def take(field: np.ndarray) -> np.ndarray:
-        return field[index]
-
-    run = rows.run.take(index)
+    some = rows._replace(moved=[rows.moved[name] for name in names])
+    some = some.map(lambda field: field[index])
     undefined = np.zeros((len(names), index.size), bool)
-    moved = []
-    for bad, name in zip(undefined, names, strict=True):
-        each = [direction.map(take) for direction in rows.moved[name]]
-        for direction, count in zip(each, run.counts, strict=True):
-            arrays = (*direction.loss.fields, direction.count)
-            bad |= np.isnan(np.stack(arrays)).any(axis=0) & (count > 0)
-        moved.append(tuple(direction.map(np.nan_to_num) for direction in each))
-    return _Rows(rows.log_delta[index], run, moved), undefined
+    for bad, along in zip(undefined, some.moved, strict=True):
+        steps = zip(along.losses, along.counts, some.run.counts, strict=True)
+        for loss, moved, count in steps:
+            bad |= np.isnan(np.stack((*loss.fields, moved))).any(axis=0) & (count > 0)
+    moved = [along.map(np.nan_to_num) for along in some.moved]
+    return some._replace(moved=moved), undefined
 
 
-def _by_profile(epsilon: np.ndarray, rows: _Rows) -> Slopes:
+def _by_profile(epsilon: np.ndarray, rows: _Problem) -> Slopes:
     """Where one of the steps is taken once, by that step's profile."""
     value, error, slope = np.zeros((3, epsilon.size))
     along = np.zeros((len(rows.moved), epsilon.size))
@@ -319,12 +285,8 @@ def _by_profile(epsilon: np.ndarray, rows: _Rows) -> Slopes:
         def take(field: np.ndarray, taken: np.ndarray = taken) -> np.ndarray:
             return field[taken]
 
-        moved = [each[i].map(take) for each in rows.moved]
+        moved = [along.losses[i].map(take) for along in rows.moved]
         slopes = single_step_slopes(epsilon[taken], loss.map(take), moved)
         value[taken], error[taken] = slopes.log_delta, slopes.error
         slope[taken], along[:, taken] = slopes.slope, slopes.along
     return Slopes(value, error, slope, along)
-
-
-def _by_contour(epsilon: np.ndarray, rows: _Rows) -> Slopes:
-    return composed_slopes(epsilon, *rows)

@@ -49,10 +49,7 @@ def pair_of_release(release: OneStep) -> PrivacyLoss:
     Raises:
       TypeError: no release.
     """
-
-    def field(value: float | np.ndarray) -> np.ndarray:
-        return np.asarray(value, np.float64)[..., None]
-
+    field = _field
     if isinstance(release, LaplaceRelease):
         # Both contents of a changed unit are clipped: up to two clip norms apart.
         moved = 2.0 if release.neighboring_relation == "replace_one" else 1.0
@@ -79,6 +76,11 @@ def pair_of_release(release: OneStep) -> PrivacyLoss:
     if isinstance(release, TruncatedPoissonRelease):
         return _truncated(release)
     raise TypeError(f"step must be a GaussianStep or a release, got {release!r}")
+
+
+def _field(value: float | np.ndarray) -> np.ndarray:
+    """A field of a release with a path axis."""
+    return np.asarray(value, np.float64)[..., None]
 
 
 def _columns(values: np.ndarray) -> tuple[np.ndarray, ...]:
@@ -140,18 +142,14 @@ def _gaussian_mixture(release: GaussianMixtureRelease) -> PrivacyLoss:
 
 def _truncated(release: TruncatedPoissonRelease) -> PrivacyLoss:
     """See docs/proofs.md, "A Poisson sample that is cut"."""
-
-    def field(value: float | np.ndarray) -> np.ndarray:
-        return np.asarray(value, np.float64)[..., None]
-
-    size, relation = field(release.population), release.neighboring_relation
+    size, relation = _field(release.population), release.neighboring_relation
     if relation == "add_remove":
         # The data at hand may be the smaller neighbour: the worse of two paths.
         size = np.concatenate([size, size + 1], axis=-1)
-    rate = field(release.sampling_probability)
-    whole, cut, cut_rate, sure = cut_weights(size, field(release.batch_size), rate)
+    rate = _field(release.sampling_probability)
+    whole, cut, cut_rate, sure = cut_weights(size, _field(release.batch_size), rate)
     with np.errstate(divide="ignore", over="ignore"):
-        shift = np.divide(1.0, field(release.noise_multiplier))
+        shift = np.divide(1.0, _field(release.noise_multiplier))
     kinds = {
         "add_remove": TruncatedGaussianLoss,
         "replace_one": ReplacedTruncatedLoss,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import NamedTuple, Self
 
@@ -190,19 +190,27 @@ class Run:
         `is_unprotected`. Arrays are (K, n), n the size of `shape`.
         """
         shape = self.shape
-        by_class: dict[type, list[Group]] = {}
+        steps = []
         for loss, count in zip(self.losses, self.counts, strict=True):
             left_out = np.asarray(loss.loses_nothing | loss.is_unprotected)
             taken = _flat(np.where(left_out, 0.0, count), shape)
             kept = loss.kept_in_range().map(lambda field: _flat(field, shape))
-            by_class.setdefault(type(loss), []).append(Group(kept, taken))
-        return tuple(
-            Group(
-                kind.stack([group.loss for group in groups]),
-                np.stack([group.count for group in groups]),
-            )
-            for kind, groups in by_class.items()
+            steps.append(Group(kept, taken))
+        return stacked_steps(steps)
+
+
+def stacked_steps(steps: Iterable[Group]) -> tuple[Group, ...]:
+    """Steps, each with (n,) arrays, by mechanism."""
+    by_class: dict[type, list[Group]] = {}
+    for step in steps:
+        by_class.setdefault(type(step.loss), []).append(step)
+    return tuple(
+        Group(
+            kind.stack([step.loss for step in some]),
+            np.stack([step.count for step in some]),
         )
+        for kind, some in by_class.items()
+    )
 
 
 def _flat(array: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:

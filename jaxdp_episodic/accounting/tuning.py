@@ -14,6 +14,7 @@ import numpy as np
 
 from jaxdp_episodic import _validation
 from jaxdp_episodic.accounting.api import rdp
+from jaxdp_episodic.accounting.rdp.orders import epsilons_at_orders
 from jaxdp_episodic.accounting.trial_counts import (
     NegativeBinomialTrials,
     PoissonTrials,
@@ -164,9 +165,8 @@ def curve_to_epsilon(orders: Any, rdp: Any, *, delta: Any) -> np.ndarray | np.fl
     curve = _curve(rdp, grid)
     target = _validation.open_unit_array("delta", delta)
     _validation.broadcast_shape(rdp=np.empty(curve.shape[:-1], np.uint8), delta=target)
-    penalty = (np.log(target)[..., None] + np.log(grid)) / (grid - 1)
-    values = (curve + np.log1p(-1 / grid) - penalty).min(axis=-1)
-    return np.where((curve == 0).all(axis=-1), 0.0, np.maximum(values, 0.0))[()]
+    values = epsilons_at_orders(curve, grid, np.log(target)[..., None]).min(axis=-1)
+    return np.where((curve == 0).all(axis=-1), 0.0, values)[()]
 
 
 def _negative_binomial(

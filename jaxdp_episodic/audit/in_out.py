@@ -21,8 +21,6 @@ from jaxdp_episodic.data.table import ExampleTable
 from jaxdp_episodic.describe.designs import (
     IndependentEpisodes,
     epoch_scheme,
-    schemes_of,
-    with_scheme,
 )
 from jaxdp_episodic.describe.schemes import ShuffledEpochs, WithoutReplacement
 from jaxdp_episodic.describe.step import GaussianStep
@@ -167,10 +165,10 @@ def on_data(step: GaussianStep, data: ExampleTable) -> GaussianStep:
     if isinstance(design, IndependentEpisodes):
         return step
     within = design.level_names[design.level_names.index(unit) + 1 :]
-    for scheme in schemes_of(design):
+    for scheme in design.schemes:
         if scheme.name in within and isinstance(scheme, WithoutReplacement):
             changed = dataclasses.replace(scheme, population=None)
-            design = with_scheme(design, changed)
+            design = design.with_scheme(changed)
     return dataclasses.replace(step, sampling=design)
 
 

@@ -29,13 +29,13 @@ import numpy as np
 from jaxdp_episodic import _validation
 from jaxdp_episodic._engine import float64_boundary
 from jaxdp_episodic.bounds.iteration import contraction_factors
-from jaxdp_episodic.losses.privacy_loss import Quadrature
+from jaxdp_episodic.losses.privacy_loss import MomentRule, Quadrature
 from jaxdp_episodic.losses.sampled_gaussian import mixture_excess
 from jaxdp_episodic.numerics.loops import Array
 
 # Shares of the variance tried for the sampled gradients; any share is a bound.
 _SHARES = np.linspace(0.1, 0.9, 17)
-_QUADRATURE = Quadrature(32, 16)
+_RULE = MomentRule("symmetric", Quadrature(32, 16))
 _CANDIDATES = 512
 
 
@@ -184,7 +184,7 @@ def bounded_iteration_rdp(
 
 def _swapped_kernel(t: Array, rate: Array, shift: Array) -> Array:
     """Log-excess of the sampled Gaussian pair, both profiles the forward one."""
-    return mixture_excess(t, rate, shift, "symmetric", _QUADRATURE, False)[0]
+    return mixture_excess(t, rate, shift, _RULE)[0]
 
 
 _swapped_excess = float64_boundary(_swapped_kernel)

@@ -26,9 +26,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from jaxdp_episodic import _validation
+from jaxdp_episodic.accounting.api import epsilon
+from jaxdp_episodic.describe.releases import ZeroConcentratedDP
 
 _TINY = float(np.finfo(np.float64).tiny)
-_GOLDEN = (np.sqrt(5.0) - 1) / 2
 
 
 class _OnePass(NamedTuple):
@@ -238,24 +239,7 @@ def rho_to_epsilon(rho: Any, *, delta: Any) -> Any:
     slope = _validation.nonnegative_array("rho", rho)
     small = _validation.open_unit_array("delta", delta)
     _validation.broadcast_shape(rho=slope, delta=small)
-    slope, small = np.broadcast_arrays(slope, small)
-    finite = np.isfinite(slope) & (slope > 0)
-    r, log_delta = np.where(finite, slope, 1.0), np.log(small)
-
-    def value(log_t: np.ndarray) -> np.ndarray:
-        t = np.exp(log_t)
-        inverse = -np.log1p(1 / t) - (log_delta + np.log1p(t)) / t
-        return r * (1 + t) + inverse
-
-    # The best t is near sqrt(log(1/delta) / rho); golden section around it.
-    guess = 0.5 * (np.log(-log_delta) - np.log(r))
-    low, high = guess - 12, guess + 6
-    for _ in range(60):
-        left, right = high - _GOLDEN * (high - low), low + _GOLDEN * (high - low)
-        better = value(left) < value(right)
-        low, high = np.where(better, low, left), np.where(better, right, high)
-    best = np.maximum(value(0.5 * (low + high)), 0.0)
-    return np.where(finite, best, np.where(slope > 0, np.inf, 0.0))[()]
+    return epsilon(ZeroConcentratedDP(slope), delta=small, num_steps=1, method="rdp")
 
 
 def _one_pass(

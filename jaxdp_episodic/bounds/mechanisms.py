@@ -22,11 +22,12 @@ import numpy as np
 from jaxdp_episodic import _validation
 from jaxdp_episodic._engine import call_in_float64, float64_boundary
 from jaxdp_episodic.bounds import single_release
+from jaxdp_episodic.describe.spec import ByValue, set_checked
 from jaxdp_episodic.numerics.loops import Array
 
 
 @dataclass(frozen=True, eq=False)
-class Mechanism:
+class Mechanism(ByValue):
     """Base of the descriptions below: numeric fields and static kernels.
 
     Equal means the same type and the same numbers.
@@ -111,17 +112,6 @@ class Mechanism:
         _validation.broadcast_shape(mechanism=np.empty(self.shape), epsilon=eps)
         return _evaluate(eps, *self.parameters, kernel=self.delta_kernel)[()]
 
-    def __eq__(self, other: object) -> bool:
-        if type(other) is not type(self):
-            return NotImplemented
-        names = [field.name for field in dataclasses.fields(self)]
-        return all(np.array_equal(getattr(self, n), getattr(other, n)) for n in names)
-
-    def __hash__(self) -> int:
-        # + 0 turns -0.0 into 0.0, whose bytes differ though the numbers are equal.
-        keys = ((a.shape, (a + 0.0).tobytes()) for a in self.parameters)
-        return hash((type(self), *keys))
-
 
 @dataclass(frozen=True, eq=False)
 class Gaussian(Mechanism):
@@ -142,7 +132,7 @@ class Gaussian(Mechanism):
     delta_kernel = staticmethod(single_release.gaussian_delta)
 
     def __post_init__(self) -> None:
-        _set_nonnegative(self, "noise_multiplier")
+        set_checked(self, _validation.nonnegative_array, "noise_multiplier")
 
     @property
     def pure_epsilon(self) -> np.ndarray:
@@ -173,7 +163,7 @@ class Laplace(Mechanism):
     delta_kernel = staticmethod(single_release.laplace_delta)
 
     def __post_init__(self) -> None:
-        _set_nonnegative(self, "scale")
+        set_checked(self, _validation.nonnegative_array, "scale")
 
     @property
     def pure_epsilon(self) -> np.ndarray:
@@ -203,7 +193,7 @@ class RandomizedResponse(Mechanism):
     delta_kernel = staticmethod(single_release.randomized_response_delta)
 
     def __post_init__(self) -> None:
-        _set_nonnegative(self, "epsilon")
+        set_checked(self, _validation.nonnegative_array, "epsilon")
 
     @classmethod
     def from_truth_probability(cls, truth_probability: Any) -> RandomizedResponse:
@@ -250,8 +240,7 @@ class RdpTable(Mechanism):
     rdp_kernel = staticmethod(single_release.interpolated_rdp)
 
     def __post_init__(self) -> None:
-        _set_nonnegative(self, "values")
-        _set_nonnegative(self, "limit")
+        set_checked(self, _validation.nonnegative_array, "values", "limit")
         shape = np.shape(self.values)
         if not shape or shape[-1] == 0:
             raise ValueError(
@@ -321,7 +310,7 @@ class RdpCurve(Mechanism):
     def __post_init__(self) -> None:
         if not callable(self.curve):
             raise TypeError(f"curve must be callable, got {self.curve!r}")
-        _set_nonnegative(self, "limit")
+        set_checked(self, _validation.nonnegative_array, "limit")
 
     @property
     def parameters(self) -> tuple[np.ndarray, ...]:
@@ -348,9 +337,6 @@ class RdpCurve(Mechanism):
         values = self._evaluate(alpha.ravel())
         return values.reshape(values.shape[:-1] + alpha.shape)[()]
 
-    def __hash__(self) -> int:
-        return hash((type(self), self.curve))
-
     def _evaluate(self, orders: np.ndarray) -> np.ndarray:
         values = call_in_float64(self.curve, orders)
         if np.asarray(values).dtype != np.float64:
@@ -374,10 +360,3 @@ def _evaluate(*arguments: np.ndarray, kernel: Callable[..., Array]) -> np.ndarra
 @functools.cache
 def _jitted(kernel: Callable[..., Array]) -> Callable[..., np.ndarray]:
     return float64_boundary(kernel)
-
-
-def _set_nonnegative(mechanism: Any, name: str) -> None:
-    """Replaces a field by its checked value: a Python float or a read-only array."""
-    array = _validation.nonnegative_array(name, getattr(mechanism, name)).copy()
-    array.setflags(write=False)
-    object.__setattr__(mechanism, name, array.item() if array.ndim == 0 else array)

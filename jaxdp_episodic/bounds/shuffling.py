@@ -34,6 +34,7 @@ from jaxdp_episodic.numerics.binomial import (
     log_binomial_mass,
     log_shifted_hockey_stick,
 )
+from jaxdp_episodic.numerics.loops import logsumexp
 
 KINDS = ("upper", "randomized_response", "lower")
 # Clone counts are taken together in at most this many blocks ...
@@ -341,7 +342,5 @@ def _log_geometric(slope: np.ndarray, lengths: np.ndarray) -> np.ndarray:
 
 def _log_sum(logs: np.ndarray) -> np.ndarray:
     """Log of the sum of exponentials over the last axis."""
-    top = logs.max(axis=-1)
-    safe = np.where(np.isfinite(top), top, 0.0)
     with np.errstate(divide="ignore"):
-        return safe + np.log(np.exp(logs - safe[..., None]).sum(axis=-1))
+        return logsumexp(np.moveaxis(logs, -1, 0))

@@ -41,6 +41,7 @@ from jaxdp_episodic.numerics.loops import (
     map_first,
     namespace,
 )
+from jaxdp_episodic.numerics.power_excess import log_expm1
 
 MAX_ORDER = 2**14
 # Terms (settings x orders x series) in one block: bounds memory to tens of megabytes.
@@ -332,14 +333,14 @@ def _log_series_terms(
     """
     xp = namespace(exponent, index)
     if series in ("tight", "lower"):
-        return _log_expm1(exponent)
+        return log_expm1(exponent)
     if series == "general":
         # log(3 e^x - 1), with the e^x factored out
         tripled = exponent + xp.log(2 - xp.expm1(-exponent))
-        return xp.where(index >= 3, tripled, _log_expm1(exponent))
-    log_limit = _log_expm1(pure_epsilon)
+        return xp.where(index >= 3, tripled, log_expm1(exponent))
+    log_limit = log_expm1(pure_epsilon)
     general = exponent + xp.minimum(math.log(2.0), index * log_limit)
-    second = xp.minimum(math.log(4.0) + _log_expm1(exponent), general)
+    second = xp.minimum(math.log(4.0) + log_expm1(exponent), general)
     return xp.where(index == 2, second, general)
 
 
@@ -365,15 +366,8 @@ def _finish(
     rdp = log_moment / t
     if capped:
         rdp = xp.minimum(rdp, base_rdp)
-    thinned = xp.logaddexp(0.0, xp.log(outer) + _log_expm1(t * rdp)) / t
+    thinned = xp.logaddexp(0.0, xp.log(outer) + log_expm1(t * rdp)) / t
     rdp = xp.where(outer < 1, thinned, rdp)
     # What underflows is rounded up, except a cost that is exactly 0.
     rdp = xp.maximum(rdp, xp.finfo(rdp.dtype).tiny)
     return xp.where(positive & (base_rdp > 0), rdp, 0.0)
-
-
-def _log_expm1(x: Array) -> Array:
-    """``log(e^x - 1)`` for x >= 0, without overflow."""
-    xp = namespace(x)
-    large = x > 30
-    return xp.where(large, x, xp.log(xp.expm1(xp.where(large, 1.0, x))))

@@ -24,7 +24,7 @@ from jaxdp_episodic.describe.schemes import (
     levels_shape,
     refuse_epochs,
 )
-from jaxdp_episodic.describe.spec import Spec, frozen_number
+from jaxdp_episodic.describe.spec import AT_LEAST_ONE, Spec, set_checked
 
 EPISODE, CLASS, EXAMPLE = "episode", "class", "example"
 
@@ -90,9 +90,7 @@ class GroupedClasses(Spec):
     examples: WithoutReplacement
 
     def __post_init__(self) -> None:
-        for field in ("num_classes", "ways"):
-            array = _validation.integer_array(field, getattr(self, field), minimum=1)
-            object.__setattr__(self, field, frozen_number(array))
+        set_checked(self, AT_LEAST_ONE, "num_classes", "ways")
         if (self.episodes is None) == (self.classes is None):
             given = "neither" if self.episodes is None else "both"
             raise ValueError(f"give exactly one of episodes= and classes=, got {given}")
@@ -127,10 +125,20 @@ class GroupedClasses(Spec):
         return np.floor_divide(self.num_classes, self.ways)
 
     @property
+    def schemes(self) -> tuple[Scheme, ...]:
+        """The schemes of all levels that are drawn, top to bottom."""
+        given = (self.episodes, self.classes, self.examples)
+        return tuple(scheme for scheme in given if scheme is not None)
+
+    def with_scheme(self, scheme: Scheme) -> GroupedClasses:
+        """Returns the design with another scheme at the level of that name."""
+        field = {EPISODE: "episodes", CLASS: "classes", EXAMPLE: "examples"}
+        return dataclasses.replace(self, **{field[scheme.name]: scheme})
+
+    @property
     def shape(self) -> tuple[int, ...]:
         """Broadcast shape of all numeric fields."""
-        schemes = [s for s in (self.episodes, self.classes, self.examples) if s]
-        return levels_shape(schemes, num_classes=self.num_classes, ways=self.ways)
+        return levels_shape(self.schemes, num_classes=self.num_classes, ways=self.ways)
 
 
 @dataclass(frozen=True, eq=False, init=False)
@@ -179,15 +187,24 @@ class IndependentEpisodes(Spec):
                 "sampling must not have a level named 'episode': the episode is the "
                 f"whole draw; got levels {sampling.level_names}"
             )
-        array = _validation.integer_array("num_episodes", num_episodes, minimum=1)
         object.__setattr__(self, "sampling", sampling)
-        object.__setattr__(self, "num_episodes", frozen_number(array))
+        object.__setattr__(self, "num_episodes", num_episodes)
+        set_checked(self, AT_LEAST_ONE, "num_episodes")
         _ = self.shape  # refuses fields that do not broadcast
 
     @property
     def level_names(self) -> tuple[str, ...]:
         """The level "episode", then those of ``sampling``, top to bottom."""
         return EPISODE, *self.sampling.level_names
+
+    @property
+    def schemes(self) -> tuple[Scheme, ...]:
+        """The schemes of all levels that are drawn, top to bottom."""
+        return self.sampling.levels
+
+    def with_scheme(self, scheme: Scheme) -> IndependentEpisodes:
+        """Returns the design with another scheme at the level of that name."""
+        return dataclasses.replace(self, sampling=self.sampling.with_scheme(scheme))
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -211,37 +228,10 @@ def checked_sampling(sampling: Any) -> Sampling:
     return sampling
 
 
-def schemes_of(sampling: Sampling) -> tuple[Scheme, ...]:
-    """Returns the schemes by which a design draws, top to bottom."""
-    if isinstance(sampling, IndependentEpisodes):
-        sampling = sampling.sampling
-    if isinstance(sampling, GroupedClasses):
-        given = (sampling.episodes, sampling.classes, sampling.examples)
-        return tuple(scheme for scheme in given if scheme is not None)
-    return sampling.levels
-
-
-def with_scheme(sampling: Sampling, scheme: Scheme) -> Sampling:
-    """Returns a design with another scheme in place of that of the same level."""
-    if isinstance(sampling, IndependentEpisodes):
-        inner: Any = with_scheme(sampling.sampling, scheme)
-        return dataclasses.replace(sampling, sampling=inner)
-    if isinstance(sampling, GroupedClasses):
-        field = {EPISODE: "episodes", CLASS: "classes", EXAMPLE: "examples"}
-        changed: Any = {field[scheme.name]: scheme}
-        return dataclasses.replace(sampling, **changed)
-    return MultistageSampling(
-        *(scheme if scheme.name == one.name else one for one in sampling.levels)
-    )
-
-
 def epoch_scheme(sampling: Sampling) -> EpochScheme | None:
     """Returns the scheme whose draws last for an epoch; None where steps draw anew."""
-    if isinstance(sampling, IndependentEpisodes):
-        return None
-    grouped = isinstance(sampling, GroupedClasses)
-    scheme = sampling.episodes if grouped else sampling.levels[0]
-    return scheme if isinstance(scheme, EpochScheme) else None
+    first = sampling.schemes[0]
+    return first if isinstance(first, EpochScheme) else None
 
 
 def refuse_part_of_epoch(

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import KW_ONLY, dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -18,10 +19,8 @@ from jaxdp_episodic.describe.releases import (
     check_as_long,
     check_relation,
     check_unsampled,
-    set_checked,
-    set_one,
 )
-from jaxdp_episodic.describe.spec import frozen_number
+from jaxdp_episodic.describe.spec import AT_LEAST_ONE, frozen_number, set_checked
 
 # Values of a finite loss, and by how much probabilities may not add up to 1.
 _MOST_VALUES, _SUM_ERROR = 1000, 1e-9
@@ -49,15 +48,10 @@ class RandomizedResponse(Release):
     neighboring_relation: str = "replace_one"
 
     def __post_init__(self) -> None:
-        set_one(self, "noise_parameter", _validation.probability_array)
+        set_checked(self, _validation.probability_array, "noise_parameter", one=True)
         buckets = _validation.whole_number("num_buckets", self.num_buckets)
         object.__setattr__(self, "num_buckets", buckets)
         check_relation(self, "replace_one", "zero_out")
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """One setting."""
-        return ()
 
 
 @dataclass(frozen=True, eq=False)
@@ -86,8 +80,10 @@ class DiscreteLaplaceRelease(Release):
     neighboring_relation: str = "add_remove"
 
     def __post_init__(self) -> None:
-        set_one(self, "noise_parameter", _validation.nonnegative_array)
-        set_one(self, "sampling_probability", _validation.probability_array)
+        set_checked(self, _validation.nonnegative_array, "noise_parameter", one=True)
+        set_checked(
+            self, _validation.probability_array, "sampling_probability", one=True
+        )
         moved = _validation.whole_number("sensitivity", self.sensitivity)
         object.__setattr__(self, "sensitivity", moved)
         check_relation(self, *NEIGHBORING_RELATIONS)
@@ -97,11 +93,6 @@ class DiscreteLaplaceRelease(Release):
                 f"sensitivity must be at most {_MOST_VALUES:,} (the loss has as many "
                 f"values), got {moved:,}"
             )
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """One setting."""
-        return ()
 
 
 @dataclass(frozen=True, eq=False)
@@ -146,14 +137,11 @@ class GaussianMixtureRelease(Release):
             raise ValueError(f"probabilities must add up to 1, got {chance.sum()!r}")
         object.__setattr__(self, "sensitivities", frozen_number(moved))
         object.__setattr__(self, "probabilities", frozen_number(chance))
-        set_one(self, "standard_deviation", _validation.nonnegative_array)
-        set_one(self, "sampling_probability", _validation.probability_array)
+        set_checked(self, _validation.nonnegative_array, "standard_deviation", one=True)
+        set_checked(
+            self, _validation.probability_array, "sampling_probability", one=True
+        )
         check_relation(self, "add_remove", "zero_out")
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """One setting."""
-        return ()
 
 
 @dataclass(frozen=True, eq=False)
@@ -177,6 +165,13 @@ class TruncatedPoissonRelease(Release):
       ValueError: a value out of range.
     """
 
+    numeric: ClassVar[tuple[str, ...]] = (
+        "noise_multiplier",
+        "sampling_probability",
+        "batch_size",
+        "population",
+    )
+
     noise_multiplier: float | np.ndarray
     _: KW_ONLY
     sampling_probability: float | np.ndarray
@@ -185,23 +180,13 @@ class TruncatedPoissonRelease(Release):
     neighboring_relation: str = "add_remove"
 
     def __post_init__(self) -> None:
-        set_checked(self, "noise_multiplier", _validation.nonnegative_array)
-        set_checked(self, "sampling_probability", _validation.probability_array)
-        for name, least in (("batch_size", 0), ("population", 1)):
-            value = _validation.integer_array(name, getattr(self, name), minimum=least)
-            object.__setattr__(self, name, frozen_number(value))
+        set_checked(self, _validation.nonnegative_array, "noise_multiplier")
+        set_checked(self, _validation.probability_array, "sampling_probability")
+        whole = functools.partial(_validation.integer_array, minimum=0)
+        set_checked(self, whole, "batch_size")
+        set_checked(self, AT_LEAST_ONE, "population")
         check_relation(self, *NEIGHBORING_RELATIONS)
         _ = self.shape  # refuses fields that do not broadcast
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Broadcast shape of all numeric fields."""
-        return _validation.broadcast_shape(
-            noise_multiplier=self.noise_multiplier,
-            sampling_probability=self.sampling_probability,
-            batch_size=self.batch_size,
-            population=self.population,
-        )
 
 
 RELEASES = (

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import KW_ONLY, dataclass
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import numpy as np
 
 from jaxdp_episodic import _validation
 from jaxdp_episodic.describe.rates import NEIGHBORING_RELATIONS
-from jaxdp_episodic.describe.spec import Spec, frozen_number
+from jaxdp_episodic.describe.spec import Spec, frozen_number, set_checked
 
 
 class Release(Spec):
@@ -25,11 +25,14 @@ class Release(Spec):
     """
 
     neighboring_relation: str | None = None
+    # Fields that may be arrays and broadcast together; none: always one setting.
+    numeric: ClassVar[tuple[str, ...]] = ()
 
     @property
     def shape(self) -> tuple[int, ...]:
         """Broadcast shape of all numeric fields."""
-        raise NotImplementedError
+        fields = {name: getattr(self, name) for name in self.numeric}
+        return _validation.broadcast_shape(**fields)
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,6 +56,8 @@ class LaplaceRelease(Release):
       NotImplementedError: sampling under "replace_one".
     """
 
+    numeric: ClassVar[tuple[str, ...]] = ("noise_multiplier", "sampling_probability")
+
     noise_multiplier: float | np.ndarray
     _: KW_ONLY
     sampling_probability: float | np.ndarray = 1.0
@@ -60,19 +65,11 @@ class LaplaceRelease(Release):
     neighboring_relation: str = "add_remove"
 
     def __post_init__(self) -> None:
-        set_checked(self, "noise_multiplier", _validation.nonnegative_array)
-        set_checked(self, "sampling_probability", _validation.probability_array)
+        set_checked(self, _validation.nonnegative_array, "noise_multiplier")
+        set_checked(self, _validation.probability_array, "sampling_probability")
         check_relation(self, *NEIGHBORING_RELATIONS)
         check_unsampled(self)
         _ = self.shape  # refuses fields that do not broadcast
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Broadcast shape of all numeric fields."""
-        return _validation.broadcast_shape(
-            noise_multiplier=self.noise_multiplier,
-            sampling_probability=self.sampling_probability,
-        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -95,18 +92,15 @@ class ApproximateDP(Release):
     Reference: Kairouz, Oh, Viswanath (2015), arXiv:1311.0776, Theorem 3.3.
     """
 
+    numeric: ClassVar[tuple[str, ...]] = ("epsilon", "delta")
+
     epsilon: float | np.ndarray
     delta: float | np.ndarray = 0.0
 
     def __post_init__(self) -> None:
-        set_checked(self, "epsilon", _validation.nonnegative_array)
-        set_checked(self, "delta", _validation.probability_array)
+        set_checked(self, _validation.nonnegative_array, "epsilon")
+        set_checked(self, _validation.probability_array, "delta")
         _ = self.shape  # refuses fields that do not broadcast
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Broadcast shape of all numeric fields."""
-        return _validation.broadcast_shape(epsilon=self.epsilon, delta=self.delta)
 
 
 @dataclass(frozen=True, eq=False)
@@ -131,14 +125,15 @@ class ZeroConcentratedDP(Release):
     Reference: Bun and Steinke (2016), arXiv:1605.02065, Definition 1.1, Lemma 2.4.
     """
 
+    numeric: ClassVar[tuple[str, ...]] = ("rho", "xi")
+
     rho: float | np.ndarray
     _: KW_ONLY
     xi: float | np.ndarray = 0.0
     is_gaussian: bool = False
 
     def __post_init__(self) -> None:
-        set_checked(self, "rho", _validation.nonnegative_array)
-        set_checked(self, "xi", _validation.nonnegative_array)
+        set_checked(self, _validation.nonnegative_array, "rho", "xi")
         if not isinstance(self.is_gaussian, bool):
             raise TypeError(f"is_gaussian must be a bool, got {self.is_gaussian!r}")
         if self.is_gaussian and np.any(self.xi):
@@ -156,11 +151,6 @@ class ZeroConcentratedDP(Release):
         noise = _validation.nonnegative_array("noise_multiplier", noise_multiplier)
         with np.errstate(divide="ignore", over="ignore"):
             return cls(0.5 / np.square(noise), is_gaussian=True)
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Broadcast shape of all numeric fields."""
-        return _validation.broadcast_shape(rho=self.rho, xi=self.xi)
 
 
 @dataclass(frozen=True, eq=False)
@@ -194,11 +184,6 @@ class RenyiDP(Release):
         object.__setattr__(self, "orders", frozen_number(orders))
         object.__setattr__(self, "rdp", frozen_number(rdp))
 
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """One setting."""
-        return ()
-
 
 def check_relation(release: Any, *covered: str) -> None:
     """Refuses relations that a release has no theorem for."""
@@ -228,15 +213,3 @@ def check_as_long(name: str, value: np.ndarray, other: str, like: np.ndarray) ->
         raise ValueError(
             f"{name} must be as many as {other} ({like.size}), got {value.shape}"
         )
-
-
-def set_one(spec: Any, name: str, check: Any) -> None:
-    """Replaces a field by its checked value, which must be one number."""
-    value = _validation.single(name, check(name, getattr(spec, name)))
-    object.__setattr__(spec, name, float(value))
-
-
-def set_checked(spec: Any, name: str, check: Any) -> None:
-    """Replaces a field by its checked value."""
-    value = np.array(check(name, getattr(spec, name)))
-    object.__setattr__(spec, name, frozen_number(value))

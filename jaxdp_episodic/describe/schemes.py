@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterable, Mapping
 from dataclasses import KW_ONLY, dataclass
 from typing import Any, ClassVar
@@ -10,15 +11,29 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from jaxdp_episodic import _validation
-from jaxdp_episodic.describe.spec import Spec, frozen_number
+from jaxdp_episodic.describe.spec import AT_LEAST_ONE, Spec, set_checked
 
 # The clip unit "step" means the whole step, so no level may be called that.
 RESERVED_LEVEL_NAME = "step"
 MAX_LEVELS = 32  # as of a `Population`
 
 
+class LevelScheme(Spec):
+    """Base of the schemes: of a level with a name, whose numeric fields broadcast."""
+
+    # The field that says how many are drawn.
+    rate_field: ClassVar[str]
+    # A public number of units, where one is needed.
+    population: Any = None
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Broadcast shape of the numeric fields."""
+        return levels_shape([self])
+
+
 @dataclass(frozen=True, eq=False)
-class Poisson(Spec):
+class Poisson(LevelScheme):
     """Every child of a unit picked one level up is drawn independently.
 
     The draws are fresh and secret in every step, and *all* drawn children are
@@ -39,6 +54,8 @@ class Poisson(Spec):
       ValueError: a value out of range, or a reserved name.
     """
 
+    rate_field: ClassVar[str] = "sampling_probability"
+
     name: str
     _: KW_ONLY
     sampling_probability: ArrayLike
@@ -46,22 +63,13 @@ class Poisson(Spec):
 
     def __post_init__(self) -> None:
         _check_level_name(self.name)
-        probability = _validation.probability_array(
-            "sampling_probability", self.sampling_probability
-        )
-        object.__setattr__(self, "sampling_probability", frozen_number(probability))
-        if self.population is not None:
-            _set_whole_number(self, "population")
+        set_checked(self, _validation.probability_array, "sampling_probability")
+        set_checked(self, AT_LEAST_ONE, "population", optional=True)
         _ = self.shape  # refuses fields that do not broadcast
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Broadcast shape of the numeric fields."""
-        return levels_shape([self])
 
 
 @dataclass(frozen=True, eq=False)
-class WithoutReplacement(Spec):
+class WithoutReplacement(LevelScheme):
     """``size`` of the ``population`` children of each picked unit, all sets alike.
 
     Rate: ``min(size, population) / population``. A unit with fewer children than
@@ -90,6 +98,8 @@ class WithoutReplacement(Spec):
         is not given.
     """
 
+    rate_field: ClassVar[str] = "size"
+
     name: str
     _: KW_ONLY
     size: ArrayLike
@@ -98,22 +108,16 @@ class WithoutReplacement(Spec):
 
     def __post_init__(self) -> None:
         _check_level_name(self.name)
-        _set_whole_number(self, "size")
+        set_checked(self, AT_LEAST_ONE, "size")
         _validation.flag("population_is_exact", self.population_is_exact)
-        if self.population is not None:
-            _set_whole_number(self, "population")
-        elif self.population_is_exact:
+        set_checked(self, AT_LEAST_ONE, "population", optional=True)
+        if self.population_is_exact and self.population is None:
             raise ValueError("population_is_exact=True needs a population, got None")
         _ = self.shape  # refuses fields that do not broadcast
 
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Broadcast shape of the numeric fields."""
-        return levels_shape([self])
-
 
 @dataclass(frozen=True, eq=False)
-class RandomAllocation(Spec):
+class RandomAllocation(LevelScheme):
     """Epochs: each unit takes part in one step of every epoch, at random.
 
     Also called balls and bins. At the start of every epoch each unit picks its step
@@ -145,6 +149,8 @@ class RandomAllocation(Spec):
     arXiv:2412.16802; Feldman and Shenfeld (2025), arXiv:2502.08202.
     """
 
+    rate_field: ClassVar[str] = "steps_per_epoch"
+
     name: str
     _: KW_ONLY
     steps_per_epoch: ArrayLike
@@ -152,8 +158,7 @@ class RandomAllocation(Spec):
 
     def __post_init__(self) -> None:
         _check_level_name(self.name)
-        _set_whole_number(self, "steps_per_epoch")
-        _set_whole_number(self, "times")
+        set_checked(self, AT_LEAST_ONE, "steps_per_epoch", "times")
         _ = self.shape  # refuses fields that do not broadcast
         if np.any(np.greater(self.times, self.steps_per_epoch)):
             raise ValueError(
@@ -161,19 +166,9 @@ class RandomAllocation(Spec):
                 f"times={self.times!r}, steps_per_epoch={self.steps_per_epoch!r}"
             )
 
-    @property
-    def population(self) -> None:
-        """No size: the number of units need not be public."""
-        return None
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Broadcast shape of the numeric fields."""
-        return levels_shape([self])
-
 
 @dataclass(frozen=True, eq=False)
-class ShuffledEpochs(Spec):
+class ShuffledEpochs(LevelScheme):
     """Epochs in random order, cut into batches of (nearly) the same size.
 
     What most training loops do. *No amplification is known* for it: an epoch, begun or
@@ -192,23 +187,15 @@ class ShuffledEpochs(Spec):
     arXiv:2403.17673: shuffling can cost far more than Poisson draws.
     """
 
+    rate_field: ClassVar[str] = "steps_per_epoch"
+
     name: str
     _: KW_ONLY
     steps_per_epoch: ArrayLike
 
     def __post_init__(self) -> None:
         _check_level_name(self.name)
-        _set_whole_number(self, "steps_per_epoch")
-
-    @property
-    def population(self) -> None:
-        """No size: batches are cut by ``steps_per_epoch``."""
-        return None
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Broadcast shape of the numeric fields."""
-        return levels_shape([self])
+        set_checked(self, AT_LEAST_ONE, "steps_per_epoch")
 
 
 EpochScheme = RandomAllocation | ShuffledEpochs
@@ -295,6 +282,17 @@ class MultistageSampling(Spec):
         return tuple(level.name for level in self.levels)
 
     @property
+    def schemes(self) -> tuple[Scheme, ...]:
+        """The schemes of all levels that are drawn, top to bottom: ``levels``."""
+        return self.levels
+
+    def with_scheme(self, scheme: Scheme) -> MultistageSampling:
+        """Returns the sampling with another scheme at the level of that name."""
+        return MultistageSampling(
+            *(scheme if level.name == scheme.name else level for level in self.levels)
+        )
+
+    @property
     def shape(self) -> tuple[int, ...]:
         """Broadcast shape of all numeric fields of all levels."""
         return levels_shape(self.levels)
@@ -320,23 +318,17 @@ def refuse_epochs(where: str, value: Any) -> None:
         )
 
 
-def numeric_fields(scheme: Scheme) -> dict[str, Any]:
+def numeric_fields(scheme: Any) -> dict[str, Any]:
     """Returns the numeric fields of a scheme that are set, by name."""
-    if isinstance(scheme, Poisson):
-        fields = {"sampling_probability": scheme.sampling_probability}
-    elif isinstance(scheme, EpochScheme):
-        fields = {"steps_per_epoch": scheme.steps_per_epoch}
-        if isinstance(scheme, RandomAllocation):
-            fields["times"] = scheme.times
-        return fields
-    else:
-        fields = {"size": scheme.size}
-    if scheme.population is not None:
-        fields["population"] = scheme.population
-    return fields
+    every = ((f.name, getattr(scheme, f.name)) for f in dataclasses.fields(scheme))
+    return {
+        name: value
+        for name, value in every
+        if value is not None and not isinstance(value, str | bool)
+    }
 
 
-def levels_shape(levels: Iterable[Scheme], **others: Any) -> tuple[int, ...]:
+def levels_shape(levels: Iterable[Any], **others: Any) -> tuple[int, ...]:
     """Returns the broadcast shape of all fields of the levels and of ``others``."""
     fields = {
         f"{level.name}.{field}": value
@@ -354,9 +346,3 @@ def _check_level_name(name: Any) -> None:
             "name must be a non-empty string other than "
             f"{RESERVED_LEVEL_NAME!r} (which means the whole step), got {name!r}"
         )
-
-
-def _set_whole_number(scheme: Scheme, field: str) -> None:
-    """Normalises one whole-number field of a frozen scheme in place."""
-    array = _validation.integer_array(field, getattr(scheme, field), minimum=1)
-    object.__setattr__(scheme, field, frozen_number(array))

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import functools
+from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, Self
 
 import numpy as np
@@ -11,18 +12,13 @@ from jaxdp_episodic import _validation
 from jaxdp_episodic.describe import serialization
 
 
-class Spec:
-    """Base of the frozen dataclasses that describe sampling and steps.
+class ByValue:
+    """Base of frozen dataclasses that compare by value, arrays element by element.
 
     Subclasses are declared ``@dataclass(frozen=True, eq=False)`` and normalise their
-    numeric fields in ``__post_init__`` with `frozen_number`.
-
-    Specs compare by value, arrays element by element: equal means the same type, the
-    same shapes and the same numbers. They are hashable, consistently with ``==``.
+    numeric fields in ``__post_init__`` with `set_checked`. Equal means the same type,
+    the same shapes and the same numbers; they are hashable, consistently with ``==``.
     """
-
-    # Field -> the classes that a dictionary may describe there.
-    nested_specs: ClassVar[Mapping[str, tuple[type, ...]]] = {}
 
     def __eq__(self, other: object) -> bool:
         if type(other) is not type(self):
@@ -31,6 +27,13 @@ class Spec:
 
     def __hash__(self) -> int:
         return hash((type(self), _value_key(self)))
+
+
+class Spec(ByValue):
+    """Base of what describes sampling and steps: by value, and as a dictionary."""
+
+    # Field -> the classes that a dictionary may describe there.
+    nested_specs: ClassVar[Mapping[str, tuple[type, ...]]] = {}
 
     def to_dict(self) -> dict[str, Any]:
         """Returns a JSON- and TOML-safe dictionary with "version" and "type"."""
@@ -59,6 +62,35 @@ def frozen_number(array: np.ndarray) -> Any:
     return array
 
 
+def set_checked(
+    spec: Any,
+    check: Callable[[str, Any], Any],
+    *names: str,
+    one: bool = False,
+    optional: bool = False,
+) -> None:
+    """Replaces fields of a frozen spec by what a check of ``_validation`` returns.
+
+    Args:
+      spec: whose fields.
+      check: of the name and the value.
+      *names: of the fields.
+      one: each must be one number, no array.
+      optional: None stays as it is.
+    """
+    for name in names:
+        value = getattr(spec, name)
+        if value is None and optional:
+            continue
+        array = np.array(check(name, value))
+        checked = _validation.single(name, array) if one else frozen_number(array)
+        object.__setattr__(spec, name, checked)
+
+
+AT_LEAST_ONE = functools.partial(_validation.integer_array, minimum=1)
+"""Of `set_checked`: whole numbers from 1 on."""
+
+
 def set_whole_numbers(
     spec: Spec, *names: str, minimum: int = 1, maximum: int | None = None
 ) -> None:
@@ -72,9 +104,7 @@ def set_whole_numbers(
 
 def set_positive(spec: Spec, *names: str) -> None:
     """Checks fields of a frozen spec, each one number > 0 and finite."""
-    for name in names:
-        array = _validation.positive_array(name, getattr(spec, name))
-        object.__setattr__(spec, name, float(_validation.single(name, array)))
+    set_checked(spec, _validation.positive_array, *names, one=True)
 
 
 def check_flags(spec: Spec, *names: str) -> None:
@@ -85,7 +115,7 @@ def check_flags(spec: Spec, *names: str) -> None:
 
 def _value_key(value: Any) -> Any:
     """A hashable stand-in for a value that compares as the value does."""
-    if isinstance(value, Spec):
+    if isinstance(value, ByValue):
         names = serialization.spec_fields(value)
         return tuple(_value_key(getattr(value, name)) for name in names)
     if isinstance(value, np.ndarray):

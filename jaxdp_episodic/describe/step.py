@@ -36,7 +36,7 @@ from jaxdp_episodic.describe.schemes import (
     ShuffledEpochs,
     WithoutReplacement,
 )
-from jaxdp_episodic.describe.spec import Spec, frozen_number
+from jaxdp_episodic.describe.spec import Spec, frozen_number, set_checked
 
 SMALL_UNITS = ("error", "keep")
 STEP = RESERVED_LEVEL_NAME
@@ -114,8 +114,7 @@ class GaussianStep(Spec):
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "sampling", checked_sampling(self.sampling))
-        noise = _validation.nonnegative_array("noise_multiplier", self.noise_multiplier)
-        object.__setattr__(self, "noise_multiplier", frozen_number(noise))
+        set_checked(self, _validation.nonnegative_array, "noise_multiplier")
         _validation.choice(
             "neighboring_relation", self.neighboring_relation, NEIGHBORING_RELATIONS
         )

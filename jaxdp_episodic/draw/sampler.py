@@ -20,7 +20,6 @@ from jaxdp_episodic.describe.designs import (
     check_clip_unit,
     checked_sampling,
     epoch_scheme,
-    schemes_of,
 )
 from jaxdp_episodic.describe.population import Population
 from jaxdp_episodic.describe.schemes import (
@@ -363,7 +362,7 @@ def _refuse_arrays(sampling: Sampling) -> None:
     numbers: dict[str, Any] = {}
     for name in ("num_classes", "ways", "num_episodes"):
         numbers[name] = getattr(sampling, name, 0)
-    for scheme in schemes_of(sampling):
+    for scheme in sampling.schemes:
         for field, value in numeric_fields(scheme).items():
             numbers[f"{field} of level {scheme.name!r}"] = value
     for name, value in numbers.items():

@@ -14,9 +14,9 @@ import numpy as np
 from jaxdp_episodic import _validation
 from jaxdp_episodic.accounting import api
 from jaxdp_episodic.accounting.dominating_pair import run_of
-from jaxdp_episodic.accounting.question import Answer, DeltaAt, EpsilonAt, Question
-from jaxdp_episodic.accounting.rdp.method import rdp_bound, rdp_curve
-from jaxdp_episodic.accounting.run import Run
+from jaxdp_episodic.accounting.question import DeltaAt, EpsilonAt, Question
+from jaxdp_episodic.accounting.rdp.method import rdp_bound
+from jaxdp_episodic.accounting.rdp.orders import answer_at_orders
 from jaxdp_episodic.describe.step import ComposedSteps, OneStep, compose
 from jaxdp_episodic.files.optional import require
 from jaxdp_episodic.interop.dp_event import (
@@ -236,33 +236,8 @@ class EpisodicAccountant(_dp.PrivacyAccountant):
     def _on_grid(self, question: Question) -> tuple[float, float]:
         """The conversion of Canonne, Kamath, Steinke (2020) at the given orders."""
         run = run_of(self.run, None)
-        log_kept = run.log_kept()[..., None]
-        asked = question.given_kept(log_kept)
         orders = np.maximum(np.asarray(self._orders), _LEAST_ORDER)
-        curve, t = _curve_given_kept(run, orders), orders - 1
-        with np.errstate(invalid="ignore"):  # inf - inf where nothing is protected
-            if isinstance(question, EpsilonAt):
-                penalty = np.where(
-                    np.isinf(t), 0.0, (asked.target + np.log(orders)) / t
-                )
-                values = np.maximum(curve + np.log1p(-1 / orders) - penalty, 0.0)
-            else:
-                gap = curve - asked.target + np.log1p(-1 / orders)
-                values = np.minimum(
-                    np.where(gap == 0, 0.0, t * gap) - np.log(orders), 0
-                )
-                values = np.where(np.isinf(t), np.where(gap <= 0, -np.inf, 0.0), values)
-        values = np.where(np.isnan(values), question.everything, values)
-        nothing_lost = (curve == 0).all(axis=-1, keepdims=True)
-        values = np.where(nothing_lost, question.nothing, values)
-        best = values.argmin(axis=-1)
-        answer = values.min(axis=-1)
-        if np.any(log_kept):
-            exact = Answer(answer, np.zeros(()), np.zeros(()))
-            answer = question.with_failure(exact, log_kept[..., 0]).value
-        if question.is_epsilon and question.target >= 0:
-            answer = np.where(run.is_unprotected, np.inf, 0.0)
-        answer = np.where(run.loses_nothing, question.nothing, answer)
+        answer, best = answer_at_orders(question, run, orders)
         worst = int(answer.argmax())
         value = answer.reshape(-1)[worst]
         if not question.is_epsilon:
@@ -274,13 +249,6 @@ class EpisodicAccountant(_dp.PrivacyAccountant):
             raise NotImplementedError(
                 f"method={self._method!r} has no Rényi order; method='rdp' has one"
             )
-
-
-def _curve_given_kept(run: Run, orders: np.ndarray) -> np.ndarray:
-    """(paths, orders) of a run, given that nothing is lost at once."""
-    endless = np.isinf(orders)
-    finite = rdp_curve(np.where(endless, 2.0, orders), run.with_axis(), "forward")
-    return np.where(endless, run.most_lost()[..., None], finite)
 
 
 def _checked_orders(method: str, orders: Any) -> np.ndarray:

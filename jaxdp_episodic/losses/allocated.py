@@ -15,8 +15,9 @@ from jaxdp_episodic.losses.loss_nodes import LossNodes, collected
 from jaxdp_episodic.losses.privacy_loss import (
     GaussianLoss,
     Hints,
+    MomentRule,
+    NodeRule,
     PrivacyLoss,
-    Quadrature,
     Tails,
 )
 from jaxdp_episodic.numerics.loops import Array, map_first, namespace, on_host
@@ -84,27 +85,19 @@ class AllocatedLoss(GaussianLoss):
         rate = self._inner_rate / self._bins
         return Hints(rate * xp.sqrt(self._taken), rate, self._shift, self._shift)
 
-    def log_excess(
-        self,
-        t: Array,
-        direction: str,
-        quadrature: Quadrature,
-        *,
-        with_derivatives: bool = False,
-    ) -> tuple[Array, ...]:
+    def log_excess(self, t: Array, rule: MomentRule) -> tuple[Array, ...]:
         """See `PrivacyLoss`.
 
         *Upper bound* up to quadrature error: see `losses.allocated_moments`.
         """
-        del quadrature
         xp = namespace(t, *self.fields)
         order, *setting = xp.broadcast_arrays(t, *self.fields[1:])
 
         def rows(*arrays: np.ndarray) -> np.ndarray:
-            return by_setting(functools.partial(self._excess, direction), *arrays)
+            return by_setting(functools.partial(self._excess, rule.direction), *arrays)
 
         found = on_host(rows, order.shape, order, *setting, number=3)
-        return tuple(found[: 3 if with_derivatives else 1])
+        return tuple(found[: 3 if rule.with_derivatives else 1])
 
 
 # Of the noise: 1e4 and 0.1 clip norms. Less noise is none, more is taken for 1e4.
@@ -160,10 +153,7 @@ def crowded(
 
 def nodes_from(
     evaluate: Callable[..., np.ndarray],
-    backward: Array,
-    log_cut: Array,
-    height: Array,
-    num_nodes: int,
+    rule: NodeRule,
     *fields: Array,
 ) -> LossNodes:
     """Nodes on the real line, made on the host.
@@ -173,12 +163,10 @@ def nodes_from(
         of one distribution, and its fields, to rows: losses, weights, and the five of
         the ends and the spacing. What checks has other nodes, and tables as far off as
         they may be: so their errors count as much as they do for what is composed.
-      backward: (m,).
-      log_cut: (V, m).
-      height: (V, m); below 1 of what checks.
-      num_nodes: asked for.
+      rule: which nodes are asked for; what checks has a height below 1.
       *fields: (m,) each.
     """
+    backward, log_cut, height, num_nodes, _ = rule
     size = _NODES_EACH * num_nodes
 
     def rows(

@@ -31,7 +31,7 @@ from jaxdp_episodic.losses.allocated_moments import antipodal_excess
 from jaxdp_episodic.losses.allocation_tables import antipodal_table, by_setting
 from jaxdp_episodic.losses.gaussian import drawn_tails, inner_exponent
 from jaxdp_episodic.losses.loss_nodes import LossNodes
-from jaxdp_episodic.losses.privacy_loss import PrivacyLoss, Tails
+from jaxdp_episodic.losses.privacy_loss import NodeRule, PrivacyLoss, Tails
 from jaxdp_episodic.numerics.loops import Array, namespace, on_host
 
 _SCOUTS = 400
@@ -91,18 +91,10 @@ class AllocatedAntipodalLoss(AllocatedLoss):
         fields = kept._shift, kept._bins, kept._taken
         return by_setting(error, nothing, *fields)[0]
 
-    def nodes(
-        self,
-        backward: Array,
-        log_cut: Array,
-        height: Array,
-        num_nodes: int,
-        num_terms: int,
-    ) -> LossNodes:
+    def nodes(self, rule: NodeRule) -> LossNodes:
         """See `PrivacyLoss`: Gauss–Legendre panels from the atom at 0."""
-        del num_terms
         fields = (self.inner_rate, self.shift, self.bins, self.taken)
-        return nodes_from(_node_rows, backward, log_cut, height, num_nodes, *fields)
+        return nodes_from(_node_rows, rule, *fields)
 
     _excess = staticmethod(antipodal_excess)
 

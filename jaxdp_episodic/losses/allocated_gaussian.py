@@ -32,7 +32,7 @@ from jaxdp_episodic.losses.allocated_law import AllocatedLawLoss
 from jaxdp_episodic.losses.allocated_moments import sum_excess
 from jaxdp_episodic.losses.allocation_tables import by_setting, sum_tables
 from jaxdp_episodic.losses.loss_nodes import LossNodes
-from jaxdp_episodic.losses.privacy_loss import PrivacyLoss, Tails
+from jaxdp_episodic.losses.privacy_loss import NodeRule, PrivacyLoss, Tails
 from jaxdp_episodic.numerics.loops import Array, namespace, on_host
 
 # Places at which the range of a distribution is looked for.
@@ -92,18 +92,10 @@ class AllocatedGaussianLoss(AllocatedLoss):
         kept = self.kept_in_range()  # some may take no step
         return by_setting(error, nothing, kept._shift, kept._taken)[0]
 
-    def nodes(
-        self,
-        backward: Array,
-        log_cut: Array,
-        height: Array,
-        num_nodes: int,
-        num_terms: int,
-    ) -> LossNodes:
+    def nodes(self, rule: NodeRule) -> LossNodes:
         """See `PrivacyLoss`: along the logarithm of the sum."""
-        del num_terms
         fields = (self.shift, self.bins, self.taken)
-        return nodes_from(_node_rows, backward, log_cut, height, num_nodes, *fields)
+        return nodes_from(_node_rows, rule, *fields)
 
     _excess = staticmethod(sum_excess)
 

@@ -21,7 +21,7 @@ import numpy as np
 from jaxdp_episodic.losses.allocated import AllocatedLoss
 from jaxdp_episodic.losses.allocation_tables import by_setting
 from jaxdp_episodic.losses.finite import log_excess_of_atoms
-from jaxdp_episodic.losses.privacy_loss import Tails
+from jaxdp_episodic.losses.privacy_loss import MomentRule, Quadrature, Tails
 from jaxdp_episodic.numerics.convex_sums import lognormal_sum
 from jaxdp_episodic.numerics.loops import Array, namespace, on_host
 
@@ -84,8 +84,9 @@ class FiniteLawLoss(AllocatedLoss):
     def _excess(cls, direction: str, order: np.ndarray, *setting: float) -> np.ndarray:
         """Of a coarser law, above; forward of both directions."""
         loss, mass = coarse(*cls._atoms(*setting))
-        given = loss[:, None], np.log(mass)[:, None], order, direction
-        return np.stack(log_excess_of_atoms(*given, with_derivatives=True))
+        rule = MomentRule(direction, Quadrature(0, 0), with_derivatives=True)
+        given = loss[:, None], np.log(mass)[:, None], order
+        return np.stack(log_excess_of_atoms(*given, rule))
 
     def _facts(self) -> np.ndarray:
         """``(5, ...)``: `log_kept`, mean gap, largest loss, `law_error`.

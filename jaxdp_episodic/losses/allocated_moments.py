@@ -16,7 +16,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from jaxdp_episodic.losses.privacy_loss import Quadrature
+from jaxdp_episodic.losses.privacy_loss import MomentRule, Quadrature
 from jaxdp_episodic.losses.sampled_gaussian import mixture_excess
 from jaxdp_episodic.numerics.combinatorics import log_binomial
 from jaxdp_episodic.numerics.mean_moments import (
@@ -42,7 +42,7 @@ _FARTHEST = 80.0
 _TRIED = (1.03, 1.1, 1.4, 2.0, 4.0)
 # A moment of w whose logarithm is above it is no use.
 _USELESS = 3000.0
-_POISSON = Quadrature(32, 16)
+_POISSON = MomentRule("forward", Quadrature(32, 16))
 _STEP, _CACHED = 1e-4, 128
 # Places at which the maximum R is looked for, less 1.
 _QUARTERS = np.append(0.0, np.geomspace(1e-2, 1e9, 2000))
@@ -157,7 +157,7 @@ def _whole_excess(n: np.ndarray, s: float, t: float, j: float) -> np.ndarray:
     if np.any(far):
         z = n[far] - 1
         fields = np.full(z.shape, 1 / t), np.full(z.shape, s)
-        (log_excess,) = mixture_excess(z, *fields, "forward", _POISSON, False)
+        (log_excess,) = mixture_excess(z, *fields, _POISSON)
         with np.errstate(over="ignore"):
             drawn = np.expm1(j * np.logaddexp(0.0, log_excess))
             result[far] = np.minimum(drawn, np.expm1(0.5 * s * s * z * (1 + z)))

@@ -38,7 +38,13 @@ from jaxdp_episodic.losses.loss_nodes import (
     sampled_ends,
 )
 from jaxdp_episodic.losses.paths import Pair, half_line
-from jaxdp_episodic.losses.privacy_loss import GaussianLoss, Hints, Quadrature, Tails
+from jaxdp_episodic.losses.privacy_loss import (
+    GaussianLoss,
+    Hints,
+    MomentRule,
+    NodeRule,
+    Tails,
+)
 from jaxdp_episodic.losses.windows import (
     Windows,
     settle,
@@ -123,16 +129,8 @@ class AntipodalGaussianLoss(GaussianLoss):
         tails = scaled(drawn_tails((profile, tail), u, inner), outer, p, r, s)
         return tails, tails
 
-    def log_excess(
-        self,
-        t: Array,
-        direction: str,
-        quadrature: Quadrature,
-        *,
-        with_derivatives: bool = False,
-    ) -> tuple[Array, ...]:
+    def log_excess(self, t: Array, rule: MomentRule) -> tuple[Array, ...]:
         """See `PrivacyLoss`; exact up to quadrature error."""
-        del direction
         xp = namespace(t, *self.fields)
         t, p, r, s = xp.broadcast_arrays(t, self.rate, self.inner_rate, self.shift)
         log_p, log_q, log_r = xp.log(p), xp.log1p(-p), xp.log(r)
@@ -159,9 +157,7 @@ class AntipodalGaussianLoss(GaussianLoss):
             bumps,
             xp.zeros_like(s),
             t,
-            "symmetric",
-            quadrature,
-            with_derivatives,
+            rule._replace(direction="symmetric"),
         )
         whole = (p >= 1) & (r >= 1)
         far = (1 + t) * s > FARTHEST_BUMP
@@ -173,16 +169,9 @@ class AntipodalGaussianLoss(GaussianLoss):
         always = (self.rate >= 1) & (self.inner_rate >= 1)
         return xp.where(always, 2 * self.shift, 0.0)
 
-    def nodes(
-        self,
-        backward: Array,
-        log_cut: Array,
-        height: Array,
-        num_nodes: int,
-        num_terms: int,
-    ) -> LossNodes:
+    def nodes(self, rule: NodeRule) -> LossNodes:
         """See `PrivacyLoss`."""
-        del backward, num_terms
+        _, log_cut, height, num_nodes, _ = rule
         xp = namespace(*self.fields, log_cut, height)
         s, r = self.shift, self.inner_rate
         p, log_r = Rate.of(self.rate), xp.log(r)

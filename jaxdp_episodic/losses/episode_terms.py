@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from jaxdp_episodic.losses.privacy_loss import Quadrature
+from jaxdp_episodic.losses.privacy_loss import MomentRule
 from jaxdp_episodic.numerics.combinatorics import log_binomial
 from jaxdp_episodic.numerics.power_excess import log_expm1
 
@@ -115,9 +115,7 @@ class Terms(NamedTuple):
 def log_excess(
     excess_of_one: Callable[..., tuple[np.ndarray, ...]],
     terms: Terms,
-    quadrature: Quadrature,
-    *,
-    with_derivatives: bool,
+    rule: MomentRule,
 ) -> tuple[np.ndarray, ...]:
     """`PrivacyLoss.log_excess` of a mixture; an *upper bound*, exact to 1e-13.
 
@@ -126,11 +124,10 @@ def log_excess(
     Args:
       excess_of_one: maps settings, their e1 and shifts to the excess of one term.
       terms: of all settings.
-      quadrature: tells what it is for.
-      with_derivatives: see `PrivacyLoss.log_excess`.
+      rule: its quadrature tells what it is for.
     """
     parts = [np.full(terms.size.shape, f) for f in (-np.inf, 0.0, 0.0)]
-    parts = parts[: 3 if with_derivatives else 1]
+    parts = parts[: 3 if rule.with_derivatives else 1]
 
     def evaluate(used: np.ndarray) -> None:
         found = excess_of_one(
@@ -140,7 +137,7 @@ def log_excess(
             part[used] = value
         parts[0][used] += terms.log_weight[used]
 
-    if quadrature.nodes_per_panel < _NODES_OF_ANSWER:
+    if rule.quadrature.nodes_per_panel < _NODES_OF_ANSWER:
         used, stride = terms.strided()
         evaluate(used)
         parts[0] = parts[0] + np.log(stride)

@@ -26,7 +26,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from jaxdp_episodic.losses.privacy_loss import Quadrature
+from jaxdp_episodic.losses.privacy_loss import MomentRule
 from jaxdp_episodic.losses.windows import Windows
 from jaxdp_episodic.numerics.loops import Array, namespace, stop_gradient
 from jaxdp_episodic.numerics.power_excess import (
@@ -49,9 +49,7 @@ def log_integral(
     bumps: Array,
     floor: Array,
     t: Array,
-    direction: str,
-    quadrature: Quadrature,
-    with_derivatives: bool,
+    rule: MomentRule,
 ) -> tuple[Array, ...]:
     """``log of the integral of e^{b(x)} f(e^{y(x)} - 1)`` over x >= floor.
 
@@ -62,6 +60,7 @@ def log_integral(
     xp = namespace(windows[0], bumps, floor, t)
     # The panels are a choice of nodes, not part of the function: no gradient.
     windows, bumps, floor = stop_gradient(xp, (windows, bumps, floor))
+    direction, quadrature, with_derivatives = rule
     y, b = log_parts(xp.maximum(bumps, floor))
     exponents = [b + (1 + t) * y] * (direction != "backward")
     exponents += [b - t * y] * (direction != "forward")
@@ -88,12 +87,21 @@ def unless_gaussian(
 ) -> tuple[Array, ...]:
     """Replaces the integral where the pair is Gaussian, ``L(t) = scale t (1 + t)``."""
     xp = namespace(is_gaussian, scale, t, excess[0])
-    exponent = scale * t * (1 + t)
-    results = [log_expm1(exponent)]
-    if len(excess) > 1:
-        slope, inverse = scale * (1 + 2 * t), 1 / -xp.expm1(-exponent)
-        results += [slope * inverse, (2 * scale + slope * slope) * inverse]
+    slope = scale * (1 + 2 * t)
+    results = excess_of(scale * t * (1 + t), slope, 2 * scale, len(excess) > 1)
     return tuple(
         xp.where(is_gaussian, exact, integral)
         for exact, integral in zip(results, excess, strict=True)
     )
+
+
+def excess_of(
+    log_moment: Array, slope: Array, bend: Array | float, with_derivatives: bool
+) -> tuple[Array, ...]:
+    """``log(e^L - 1)`` of a moment's logarithm L, given with two derivatives."""
+    xp = namespace(log_moment, slope)
+    excess = log_expm1(log_moment)
+    if not with_derivatives:
+        return (excess,)
+    inverse = 1 / -xp.expm1(-log_moment)
+    return excess, slope * inverse, (bend + slope * slope) * inverse

@@ -22,7 +22,13 @@ from typing import ClassVar
 import numpy as np
 
 from jaxdp_episodic.losses.loss_nodes import LossNodes, Rate, real_log_mixture
-from jaxdp_episodic.losses.privacy_loss import Hints, PrivacyLoss, Quadrature, Tails
+from jaxdp_episodic.losses.privacy_loss import (
+    Hints,
+    MomentRule,
+    NodeRule,
+    PrivacyLoss,
+    Tails,
+)
 from jaxdp_episodic.losses.randomized_response import atoms
 from jaxdp_episodic.numerics.loops import Array, logsumexp, namespace, stop_gradient
 from jaxdp_episodic.numerics.power_excess import (
@@ -100,30 +106,13 @@ class FiniteLoss(PrivacyLoss):
         xp = namespace(u, *self.fields)
         return _MOVE * self._most() + xp.zeros_like(u)
 
-    def log_excess(
-        self,
-        t: Array,
-        direction: str,
-        quadrature: Quadrature,
-        *,
-        with_derivatives: bool = False,
-    ) -> tuple[Array, ...]:
+    def log_excess(self, t: Array, rule: MomentRule) -> tuple[Array, ...]:
         """See `PrivacyLoss`: a sum. Forward the larger direction's."""
-        del quadrature
-        return log_excess_of_atoms(
-            *self._stacked(t.shape), t, direction, with_derivatives=with_derivatives
-        )
+        return log_excess_of_atoms(*self._stacked(t.shape), t, rule)
 
-    def nodes(
-        self,
-        backward: Array,
-        log_cut: Array,
-        height: Array,
-        num_nodes: int,
-        num_terms: int,
-    ) -> LossNodes:
+    def nodes(self, rule: NodeRule) -> LossNodes:
         """See `PrivacyLoss`: the atoms, on the real line."""
-        del height, num_nodes, num_terms
+        backward, log_cut, *_ = rule
         xp = namespace(*self.fields, log_cut)
         loss, mass = self._stacked(backward.shape)
         mass = mass - xp.where(backward > 0, loss, 0.0)
@@ -153,7 +142,7 @@ class FiniteLoss(PrivacyLoss):
 
 
 def log_excess_of_atoms(
-    loss: Array, log_mass: Array, t: Array, direction: str, *, with_derivatives: bool
+    loss: Array, log_mass: Array, t: Array, rule: MomentRule
 ) -> tuple[Array, ...]:
     """`PrivacyLoss.log_excess` of losses and their log-masses, (J, n), at (n,) orders.
 
@@ -161,6 +150,7 @@ def log_excess_of_atoms(
     """
     xp = namespace(loss, log_mass, t)
     base = log_mass - loss  # of the law without the unit
+    direction = rule.direction
     sums = {}
     for one in ("forward", "backward") if direction == "forward" else (direction,):
         power = -t if one == "backward" else 1 + t
@@ -171,7 +161,7 @@ def log_excess_of_atoms(
     excess = sums[direction]
     if direction == "forward":
         excess = xp.maximum(excess, sums["backward"])
-    if not with_derivatives:
+    if not rule.with_derivatives:
         return (excess,)
     peak = xp.max(base + (1 + t) * loss, axis=0) - _LARGEST_EXPONENT
     peak = xp.maximum(peak, 0.0)

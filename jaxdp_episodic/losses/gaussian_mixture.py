@@ -46,7 +46,14 @@ from jaxdp_episodic.losses.loss_nodes import (
     real_log_mixture,
 )
 from jaxdp_episodic.losses.paths import Pair, whole_line
-from jaxdp_episodic.losses.privacy_loss import Hints, PrivacyLoss, Quadrature, Tails
+from jaxdp_episodic.losses.privacy_loss import (
+    Hints,
+    MomentRule,
+    NodeRule,
+    PrivacyLoss,
+    Quadrature,
+    Tails,
+)
 from jaxdp_episodic.losses.sampled import sampled_displacement, sampled_tails
 from jaxdp_episodic.losses.windows import (
     Windows,
@@ -158,20 +165,13 @@ class GaussianMixtureLoss(PrivacyLoss):
         """See `PrivacyLoss`."""
         return sampled_displacement(u, self.rate)
 
-    def log_excess(
-        self,
-        t: Array,
-        direction: str,
-        quadrature: Quadrature,
-        *,
-        with_derivatives: bool = False,
-    ) -> tuple[Array, ...]:
+    def log_excess(self, t: Array, rule: MomentRule) -> tuple[Array, ...]:
         """See `PrivacyLoss`; exact up to quadrature error. Forward the larger one's."""
         xp = namespace(t, *self.fields)
         shift, log_weight = self._stacked(t.shape)
         rate = Rate.of(xp.broadcast_to(self.rate, t.shape))
-        panels = quadrature.num_panels * (2 + len(self.shifts))
-        finer = Quadrature(panels, quadrature.nodes_per_panel)
+        panels = rule.quadrature.num_panels * (2 + len(self.shifts))
+        finer = Quadrature(panels, rule.quadrature.nodes_per_panel)
 
         def log_parts(x: Array) -> tuple[Array, Array]:
             """Log-ratio of P to Q and log-density of Q at x."""
@@ -181,10 +181,9 @@ class GaussianMixtureLoss(PrivacyLoss):
 
         def integral(direction: str, with_derivatives: bool) -> tuple[Array, ...]:
             windows, bumps = _windows(t, shift, log_weight, rate, direction)
+            own = MomentRule(direction, finer, with_derivatives)
             floor = xp.full_like(t, -xp.inf)
-            excess = log_integral(
-                log_parts, windows, bumps, floor, t, direction, finer, with_derivatives
-            )
+            excess = log_integral(log_parts, windows, bumps, floor, t, own)
             # So far out the moment of the largest shift, an upper bound: moments are
             # convex in P.
             scale = 0.5 * shift[-1] ** 2
@@ -192,20 +191,14 @@ class GaussianMixtureLoss(PrivacyLoss):
                 (1 + t) * shift[-1] > FARTHEST_BUMP, scale, t, excess
             )
 
-        excess, *derivatives = integral(direction, with_derivatives)
-        if direction == "forward" and not with_derivatives:
+        excess, *derivatives = integral(rule.direction, rule.with_derivatives)
+        if rule.direction == "forward" and not rule.with_derivatives:
             excess = xp.maximum(excess, integral("backward", False)[0])
         return excess, *derivatives
 
-    def nodes(
-        self,
-        backward: Array,
-        log_cut: Array,
-        height: Array,
-        num_nodes: int,
-        num_terms: int,
-    ) -> LossNodes:
+    def nodes(self, rule: NodeRule) -> LossNodes:
         """See `PrivacyLoss`; as of the sampled Gaussian."""
+        backward, log_cut, height, num_nodes, _ = rule
         xp = namespace(*self.fields, backward, log_cut, height)
         shift, log_weight = self._stacked(self.shape)
         rate = Rate.of(self.rate + xp.zeros(self.shape))

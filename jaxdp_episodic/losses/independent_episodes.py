@@ -24,7 +24,13 @@ from jaxdp_episodic.losses.gaussian import (
     scaled,
 )
 from jaxdp_episodic.losses.loss_nodes import LossNodes
-from jaxdp_episodic.losses.privacy_loss import GaussianLoss, Hints, Quadrature, Tails
+from jaxdp_episodic.losses.privacy_loss import (
+    GaussianLoss,
+    Hints,
+    MomentRule,
+    NodeRule,
+    Tails,
+)
 from jaxdp_episodic.losses.swapped_gaussian import SwappedGaussianLoss
 from jaxdp_episodic.losses.zeroed_gaussian import ZeroedGaussianLoss
 from jaxdp_episodic.numerics.combinatorics import log_binomial
@@ -113,29 +119,19 @@ class IndependentEpisodesLoss(GaussianLoss):
             return forward, forward
         return forward, scaled((sums[2], sums[3]), outer, eta, s)
 
-    def log_excess(
-        self,
-        t: Array,
-        direction: str,
-        quadrature: Quadrature,
-        *,
-        with_derivatives: bool = False,
-    ) -> tuple[Array, ...]:
+    def log_excess(self, t: Array, rule: MomentRule) -> tuple[Array, ...]:
         """See `PrivacyLoss`: linear in the profiles, so a mixture like them."""
         xp = namespace(t, *self.fields)
         t, _, eta, s, episodes, _ = xp.broadcast_arrays(t, *self.fields)
         if xp is np:
 
             def excess_of_one(place: Array, any_rate: Array, shift: Array) -> Any:
-                return self._one(any_rate, shift).log_excess(
-                    t[place], direction, quadrature, with_derivatives=with_derivatives
-                )
+                return self._one(any_rate, shift).log_excess(t[place], rule)
 
             return episode_terms.log_excess(
                 excess_of_one,
                 episode_terms.Terms.of(t, eta, s, episodes),
-                quadrature,
-                with_derivatives=with_derivatives,
+                rule,
             )
         log_absent = xp.log1p(-eta)  # -inf at eta = 1
         any_rate = -xp.expm1(episodes * log_absent)
@@ -153,10 +149,7 @@ class IndependentEpisodesLoss(GaussianLoss):
 
             one = self._one(flat(any_rate), flat(count * s))
             excess, *derivatives = (
-                part.reshape(log_weight.shape)
-                for part in one.log_excess(
-                    flat(t), direction, quadrature, with_derivatives=with_derivatives
-                )
+                part.reshape(log_weight.shape) for part in one.log_excess(flat(t), rule)
             )
             total, *sums = totals
             terms = xp.where(index <= episodes, log_weight + excess, -xp.inf)
@@ -170,7 +163,7 @@ class IndependentEpisodesLoss(GaussianLoss):
             return larger, *means
 
         last = xp.max(episodes).astype(int)
-        zeros = (xp.zeros_like(s),) * (2 * with_derivatives)
+        zeros = (xp.zeros_like(s),) * (2 * rule.with_derivatives)
         return _sum_terms(add_terms, last, (xp.full_like(s, -xp.inf), *zeros), s)
 
     def _one(self, any_rate: Array, shift: Array) -> GaussianLoss:
@@ -194,15 +187,9 @@ class IndependentEpisodesLoss(GaussianLoss):
         kept = np.minimum(terms, _MOST_TERMS)
         return dataclasses.replace(self, kept=kept), log_added, terms > _MOST_TERMS
 
-    def nodes(
-        self,
-        backward: Array,
-        log_cut: Array,
-        height: Array,
-        num_nodes: int,
-        num_terms: int,
-    ) -> LossNodes:
+    def nodes(self, rule: NodeRule) -> LossNodes:
         """See `PrivacyLoss`: mixture over the number k of draws."""
+        backward, log_cut, height, num_nodes, num_terms = rule
         xp = namespace(*self.fields, log_cut, height)
         size = self.rate.shape[0]
         terms = xp.arange(1, num_terms + 1, dtype=log_cut.dtype)[:, None]
@@ -223,13 +210,9 @@ class IndependentEpisodesLoss(GaussianLoss):
             wide = xp.broadcast_to(a, (*a.shape[:-2], num_terms, size))
             return wide.reshape(*a.shape[:-2], -1)
 
-        laws = self._one(flat(any_rate[None]), flat(k * self.shift)).nodes(
-            flat(backward[None]),
-            flat(log_cut),
-            flat(height[:, None]),
-            num_nodes,
-            1,
-        )
+        cuts = flat(backward[None]), flat(log_cut), flat(height[:, None])
+        one = self._one(flat(any_rate[None]), flat(k * self.shift))
+        laws = one.nodes(NodeRule(*cuts, num_nodes))
         return map_first(_mixed, laws, weight, used)
 
 

@@ -38,7 +38,13 @@ from jaxdp_episodic.losses.loss_nodes import (
     log_mixture,
     real_log_mixture,
 )
-from jaxdp_episodic.losses.privacy_loss import Hints, NoisyLoss, Quadrature, Tails
+from jaxdp_episodic.losses.privacy_loss import (
+    Hints,
+    MomentRule,
+    NodeRule,
+    NoisyLoss,
+    Tails,
+)
 from jaxdp_episodic.losses.sampled import sampled_displacement, sampled_tails
 from jaxdp_episodic.numerics.complex_exponentials import polar, times
 from jaxdp_episodic.numerics.loops import (
@@ -127,32 +133,16 @@ class LaplaceLoss(NoisyLoss):
         moved = _MOVE * xp.minimum(self.shift, self._LARGEST_SHIFT) * share
         return moved + 2 * sampled_displacement(u, self.rate)
 
-    def log_excess(
-        self,
-        t: Array,
-        direction: str,
-        quadrature: Quadrature,
-        *,
-        with_derivatives: bool = False,
-    ) -> tuple[Array, ...]:
+    def log_excess(self, t: Array, rule: MomentRule) -> tuple[Array, ...]:
         """See `PrivacyLoss`: two atoms and an integral; closed form at p = 1."""
         xp = namespace(t, *self.fields)
         t, _, p, s = xp.broadcast_arrays(t, *self.fields)
-        excess, *derivatives = _excess(
-            t, Rate.of(p), s, direction, quadrature, with_derivatives
-        )
+        excess, *derivatives = _excess(t, Rate.of(p), s, rule)
         return xp.where(p >= 1, _always_excess(t, s), excess), *derivatives
 
-    def nodes(
-        self,
-        backward: Array,
-        log_cut: Array,
-        height: Array,
-        num_nodes: int,
-        num_terms: int,
-    ) -> LossNodes:
+    def nodes(self, rule: NodeRule) -> LossNodes:
         """See `PrivacyLoss`: two atoms and a path between them; nothing is cut."""
-        del num_terms
+        backward, log_cut, height, num_nodes, _ = rule
         xp = namespace(*self.fields, backward, log_cut, height)
         s, p = self.shift, Rate.of(self.rate)
         sign, forward = 1 - 2 * backward, 1 - backward
@@ -221,12 +211,11 @@ def _excess(
     t: Array,
     p: Rate,
     s: Array,
-    direction: str,
-    quadrature: Quadrature,
-    with_derivatives: bool,
+    rule: MomentRule,
 ) -> tuple[Array, ...]:
     """The excess by its atoms and Gauss–Legendre panels from either end to 0."""
     xp = namespace(t, p.rate, s)
+    direction, quadrature, with_derivatives = rule
 
     def log_parts(place: Array) -> tuple[Array, Array]:
         """Log-ratio of P to Q, and log-density of Q, at a loss l."""

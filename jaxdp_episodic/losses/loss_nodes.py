@@ -194,12 +194,16 @@ def log_mixture(exponent: Pair, p: Rate) -> Pair:
 
 
 def real_log_mixture(exponent: Array, p: Rate) -> Array:
-    """`log_mixture` on the real line."""
+    """`log_mixture` on the real line, with full relative precision everywhere."""
     xp = namespace(exponent, p.rate)
-    small = p.rate * xp.expm1(xp.minimum(exponent, 1.0))
-    far = xp.logaddexp(p.log_rest, p.log + exponent)
-    near = (exponent < 1.0) & (xp.abs(small) < 0.25)
-    return xp.where(near, xp.log1p(xp.where(near, small, 0.0)), far)
+    excess = p.rate * xp.expm1(xp.minimum(exponent, 700.0))
+    central = xp.abs(excess) <= 0.5
+    # Elsewhere factor out the larger of the two terms (1 - p) + p e^l: near p = 1 and
+    # l << 0 their sum is far below 1 and 1 + p (e^l - 1) has no digits left.
+    gap = exponent + p.log - p.log_rest
+    offset = xp.where(gap > 0, exponent + p.log, p.log_rest)
+    argument = xp.where(central, excess, xp.exp(-xp.abs(gap)))
+    return xp.where(central, 0.0, offset) + xp.log1p(argument)
 
 
 def log_normal(x: Pair) -> Pair:

@@ -44,6 +44,40 @@ class Quadrature(NamedTuple):
     nodes_per_panel: int
 
 
+class MomentRule(NamedTuple):
+    """How `PrivacyLoss.log_excess` is asked for.
+
+    Attributes:
+      direction: "forward", or "backward" with P and Q exchanged; of mixtures
+        "symmetric" as well, where both profiles are the forward one.
+      quadrature: its size.
+      with_derivatives: append the first two derivatives of the excess in t, each
+        divided by the excess, good enough for a search.
+    """
+
+    direction: str
+    quadrature: Quadrature
+    with_derivatives: bool = False
+
+
+class NodeRule(NamedTuple):
+    """How `PrivacyLoss.nodes` are asked for, of fields (m,).
+
+    Attributes:
+      backward: (m,) 1 for the direction with P and Q exchanged, else 0.
+      log_cut: (V, m) logarithm of the density at which it is cut.
+      height: (V, m) scales the distance of the path in the plane from the line.
+      num_nodes: of the quadrature.
+      num_terms: `num_terms` of the fields, or more.
+    """
+
+    backward: Array
+    log_cut: Array
+    height: Array
+    num_nodes: int
+    num_terms: int = 1
+
+
 class Hints(NamedTuple):
     """A Gaussian move that is rarely seen, about as costly: where searches start.
 
@@ -258,45 +292,19 @@ class PrivacyLoss:
 
     # --- Rényi moments ---
 
-    def log_excess(
-        self,
-        t: Array,
-        direction: str,
-        quadrature: Quadrature,
-        *,
-        with_derivatives: bool = False,
-    ) -> tuple[Array, ...]:
+    def log_excess(self, t: Array, rule: MomentRule) -> tuple[Array, ...]:
         """``log(E_Q[(P/Q)^{1+t}] - 1)`` at t > 0, but for the outer rate.
 
         Args:
           t: (n,) order minus one; the fields are (n,).
-          direction: "forward", or "backward" with P and Q exchanged.
-          quadrature: its size.
-          with_derivatives: append the first two derivatives of the excess in t, each
-            divided by the excess, good enough for a search.
+          rule: which direction, how finely; whether to append the derivatives.
         """
         raise NotImplementedError(_lacks(self, "Rényi moments"))
 
     # --- Loss distribution ---
 
-    def nodes(
-        self,
-        backward: Array,
-        log_cut: Array,
-        height: Array,
-        num_nodes: int,
-        num_terms: int,
-    ) -> LossNodes:
-        """The loss distribution as a sum over nodes; V of them, cut at V levels.
-
-        Args:
-          backward: (m,) 1 for the direction with P and Q exchanged, else 0; fields are
-            (m,).
-          log_cut: (V, m) logarithm of the density at which it is cut.
-          height: (V, m) scales the distance of the path in the plane from the line.
-          num_nodes: of the quadrature.
-          num_terms: `num_terms` of the fields, or more.
-        """
+    def nodes(self, rule: NodeRule) -> LossNodes:
+        """The loss distribution as a sum over nodes; V of them, cut at V levels."""
         raise NotImplementedError(_lacks(self, "a loss distribution"))
 
     @property

@@ -17,7 +17,13 @@ from typing import Self
 import numpy as np
 
 from jaxdp_episodic.losses.loss_nodes import LossNodes, collected
-from jaxdp_episodic.losses.privacy_loss import Hints, PrivacyLoss, Quadrature, Tails
+from jaxdp_episodic.losses.privacy_loss import (
+    Hints,
+    MomentRule,
+    NodeRule,
+    PrivacyLoss,
+    Tails,
+)
 from jaxdp_episodic.numerics.combinatorics import log_binomial
 from jaxdp_episodic.numerics.loops import Array, map_first, namespace
 from jaxdp_episodic.numerics.power_excess import log_expm1
@@ -161,41 +167,25 @@ class RandomizedResponseLoss(PrivacyLoss):
             return max(float(value), 0.0), float(error)
         return value, float(error + slope * misplaced)
 
-    def log_excess(
-        self,
-        t: Array,
-        direction: str,
-        quadrature: Quadrature,
-        *,
-        with_derivatives: bool = False,
-    ) -> tuple[Array, ...]:
+    def log_excess(self, t: Array, rule: MomentRule) -> tuple[Array, ...]:
         """``(e^{t eps} - 1) (1 - e^{-(1+t) eps}) / (1 + e^{-eps})``; closed form."""
-        del direction, quadrature
         xp = namespace(t, *self.fields)
         t, epsilon = xp.broadcast_arrays(t, self.epsilon)
         rise, fall = t * epsilon, (1 + t) * epsilon
         log_excess = (
             log_expm1(rise) + xp.log(-xp.expm1(-fall)) - xp.log1p(xp.exp(-epsilon))
         )
-        if not with_derivatives:
+        if not rule.with_derivatives:
             return (log_excess,)
         share = xp.expm1(-rise) * xp.expm1(-fall)
         both = xp.exp(-rise - fall)
         first = epsilon * (1 - both) / share
         return log_excess, first, epsilon * epsilon * (1 + both) / share
 
-    def nodes(
-        self,
-        backward: Array,
-        log_cut: Array,
-        height: Array,
-        num_nodes: int,
-        num_terms: int,
-    ) -> LossNodes:
+    def nodes(self, rule: NodeRule) -> LossNodes:
         """See `PrivacyLoss`: two atoms, on the real line."""
-        del backward, num_nodes, num_terms
-        xp = namespace(*self.fields, log_cut, height)
-        epsilon = xp.broadcast_to(self.epsilon, log_cut.shape)
+        xp = namespace(*self.fields, rule.log_cut)
+        epsilon = xp.broadcast_to(self.epsilon, rule.log_cut.shape)
         truth = 1 / (1 + xp.exp(-epsilon))
         loss = xp.stack([epsilon, -epsilon], axis=1)
         weight = xp.stack([truth, truth * xp.exp(-epsilon)], axis=1)

@@ -12,9 +12,9 @@ from typing import ClassVar, Self
 
 import numpy as np
 
-from jaxdp_episodic.losses.privacy_loss import Hints, PrivacyLoss, Quadrature
+from jaxdp_episodic.losses.excess import excess_of
+from jaxdp_episodic.losses.privacy_loss import Hints, MomentRule, PrivacyLoss
 from jaxdp_episodic.numerics.loops import Array, namespace
-from jaxdp_episodic.numerics.power_excess import log_expm1
 
 _SMALLEST_MOMENT = 1e-100
 
@@ -65,16 +65,8 @@ class RenyiCurveLoss(PrivacyLoss):
         one = xp.ones_like(move)
         return Hints(one, one, move, move)
 
-    def log_excess(
-        self,
-        t: Array,
-        direction: str,
-        quadrature: Quadrature,
-        *,
-        with_derivatives: bool = False,
-    ) -> tuple[Array, ...]:
+    def log_excess(self, t: Array, rule: MomentRule) -> tuple[Array, ...]:
         """See `PrivacyLoss`: the chord."""
-        del direction, quadrature
         xp = namespace(t, *self.fields)
         ends = xp.stack([xp.zeros_like(t), *(a + 0 * t for a in self.t)])
         heights = xp.stack([xp.zeros_like(t), *(a + 0 * t for a in self.log_moments)])
@@ -92,7 +84,4 @@ class RenyiCurveLoss(PrivacyLoss):
         value = xp.minimum(chord, most)
         slope = xp.where(chord < most, rise, self.most)
         value = xp.maximum(value, _SMALLEST_MOMENT)
-        if not with_derivatives:
-            return (log_expm1(value),)
-        inverse = 1 / -xp.expm1(-value)
-        return log_expm1(value), slope * inverse, slope * slope * inverse
+        return excess_of(value, slope, 0.0, rule.with_derivatives)

@@ -36,7 +36,7 @@ from jaxdp_episodic.losses.loss_nodes import (
     sampled_ends,
 )
 from jaxdp_episodic.losses.paths import Pair, whole_line
-from jaxdp_episodic.losses.privacy_loss import GaussianLoss, Quadrature, Tails
+from jaxdp_episodic.losses.privacy_loss import GaussianLoss, MomentRule, NodeRule, Tails
 from jaxdp_episodic.losses.sampled import sampled_displacement, sampled_tails
 from jaxdp_episodic.losses.windows import (
     Windows,
@@ -83,33 +83,17 @@ class SampledGaussianLoss(GaussianLoss):
         """See `PrivacyLoss`."""
         return sampled_displacement(u, self.rate)
 
-    def log_excess(
-        self,
-        t: Array,
-        direction: str,
-        quadrature: Quadrature,
-        *,
-        with_derivatives: bool = False,
-    ) -> tuple[Array, ...]:
+    def log_excess(self, t: Array, rule: MomentRule) -> tuple[Array, ...]:
         """See `PrivacyLoss`; exact up to quadrature error."""
-        return mixture_excess(
-            t, self.rate, self.shift, direction, quadrature, with_derivatives
-        )
+        return mixture_excess(t, self.rate, self.shift, rule)
 
-    def nodes(
-        self,
-        backward: Array,
-        log_cut: Array,
-        height: Array,
-        num_nodes: int,
-        num_terms: int,
-    ) -> LossNodes:
+    def nodes(self, rule: NodeRule) -> LossNodes:
         """See `PrivacyLoss`.
 
         3/4 of the nodes will do, as no two laws meet at a loss of 0: 120 give 1e-8 of
         M up to shifts of 4.
         """
-        del num_terms
+        backward, log_cut, height, num_nodes, _ = rule
         num_nodes = 3 * num_nodes // 4
         xp = namespace(*self.fields, backward, log_cut, height)
         s, p = self.shift, Rate.of(self.rate)
@@ -150,9 +134,7 @@ def mixture_excess(
     t: Array,
     sampling_probability: Array,
     shift: Array,
-    direction: str,
-    quadrature: Quadrature,
-    with_derivatives: bool,
+    rule: MomentRule,
 ) -> tuple[Array, ...]:
     """Log-excess of the sampled pair; "symmetric" if both profiles are the forward one.
 
@@ -160,23 +142,22 @@ def mixture_excess(
       t: (n,) order minus one, > 0.
       sampling_probability: (n,) p in (0, 1].
       shift: (n,) distance of the two means in units of the noise, > 0.
-      direction: "forward" (P against Q), "backward" (Q against P) or "symmetric".
-      quadrature: its size.
-      with_derivatives: see `PrivacyLoss.log_excess`.
+      rule: "forward" is P against Q, "backward" Q against P.
 
     Returns:
       ``(log_excess,)``, (n,), or with derivatives three arrays.
     """
     xp = namespace(t, sampling_probability, shift)
     t, p, s = xp.broadcast_arrays(t, sampling_probability, shift)
-    log_odds = xp.log1p(-p) - xp.log(p)  # -inf at p = 1
+    rate = Rate.of(p)
+    log_odds = rate.log_rest - rate.log  # hardly any at p = 1
     turn = xp.maximum(0.5 * s + log_odds / s, -1e300)
-    windows, bumps = _windows(t, turn, s, direction)
-    floor = 0.5 * s if direction == "symmetric" else xp.full_like(s, -xp.inf)
+    windows, bumps = _windows(t, turn, s, rule.direction)
+    floor = 0.5 * s if rule.direction == "symmetric" else xp.full_like(s, -xp.inf)
 
     def log_parts(x: Array) -> tuple[Array, Array]:
         """Log-ratio of P to Q and log-density of Q at x."""
-        log_ratio = _log_mixture_ratio(s * (x - 0.5 * s), p)
+        log_ratio = real_log_mixture(s * (x - 0.5 * s), rate)
         return log_ratio, -0.5 * x * x - LOG_SQRT_2PI
 
     excess = log_integral(
@@ -185,9 +166,7 @@ def mixture_excess(
         bumps,
         floor,
         t,
-        direction,
-        quadrature,
-        with_derivatives,
+        rule,
     )
     far = (1 + t) * s > FARTHEST_BUMP
     return unless_gaussian((p >= 1) | far, 0.5 * s * s, t, excess)
@@ -224,17 +203,3 @@ def _windows(t: Array, turn: Array, s: Array, direction: str) -> tuple[Windows, 
 
         centers += [only_root(fall, -t * s, zero)]
     return windows_around(centers, transitions(knee, turn, s))
-
-
-def _log_mixture_ratio(log_likelihood_ratio: Array, p: Array) -> Array:
-    """``log(1 + p (e^l - 1))`` with full relative precision for every l and p."""
-    xp = namespace(log_likelihood_ratio, p)
-    log_p, log_q = xp.log(p), xp.log1p(-p)
-    excess = p * xp.expm1(xp.minimum(log_likelihood_ratio, 700.0))
-    central = xp.abs(excess) <= 0.5
-    # Elsewhere factor out the larger of the two terms (1 - p) + p e^l: near p = 1 and
-    # l << 0 their sum is far below 1 and 1 + p (e^l - 1) has no digits left.
-    gap = log_likelihood_ratio + log_p - xp.maximum(log_q, -1e300)
-    offset = xp.where(gap > 0, log_likelihood_ratio + log_p, log_q)
-    argument = xp.where(central, excess, xp.exp(-xp.abs(gap)))
-    return xp.where(central, 0.0, offset) + xp.log1p(argument)

@@ -31,7 +31,7 @@ from jaxdp_episodic.losses.loss_nodes import (
     sampled_ends,
 )
 from jaxdp_episodic.losses.paths import Pair, half_line
-from jaxdp_episodic.losses.privacy_loss import GaussianLoss, Quadrature, Tails
+from jaxdp_episodic.losses.privacy_loss import GaussianLoss, MomentRule, NodeRule, Tails
 from jaxdp_episodic.losses.sampled_gaussian import mixture_excess
 from jaxdp_episodic.numerics.loops import Array, map_first, namespace
 
@@ -59,57 +59,34 @@ class SwappedGaussianLoss(GaussianLoss):
         tails = scaled(drawn_tails(inner, u, rate), outer, eta, s)
         return tails, tails
 
-    def log_excess(
-        self,
-        t: Array,
-        direction: str,
-        quadrature: Quadrature,
-        *,
-        with_derivatives: bool = False,
-    ) -> tuple[Array, ...]:
+    def log_excess(self, t: Array, rule: MomentRule) -> tuple[Array, ...]:
         """See `PrivacyLoss`; exact up to quadrature error."""
-        del direction
-        return mixture_excess(
-            t, self.rate, self.shift, "symmetric", quadrature, with_derivatives
-        )
+        symmetric = rule._replace(direction="symmetric")
+        return mixture_excess(t, self.rate, self.shift, symmetric)
 
-    def nodes(
-        self,
-        backward: Array,
-        log_cut: Array,
-        height: Array,
-        num_nodes: int,
-        num_terms: int,
-    ) -> LossNodes:
-        """See `PrivacyLoss`."""
-        del backward, num_terms
-        return swapped_nodes(self.rate, self.shift, log_cut, height, num_nodes)
+    def nodes(self, rule: NodeRule) -> LossNodes:
+        """See `PrivacyLoss`: losses above 0 on one path, below on its mirror image."""
+        _, log_cut, height, num_nodes, _ = rule
+        xp = namespace(*self.fields, log_cut, height)
+        s, p = self.shift, Rate.of(self.rate)
+        floor = 0.5 * s
+        _, high, turn = sampled_ends(p, s, log_cut)
+        turn = xp.maximum(turn, floor)
+
+        def place(high: Array) -> Pair:
+            return half_line(floor, high, (turn,), s, num_nodes)
+
+        x, element = path_points(map_first(place, high), floor, turn, s, height)
+        y = map_first(lambda x: log_mixture(gaussian_loss(x, s), p), x)
+
+        def finish(x: Pair, element: Pair, y: Pair) -> LossNodes:
+            end = x[0][-1]
+            end_loss = real_log_mixture(s * (end - 0.5 * s), p)
+            return mirrored(y, log_normal(x), element, end, end_loss)
+
+        return map_first(finish, x, element, y)
 
     def gaussian_shift(self) -> Array:
         """The shift, where the unit is always drawn."""
         xp = namespace(*self.fields)
         return xp.where(self.rate >= 1, self.shift, 0.0)
-
-
-def swapped_nodes(
-    rate: Array, shift: Array, log_cut: Array, height: Array, num_nodes: int
-) -> LossNodes:
-    """Nodes of the losses above 0 on one path, below 0 on its mirror image."""
-    xp = namespace(rate, shift, log_cut, height)
-    s, p = shift, Rate.of(rate)
-    floor = 0.5 * s
-    _, high, turn = sampled_ends(p, s, log_cut)
-    turn = xp.maximum(turn, floor)
-
-    def place(high: Array) -> Pair:
-        return half_line(floor, high, (turn,), s, num_nodes)
-
-    x, element = path_points(map_first(place, high), floor, turn, s, height)
-    y = map_first(lambda x: log_mixture(gaussian_loss(x, s), p), x)
-
-    def finish(x: Pair, element: Pair, y: Pair) -> LossNodes:
-        end = x[0][-1]
-        end_loss = real_log_mixture(s * (end - 0.5 * s), p)
-        return mirrored(y, log_normal(x), element, end, end_loss)
-
-    return map_first(finish, x, element, y)

@@ -17,7 +17,7 @@ from typing import ClassVar, Self
 import numpy as np
 
 from jaxdp_episodic.losses.antipodal_gaussian import AntipodalGaussianLoss
-from jaxdp_episodic.losses.privacy_loss import GaussianLoss, Hints, Quadrature, Tails
+from jaxdp_episodic.losses.privacy_loss import GaussianLoss, Hints, MomentRule, Tails
 from jaxdp_episodic.losses.sampled_gaussian import SampledGaussianLoss
 from jaxdp_episodic.losses.swapped_gaussian import SwappedGaussianLoss
 from jaxdp_episodic.losses.zeroed_gaussian import ZeroedGaussianLoss
@@ -111,19 +111,11 @@ class TruncatedGaussianLoss(GaussianLoss):
         whole, cut = (part.tail_displacement(u) for part in self.parts())
         return namespace(u, *self.fields).maximum(whole, cut)
 
-    def log_excess(
-        self,
-        t: Array,
-        direction: str,
-        quadrature: Quadrature,
-        *,
-        with_derivatives: bool = False,
-    ) -> tuple[Array, ...]:
+    def log_excess(self, t: Array, rule: MomentRule) -> tuple[Array, ...]:
         """See `PrivacyLoss`: linear in the profiles, so a mean like them."""
         xp = namespace(t, *self.fields)
         (whole, *first), (cut, *second) = (
-            part.log_excess(t, direction, quadrature, with_derivatives=with_derivatives)
-            for part in self.parts()
+            part.log_excess(t, rule) for part in self.parts()
         )
         whole, cut = xp.log(self.whole) + whole, xp.log(self.cut) + cut
         total = xp.logaddexp(whole, cut)

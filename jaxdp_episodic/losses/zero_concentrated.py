@@ -13,9 +13,9 @@ from typing import ClassVar, Self
 
 import numpy as np
 
-from jaxdp_episodic.losses.privacy_loss import Hints, PrivacyLoss, Quadrature
+from jaxdp_episodic.losses.excess import excess_of
+from jaxdp_episodic.losses.privacy_loss import Hints, MomentRule, PrivacyLoss
 from jaxdp_episodic.numerics.loops import Array, namespace
-from jaxdp_episodic.numerics.power_excess import log_expm1
 
 _SMALLEST_RHO, _LARGEST_RHO = 1e-40, 1e140
 
@@ -61,21 +61,10 @@ class ZeroConcentratedLoss(PrivacyLoss):
         one = xp.ones_like(move)
         return Hints(one, one, move, move)
 
-    def log_excess(
-        self,
-        t: Array,
-        direction: str,
-        quadrature: Quadrature,
-        *,
-        with_derivatives: bool = False,
-    ) -> tuple[Array, ...]:
+    def log_excess(self, t: Array, rule: MomentRule) -> tuple[Array, ...]:
         """See `PrivacyLoss`; closed form."""
-        del direction, quadrature
         xp = namespace(t, *self.fields)
         t, rho, xi = xp.broadcast_arrays(t, self.rho, self.xi)
-        exponent = t * (xi + rho * (1 + t))
-        log_excess = log_expm1(exponent)
-        if not with_derivatives:
-            return (log_excess,)
-        slope, inverse = xi + rho * (1 + 2 * t), 1 / -xp.expm1(-exponent)
-        return log_excess, slope * inverse, (2 * rho + slope * slope) * inverse
+        slope = xi + rho * (1 + 2 * t)
+        log_moment = t * (xi + rho * (1 + t))
+        return excess_of(log_moment, slope, 2 * rho, rule.with_derivatives)

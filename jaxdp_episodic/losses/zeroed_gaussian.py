@@ -46,7 +46,13 @@ from jaxdp_episodic.losses.loss_nodes import (
     path_points,
 )
 from jaxdp_episodic.losses.paths import Pair, half_line
-from jaxdp_episodic.losses.privacy_loss import GaussianLoss, Hints, Quadrature, Tails
+from jaxdp_episodic.losses.privacy_loss import (
+    GaussianLoss,
+    Hints,
+    MomentRule,
+    NodeRule,
+    Tails,
+)
 from jaxdp_episodic.losses.zeroed_law import (
     LOG_ZERO,
     ZeroedLogs,
@@ -133,21 +139,14 @@ class ZeroedGaussianLoss(GaussianLoss):
         moved = _MOVE * xp.minimum(-xp.expm1(-u), largest)
         return xp.where(self.rate < 1, moved, 0.0)
 
-    def log_excess(
-        self,
-        t: Array,
-        direction: str,
-        quadrature: Quadrature,
-        *,
-        with_derivatives: bool = False,
-    ) -> tuple[Array, ...]:
+    def log_excess(self, t: Array, rule: MomentRule) -> tuple[Array, ...]:
         """See `PrivacyLoss`; exact up to quadrature error: two half-lines."""
         xp = namespace(t, *self.fields)
         t, p, r, s = xp.broadcast_arrays(t, self.rate, self.inner_rate, self.shift)
         logs = ZeroedLogs.of(p, r, s)
         pieces = (
-            (logs.upper, upper_windows(t, logs, s, direction)),
-            (logs.lower, lower_windows(t, logs, s, direction)),
+            (logs.upper, upper_windows(t, logs, s, rule.direction)),
+            (logs.lower, lower_windows(t, logs, s, rule.direction)),
         )
         upper, lower = (
             log_integral(
@@ -155,9 +154,7 @@ class ZeroedGaussianLoss(GaussianLoss):
                 *windows,
                 0.5 * s,
                 t,
-                direction,
-                quadrature,
-                with_derivatives,
+                rule,
             )
             for log_parts, windows in pieces
         )
@@ -171,16 +168,9 @@ class ZeroedGaussianLoss(GaussianLoss):
         far = (1 + 2 * t) * s > FARTHEST_BUMP
         return unless_gaussian(whole | far, 0.5 * s * s, t, (total, *ratios))
 
-    def nodes(
-        self,
-        backward: Array,
-        log_cut: Array,
-        height: Array,
-        num_nodes: int,
-        num_terms: int,
-    ) -> LossNodes:
+    def nodes(self, rule: NodeRule) -> LossNodes:
         """See `PrivacyLoss`; two half-lines."""
-        del num_terms
+        backward, log_cut, height, num_nodes, _ = rule
         xp = namespace(*self.fields, backward, log_cut, height)
         s = self.shift
         logs = ZeroedLogs.of(self.rate, self.inner_rate, s)

@@ -8,19 +8,11 @@ and where the fraction converges slowly (near the mean) it errs to that side onl
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 
+from jaxdp_episodic.numerics.combinatorics import stirling_error
+
 _MAX_CONVERGENTS = 400
-_TABLE_END = 15
-_STIRLING_TABLE = np.array(
-    [0.0]
-    + [
-        math.lgamma(n + 1) - (n + 0.5) * math.log(n) + n - 0.5 * math.log(2 * math.pi)
-        for n in range(1, _TABLE_END + 1)
-    ]
-)
 
 
 def log_binomial_mass(k: np.ndarray, n: np.ndarray, p: np.ndarray) -> np.ndarray:
@@ -51,18 +43,6 @@ def log_binomial_mass(k: np.ndarray, n: np.ndarray, p: np.ndarray) -> np.ndarray
         all_ = np.where(n > 0, n * np.log(p), 0.0)
     edge = np.where(k == 0, none, np.where(k == n, all_, -np.inf))
     return np.where(inner, body, edge)
-
-
-def stirling_error(n: np.ndarray) -> np.ndarray:
-    """``log n! - log(sqrt(2 pi n) (n/e)^n)`` for whole n >= 1, to 1e-15."""
-    inverse = 1 / np.maximum(n, _TABLE_END)
-    square = inverse * inverse
-    series = inverse * (
-        1 / 12
-        - square * (1 / 360 - square * (1 / 1260 - square * (1 / 1680 - square / 1188)))
-    )
-    table = _STIRLING_TABLE[np.minimum(n, _TABLE_END).astype(np.int64)]
-    return np.where(n <= _TABLE_END, table, series)
 
 
 def tail_over_mass(

@@ -54,12 +54,12 @@ def log_binomial(n: Array, k: Array) -> Array:
     # -log(1 - m/n) = log(1 + m/(n-m)): XLA's log1p is poor (3e-14) near -0.3.
     entropy = m * xp.log(total / m) + rest * xp.log1p(m / rest)
     spread = 0.5 * xp.log(total / (2 * np.pi * m * rest))
-    correction = _stirling_error(total) - _stirling_error(m) - _stirling_error(rest)
+    correction = stirling_error(total) - stirling_error(m) - stirling_error(rest)
     edge = xp.where(small == 0, 0.0, -xp.inf)
     return xp.where(inside, entropy + (spread + correction), edge)
 
 
-def _stirling_error(n: Array) -> Array:
+def stirling_error(n: Array) -> Array:
     """``S(n)`` for whole ``n >= 1``: a table, then Stirling's series to 1e-16."""
     xp = namespace(n)
     table = xp.asarray(_STIRLING_ERROR, n.dtype)

@@ -27,8 +27,8 @@ _TRANSFORM_ERROR = 8.0
 POWER_ERROR = 16.0
 
 
-def circular_power(masses: Array, counts: Array) -> tuple[Array, Array, Array]:
-    """Circular convolution of powers: the law of a sum of independent lattice losses.
+def power_sums(masses: Array, counts: Array) -> Array:
+    """Of K laws, what `cells_of_power` is given; it adds up over further ones.
 
     Args:
       masses: (..., K, N) masses >= 0 of K laws on a lattice of N cells, each law of
@@ -37,24 +37,13 @@ def circular_power(masses: Array, counts: Array) -> tuple[Array, Array, Array]:
         floats.
 
     Returns:
-      ``(cells, rounding, rounding_norm)``: (..., N) *estimate* of the cells of the
-      circular convolution, and (...,) *upper bounds* of the rounding error of every
-      single cell, and of the Euclidean norm of the errors of all cells.
+      (..., 4, N / 2 + 1) logarithm of a bound of the power's modulus, that of the
+      computed one over it, phase in turns, and relative error.
 
     Reference: Higham (2002), Accuracy and Stability of Numerical Algorithms, Theorem
     24.2, for the error of the transform. With ``b`` the modulus of a coefficient and
     ``e`` the bound of its error, that of the T-th power is at most
     ``T e (b + e)^(T-1)``.
-    """
-    return cells_of_power(power_sums(masses, counts), masses.shape[-1])
-
-
-def power_sums(masses: Array, counts: Array) -> Array:
-    """Of K laws, what `cells_of_power` is given; it adds up over further ones.
-
-    Returns:
-      (..., 4, N / 2 + 1) logarithm of a bound of the power's modulus, that of the
-      computed one over it, phase in turns, and relative error.
     """
     xp = namespace(masses, counts)
     size, laws = masses.shape[-1], masses.shape[-2]
@@ -91,7 +80,13 @@ def sum_error(laws: int) -> float:
 
 
 def cells_of_power(sums: Array, size: int) -> tuple[Array, Array, Array]:
-    """`circular_power` from its `power_sums`."""
+    """The law of a sum of independent lattice losses, circular, from `power_sums`.
+
+    Returns:
+      ``(cells, rounding, rounding_norm)``: (..., N) *estimate* of the cells of the
+      circular convolution, and (...,) *upper bounds* of the rounding error of every
+      single cell, and of the Euclidean norm of the errors of all cells.
+    """
     xp = namespace(sums)
     log_size, log_ratio, turns, relative = xp.moveaxis(sums, -2, 0)
     phase = 2 * math.pi * (turns - xp.round(turns))
@@ -134,28 +129,14 @@ def _rounding_of_cells(per_coefficient: Array, size: int) -> tuple[Array, Array]
     return single, 2 * xp.sqrt(xp.sum(per_coefficient**2, -1) / size)
 
 
-def circular_power_by_differences(
-    masses: Array, counts: Array
-) -> tuple[Array, Array, Array]:
-    """`circular_power` of laws that are narrow, or rarely far from cell 0.
+def difference_sums(masses: Array, counts: Array) -> Array:
+    """`power_sums` of laws that are narrow, or rarely far from cell 0.
 
     The transform is ``sum + (w^k - 1) Y_k``, Y that of the cumulated masses: for a law
     of mean distance m from cell 0 the error of coefficient k is one of ``m |w^k - 1|``
     in place of 1, and only small k matter for the power. The rounding error grows with
-    the root of T, not with T.
-
-    Args:
-      masses: (..., K, N) as there; cells from N / 2 on are those below 0.
-      counts: (..., K).
-
-    Returns:
-      As `circular_power`.
+    the root of T, not with T. Cells from N / 2 on are those below 0.
     """
-    return cells_of_power(difference_sums(masses, counts), masses.shape[-1])
-
-
-def difference_sums(masses: Array, counts: Array) -> Array:
-    """`power_sums` by differences."""
     xp = namespace(masses, counts)
     size, laws = masses.shape[-1], masses.shape[-2]
     levels = math.log2(size) + 2
@@ -193,27 +174,6 @@ def difference_sums(masses: Array, counts: Array) -> Array:
     )
 
 
-def circular_power_around_atom(
-    masses: Array, counts: Array
-) -> tuple[Array, Array, Array]:
-    """`circular_power` of laws of which most of the mass is in cell 0.
-
-    With a the mass of cell 0 and r the transform of the rest, the power is ``a^T`` in
-    cell 0 and the inverse transform of ``a^T ((1 + r/a)^T - 1)``: the rounding error is
-    one of ``T |r|`` in place of T, and sums of a few rare large losses keep their
-    digits.
-
-    Args:
-      masses: (..., K, N) as there; cell 0 of each law holds more than half of it.
-      counts: (..., K).
-
-    Returns:
-      As `circular_power`. Cell 0 has a relative error as well, of ``a^T``: that of as
-      many masses.
-    """
-    return cells_around_atom(atom_sums(masses, counts), masses.shape[-1])
-
-
 def atom_sums(masses: Array, counts: Array) -> Array:
     """Of K laws, what `cells_around_atom` is given; it adds up over further ones.
 
@@ -245,7 +205,7 @@ def atom_sums(masses: Array, counts: Array) -> Array:
 
 
 def cells_around_atom(sums: Array, size: int) -> tuple[Array, Array, Array]:
-    """`circular_power_around_atom` from its `atom_sums`."""
+    """`cells_of_power` from `atom_sums`; cell 0 has a relative error too, of a^T."""
     xp = namespace(sums)
     growth, log_atom, turns, relative = xp.moveaxis(sums, -2, 0)
     phase = 2 * math.pi * (turns - xp.round(turns))
@@ -282,7 +242,7 @@ def low_frequencies(
     """The lowest frequencies of laws on a circle, and how large those of the power are.
 
     Args:
-      masses: (..., K, N) as in `circular_power`.
+      masses: (..., K, N) as in `power_sums`.
       counts: (..., K).
       kept: number of low frequencies.
 

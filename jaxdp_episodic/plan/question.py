@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
@@ -15,7 +14,12 @@ from jaxdp_episodic.data.sources import SOURCES, DataSource
 from jaxdp_episodic.describe.population import Population
 from jaxdp_episodic.describe.rates import NEIGHBORING_RELATIONS
 from jaxdp_episodic.describe.serialization import spec_from_dict
-from jaxdp_episodic.describe.spec import Spec
+from jaxdp_episodic.describe.spec import (
+    AT_LEAST_ONE,
+    Spec,
+    set_checked,
+    set_positive,
+)
 from jaxdp_episodic.files.toml_file import read_toml
 from jaxdp_episodic.plan.designs import SCHEMES
 from jaxdp_episodic.requests.request_file import read_population
@@ -23,7 +27,6 @@ from jaxdp_episodic.requests.request_file import read_population
 _MOST_SIZES = 100
 _TRAIN, _POPULATION = "train", "population"
 _CHOSEN = ("epsilon", "delta", "num_steps", "step", "data")
-_whole = functools.partial(_validation.integer_array, minimum=1)
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -50,9 +53,9 @@ class EpisodeShape(Spec):
     population: int | None = None
 
     def __post_init__(self) -> None:
-        _make_numbers(self, _whole, "shots")
-        _make_numbers(self, _whole, "ways", "population", may_be_none=True)
-        sizes = np.atleast_1d(_whole("examples", self.examples))
+        set_checked(self, AT_LEAST_ONE, "shots", one=True)
+        set_checked(self, AT_LEAST_ONE, "ways", "population", one=True, optional=True)
+        sizes = np.atleast_1d(AT_LEAST_ONE("examples", self.examples))
         if sizes.ndim != 1 or not sizes.size:
             shown = _validation.shown(self.examples)
             raise ValueError(f"examples must be some numbers, got {shown}")
@@ -88,7 +91,7 @@ class Compute(Spec):
 
     def __post_init__(self) -> None:
         names = ("episodes_per_step", "total_episodes", "fewest_steps", "most_steps")
-        _make_numbers(self, _whole, *names)
+        set_checked(self, AT_LEAST_ONE, *names, one=True)
         if self.fewest_steps > self.most_steps:
             raise ValueError(
                 "fewest_steps must be at most most_steps, got "
@@ -125,9 +128,9 @@ class Learning(Spec):
     learning_rate_steps: int | None = None
 
     def __post_init__(self) -> None:
-        _make_numbers(self, _whole, "effective_dimension")
-        _make_numbers(self, _whole, "learning_rate_steps", may_be_none=True)
-        _make_numbers(self, _validation.positive_array, "alignment")
+        set_checked(self, AT_LEAST_ONE, "effective_dimension", one=True)
+        set_checked(self, AT_LEAST_ONE, "learning_rate_steps", one=True, optional=True)
+        set_positive(self, "alignment")
         if self.alignment > 1:
             raise ValueError(f"alignment must lie in (0, 1], got {self.alignment!r}")
 
@@ -174,8 +177,8 @@ class PlanRequest(Spec):
     method: str = "rdp"
 
     def __post_init__(self) -> None:
-        _make_numbers(self, _validation.positive_array, "epsilon")
-        _make_numbers(self, _validation.open_unit_array, "delta")
+        set_positive(self, "epsilon")
+        set_checked(self, _validation.open_unit_array, "delta", one=True)
         if not isinstance(self.schemes, list | tuple):
             shown = _validation.shown(self.schemes)
             raise TypeError(f"schemes must be a list of names, got {shown}")
@@ -270,21 +273,3 @@ def _population(table: Any) -> Population:
             f"{_validation.shown(table)}"
         )
     return read_population(table, Path())
-
-
-def _make_numbers(
-    spec: Spec,
-    check: Callable[[str, Any], np.ndarray],
-    *names: str,
-    may_be_none: bool = False,
-) -> None:
-    """Replaces fields by the one number that each must be."""
-    for name in names:
-        value = getattr(spec, name)
-        if value is None and may_be_none:
-            continue
-        array = check(name, value)
-        if array.ndim:
-            shown = _validation.shown(value)
-            raise ValueError(f"{name} must be one number, got {shown}")
-        object.__setattr__(spec, name, array.item())

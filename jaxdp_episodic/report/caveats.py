@@ -12,8 +12,6 @@ from jaxdp_episodic.accounting.api import epsilon
 from jaxdp_episodic.describe.designs import (
     GroupedClasses,
     epoch_scheme,
-    schemes_of,
-    with_scheme,
 )
 from jaxdp_episodic.describe.schemes import (
     Poisson,
@@ -65,9 +63,7 @@ def preconditions_of(run: ComposedSteps) -> tuple[str, ...]:
         "anything that was released.",
         _fresh_draws(run),
     ]
-    schemes = [
-        scheme for part in run.gaussian_steps for scheme in schemes_of(part.design)
-    ]
+    schemes = [scheme for part in run.gaussian_steps for scheme in part.design.schemes]
     if any(isinstance(scheme, Poisson) for scheme in schemes):
         found.append(
             "Poisson draws: everything drawn is processed, without a cap, and an empty "
@@ -139,7 +135,7 @@ def _shuffled_epochs(run: ComposedSteps, delta: float) -> list[str]:
         }
         costs = []
         for name, other in others.items():
-            same = dataclasses.replace(part, sampling=with_scheme(part.design, other))
+            same = dataclasses.replace(part, sampling=part.design.with_scheme(other))
             number = np.asarray(count)
             value = float(epsilon(same, num_steps=number, delta=delta))
             costs.append(f"{value:.4g} by {name}")
@@ -231,7 +227,7 @@ def _private_sizes(run: ComposedSteps) -> list[str]:
     for part in run.gaussian_steps:
         if part.population is None or part.neighboring_relation != "add_remove":
             continue
-        last = {scheme.name: scheme for scheme in schemes_of(part.design)}.get(
+        last = {scheme.name: scheme for scheme in part.design.schemes}.get(
             str(part.privacy_unit)
         )
         if isinstance(last, WithoutReplacement):

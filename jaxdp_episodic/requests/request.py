@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -24,10 +25,11 @@ from jaxdp_episodic.accounting.calibration import (
     calibrate_rate,
 )
 from jaxdp_episodic.describe.mechanisms import RELEASES
-from jaxdp_episodic.describe.spec import Spec, frozen_number
+from jaxdp_episodic.describe.spec import Spec, set_checked
 from jaxdp_episodic.describe.step import AnyStep, ComposedSteps, GaussianStep
 
 NOISE, NUM_STEPS, RATE = "noise_multiplier", "num_steps", "rate"
+_WHOLE = functools.partial(_validation.integer_array, minimum=0)
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -76,9 +78,9 @@ class EpsilonRequest(Spec):
                 "give exactly one of delta (to get epsilon) and epsilon (to get "
                 f"delta), got {given}"
             )
-        _set(self, "num_steps", _whole_number)
-        _set(self, "delta", _validation.open_unit_array)
-        _set(self, "epsilon", _validation.nonnegative_array)
+        set_checked(self, _WHOLE, "num_steps", optional=True)
+        set_checked(self, _validation.open_unit_array, "delta", optional=True)
+        set_checked(self, _validation.nonnegative_array, "epsilon", optional=True)
         if self.epsilon is not None and np.isinf(self.epsilon).any():
             raise ValueError(f"epsilon must be finite, got {self.epsilon!r}")
         _ = self.shape  # refuses fields that do not broadcast
@@ -160,9 +162,9 @@ class CalibrationRequest(Spec):
         _check_given("level", self.level, self.calibrate == RATE, self)
         if self.level is not None:
             _validation.choice("level", self.level, self.step.design.level_names)
-        _set(self, "epsilon", _validation.positive_array)
-        _set(self, "delta", _validation.open_unit_array)
-        _set(self, "num_steps", _whole_number)
+        set_checked(self, _validation.positive_array, "epsilon", optional=True)
+        set_checked(self, _validation.open_unit_array, "delta", optional=True)
+        set_checked(self, _WHOLE, "num_steps", optional=True)
         _ = self.shape  # refuses fields that do not broadcast
 
     @classmethod
@@ -240,17 +242,6 @@ def _shape(request: Request) -> tuple[int, ...]:
         step=np.empty(shape, np.uint8),
         **{name: value for name, value in fields.items() if value is not None},
     )
-
-
-def _set(request: Request, field: str, check: Any) -> None:
-    """Normalises one numeric field of a frozen request in place."""
-    value = getattr(request, field)
-    if value is not None:
-        object.__setattr__(request, field, frozen_number(check(field, value)))
-
-
-def _whole_number(name: str, value: Any) -> np.ndarray:
-    return _validation.integer_array(name, value, minimum=0)
 
 
 def _check_given(

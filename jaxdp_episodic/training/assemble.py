@@ -13,7 +13,6 @@ from jaxdp_episodic.data.table import ExampleTable
 from jaxdp_episodic.describe.designs import (
     GroupedClasses,
     checked_sampling,
-    schemes_of,
 )
 from jaxdp_episodic.describe.step import GaussianStep
 from jaxdp_episodic.requests.training_config import TrainingConfig
@@ -188,7 +187,7 @@ def statistics_of(
     """Returns the private statistics that a run begins with, if any."""
     if config.start is None:
         return None
-    last = schemes_of(step.design)[-1]
+    last = step.design.schemes[-1]
     slots = None if last.population is None else int(np.asarray(last.population))
     who = _who_is_protected(step)
     return PrivateStatistics(data, config.start, **who, slots=slots)
@@ -202,7 +201,7 @@ def _ways(config: TrainingConfig) -> int | None:
     if isinstance(design, GroupedClasses):
         return int(np.asarray(design.ways))
     # The last level but one: its draw is the classes of an episode.
-    levels = schemes_of(checked_sampling(design))
+    levels = checked_sampling(design).schemes
     size = getattr(levels[-2], "size", None) if len(levels) > 1 else None
     if size is None:
         raise ValueError(

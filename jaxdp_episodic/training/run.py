@@ -19,7 +19,6 @@ from rich.console import Console
 from jaxdp_episodic._progress import ProgressBar
 from jaxdp_episodic.accounting.attacker import true_positive_rate
 from jaxdp_episodic.accounting.budget import PrivacyBudget, public_view
-from jaxdp_episodic.describe.designs import schemes_of, with_scheme
 from jaxdp_episodic.describe.schemes import Poisson, WithoutReplacement
 from jaxdp_episodic.files.json_file import plain
 from jaxdp_episodic.plots.run import draw_run
@@ -346,13 +345,13 @@ def epsilon_without_last_stage(budget: PrivacyBudget, num_steps: int) -> float:
     What the last stage of the draw is worth: the same steps, the last level drawn
     whole. *Upper bound*, as `PrivacyBudget.spent`.
     """
-    step, last = budget.step, schemes_of(budget.step.design)[-1]
+    step, last = budget.step, budget.step.design.schemes[-1]
     if isinstance(last, WithoutReplacement):
         last = dataclasses.replace(last, size=_EVERYTHING, population_is_exact=False)
     else:  # by coins, or by epochs
         last = Poisson(last.name, sampling_probability=1.0, population=last.population)
     step = dataclasses.replace(
-        step, sampling=with_scheme(step.design, last), small_units="keep"
+        step, sampling=step.design.with_scheme(last), small_units="keep"
     )
     owed = budget.owed(num_steps)
     return float(dataclasses.replace(budget, step=step).spent(owed))

@@ -8,7 +8,7 @@ import pytest
 from jaxdp_episodic._engine import float64_boundary, using_engine
 from jaxdp_episodic.losses.antipodal_gaussian import AntipodalGaussianLoss
 from jaxdp_episodic.losses.independent_episodes import IndependentEpisodesLoss
-from jaxdp_episodic.losses.privacy_loss import Quadrature
+from jaxdp_episodic.losses.privacy_loss import MomentRule, NodeRule, Quadrature
 from jaxdp_episodic.losses.sampled_gaussian import SampledGaussianLoss
 from jaxdp_episodic.losses.swapped_gaussian import SwappedGaussianLoss
 from jaxdp_episodic.numerics.loops import map_arrays
@@ -31,18 +31,20 @@ def tails(loss):
 
 def forward_excess(loss):
     return loss.log_excess(
-        np.linspace(0.5, 40, SIZE), "forward", Quadrature(32, 16), with_derivatives=True
+        np.linspace(0.5, 40, SIZE), MomentRule("forward", Quadrature(32, 16), True)
     )
 
 
 def backward_excess(loss):
-    return loss.log_excess(np.linspace(0.5, 40, SIZE), "backward", Quadrature(32, 16))
+    return loss.log_excess(
+        np.linspace(0.5, 40, SIZE), MomentRule("backward", Quadrature(32, 16))
+    )
 
 
 def nodes(loss):
     cut = np.full((1, SIZE), -100.0)
     backward = np.arange(SIZE) % 2.0
-    return loss.nodes(backward, cut, np.ones((1, SIZE)), 96, 3)
+    return loss.nodes(NodeRule(backward, cut, np.ones((1, SIZE)), 96, 3))
 
 
 COMPILED_LONG = (forward_excess, backward_excess, nodes)

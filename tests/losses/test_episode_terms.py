@@ -11,6 +11,7 @@ from jaxdp_episodic.losses.independent_episodes import (
     IndependentEpisodesLoss,
     ZeroedEpisodesLoss,
 )
+from jaxdp_episodic.losses.privacy_loss import MomentRule
 from jaxdp_episodic.losses.swapped_gaussian import SwappedGaussianLoss
 from jaxdp_episodic.losses.zeroed_gaussian import ZeroedGaussianLoss
 
@@ -38,7 +39,9 @@ def every_term(kind, eta, shift, number, t):
         loss = ZeroedGaussianLoss(one, one, rate, k * shift)
     else:
         loss = SwappedGaussianLoss(one, rate, k * shift)
-    ask = float64_boundary(lambda order: loss.log_excess(order, "forward", FINE))
+    ask = float64_boundary(
+        lambda order: loss.log_excess(order, MomentRule("forward", FINE))
+    )
     (excess,) = ask(np.full_like(k, t))
     terms = []
     for j, value in zip(range(1, int(number) + 1), excess.tolist(), strict=True):
@@ -55,12 +58,14 @@ def every_term(kind, eta, shift, number, t):
 def test_what_is_left_out_does_not_count(kind):
     eta, shift, number, t = SETTINGS
     loss = kind(np.ones_like(eta), eta, shift, number)
-    (found,) = float64_boundary(lambda t: loss.log_excess(t, "forward", FINE))(t)
+    (found,) = float64_boundary(
+        lambda t: loss.log_excess(t, MomentRule("forward", FINE))
+    )(t)
     truth = np.array([every_term(kind, *row) for row in SETTINGS.T])
     np.testing.assert_allclose(np.expm1(found - truth), 0.0, atol=1e-12)
     # As a search sees it: a few terms, and slopes that agree with differences.
     search = float64_boundary(
-        lambda t: loss.log_excess(t, "forward", COARSE, with_derivatives=True)
+        lambda t: loss.log_excess(t, MomentRule("forward", COARSE, True))
     )
     rough, slope, _ = search(t)
     step = 1e-6 * t

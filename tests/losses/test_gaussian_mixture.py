@@ -9,6 +9,7 @@ import jaxdp_episodic as jde
 from jaxdp_episodic.accounting.dominating_pair import dominating_pair
 from jaxdp_episodic.losses.gaussian_mixture import GaussianMixtureLoss
 from jaxdp_episodic.losses.loss_nodes import NUM_NODES
+from jaxdp_episodic.losses.privacy_loss import NodeRule
 from jaxdp_episodic.numerics.complex_exponentials import sum_expm1
 from jaxdp_episodic.numerics.loops import at
 
@@ -138,7 +139,7 @@ def test_moments_in_the_plane_by_the_definition(mixture, backward):
     cuts, one = np.full((2, 1), -120.0), np.ones(1)
     with np.errstate(all="ignore"):  # as at the engine's boundary
         heights = np.array([[1.0], [0.9]])
-        law = pair.nodes(backward * one, cuts, heights, NUM_NODES, 1)
+        law = pair.nodes(NodeRule(backward * one, cuts, heights, NUM_NODES))
     z = 1.5 / max(1.0, max(mixture[0]) / 2) + np.array([0.0, 4.0j])
     # The trapezoidal rule on the whole line: the error falls off like e^(-1/step).
     x = np.arange(-14.0, 60.0, 0.002)

@@ -11,7 +11,7 @@ import jaxdp_episodic as jde
 from jaxdp_episodic._engine import float64_boundary
 from jaxdp_episodic.bounds.mechanisms import Laplace
 from jaxdp_episodic.losses.laplace import LaplaceLoss
-from jaxdp_episodic.losses.privacy_loss import Quadrature
+from jaxdp_episodic.losses.privacy_loss import MomentRule, NodeRule, Quadrature
 from jaxdp_episodic.numerics.complex_exponentials import sum_expm1
 from jaxdp_episodic.numerics.loops import at
 
@@ -24,7 +24,7 @@ def loss_of(rate, shift):
 
 
 def _excess(t, loss, *, direction):
-    return loss.log_excess(t, direction, Quadrature(32, 16))
+    return loss.log_excess(t, MomentRule(direction, Quadrature(32, 16)))
 
 
 def _tails(u, loss):
@@ -133,7 +133,7 @@ def test_edges_of_the_tails():
 def test_nodes_against_integration(rate, shift, backward):
     loss, z = loss_of(rate, shift), complex(1.5, 7.0)
     with np.errstate(all="ignore"):  # as at the engine
-        nodes = loss.nodes(backward * ONE, -50 * ONE[None], ONE[None], 144, 1)
+        nodes = loss.nodes(NodeRule(backward * ONE, -50 * ONE[None], ONE[None], 144))
     nodes = at(nodes, 0)
     point = np.full((1, 1), z.real), np.full((1, 1), z.imag)
     re, im = sum_expm1(point, nodes.weight, nodes.loss)

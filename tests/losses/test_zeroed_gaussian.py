@@ -10,6 +10,7 @@ from scipy import special
 from jaxdp_episodic._engine import float64_boundary
 from jaxdp_episodic.accounting.rdp.kernels import FINE
 from jaxdp_episodic.losses.independent_episodes import ZeroedEpisodesLoss
+from jaxdp_episodic.losses.privacy_loss import MomentRule, NodeRule
 from jaxdp_episodic.losses.zeroed_gaussian import ZeroedGaussianLoss
 from jaxdp_episodic.losses.zeroed_law import ZeroedLogs
 from jaxdp_episodic.numerics.complex_exponentials import sum_expm1
@@ -50,7 +51,7 @@ def log_episodes_profile(u, rate, s, count):
 def log_excess(t, p, r, s, direction):
     loss = ZeroedGaussianLoss(*(np.array([float(v)]) for v in (1, p, r, s)))
     with np.errstate(all="ignore"):
-        return loss.log_excess(np.array([float(t)]), direction, FINE)[0][0]
+        return loss.log_excess(np.array([float(t)]), MomentRule(direction, FINE))[0][0]
 
 
 def log_parts(x, p, r, s):
@@ -440,7 +441,9 @@ def test_moments_against_many_digits(p, r, s, alpha):
 def complex_moments(p, r, s, backward, z, height=1.0, log_cut=-120.0):
     one = np.ones(1)
     loss = ZeroedGaussianLoss(one, p * one, r * one, s * one)
-    nodes = loss.nodes(backward * one, log_cut * one[None], height * one[None], 384, 1)
+    nodes = loss.nodes(
+        NodeRule(backward * one, log_cut * one[None], height * one[None], 384)
+    )
     law = at(nodes, 0)
     re, im = sum_expm1((z.real[:, None], z.imag[:, None]), law.weight, law.loss)
     return re[:, 0] + 1j * im[:, 0], law
@@ -488,10 +491,12 @@ def test_episodes_are_a_mixture():
             ]
         )
         with np.errstate(all="ignore"):
-            found = loss.log_excess(t * one, direction, FINE)[0][0]
+            found = loss.log_excess(t * one, MomentRule(direction, FINE))[0][0]
         assert found == pytest.approx(true, rel=1e-11)
         back = one * (direction == "backward")
-        nodes = loss.nodes(back, np.full((1, 1), -120.0), np.ones((1, 1)), 384, count)
+        nodes = loss.nodes(
+            NodeRule(back, np.full((1, 1), -120.0), np.ones((1, 1)), 384, count)
+        )
         law = at(nodes, 0)
         z = (np.full((1, 1), t), np.zeros((1, 1)))
         moment = sum_expm1(z, law.weight, law.loss)[0][0, 0]

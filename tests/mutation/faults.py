@@ -178,7 +178,7 @@ FAULTS = (
         "a key used twice, by two steps",
         (
             Edit(
-                trainer,
+                standing,
                 "noise_key",
                 "return jax.random.fold_in(key, step)",
                 "return key",

@@ -10,11 +10,11 @@ import pytest
 from jaxdp_episodic._engine import float64_boundary, using_engine
 from jaxdp_episodic.numerics import fourier
 
-KERNELS = [
-    "circular_power",
-    "circular_power_by_differences",
-    "circular_power_around_atom",
-]
+KERNELS = {
+    "plain": (fourier.power_sums, fourier.cells_of_power),
+    "by differences": (fourier.difference_sums, fourier.cells_of_power),
+    "around an atom": (fourier.atom_sums, fourier.cells_around_atom),
+}
 
 
 def exact_power(masses, counts, size):
@@ -36,8 +36,12 @@ def exact_power(masses, counts, size):
 
 
 def run(name, masses, counts):
-    kernel = float64_boundary(getattr(fourier, name))
-    return kernel(np.asarray(masses)[None], np.asarray(counts, float)[None])
+    sums_of, cells_from = KERNELS[name]
+    sums = float64_boundary(sums_of)(
+        np.asarray(masses)[None], np.asarray(counts, float)[None]
+    )
+    finish = float64_boundary(cells_from, static=("size",))
+    return finish(sums, size=len(masses[0]))
 
 
 def law(seed, size, atom):
@@ -70,11 +74,11 @@ def test_error_is_within_its_bound(name, counts, engine, atom):
 
 def test_around_an_atom_rare_losses_keep_their_digits():
     masses = [law(0, 64, 1 - 1e-12)]
-    (cells,), (bound,), _ = run("circular_power_around_atom", masses, [100])
+    (cells,), (bound,), _ = run("around an atom", masses, [100])
     exact = exact_power(masses, [100], 64)
     assert bound < 1e-22
     assert np.allclose(cells[1:5], exact[1:5], rtol=1e-10, atol=0)
-    _, (plain,), _ = run("circular_power", masses, [100])
+    _, (plain,), _ = run("plain", masses, [100])
     assert plain > 1e-14
 
 

@@ -316,30 +316,12 @@ def _solve_chunk(
     effort: _Pass,
     find: bool,
 ) -> tuple[np.ndarray, ...]:
-    """Nodes, contour and answer of one chunk, on either engine.
+    """Value, error, slope and the guess used of one chunk, on either engine.
 
     The kernels are compiled one by one: fused into one, XLA takes several times as
     long.
     """
-    if engine_name() == "jax":
-        return on_jax(
-            _pipeline(is_epsilon, terms, effort, find, compiled=True), arrays, groups
-        )
-    with np.errstate(all="ignore"):
-        return _pipeline(is_epsilon, terms, effort, find, compiled=False)(
-            arrays, groups
-        )
-
-
-def _pipeline(
-    is_epsilon: bool,
-    terms: tuple[int, ...],
-    effort: _Pass,
-    find: bool,
-    *,
-    compiled: bool,
-) -> Any:
-    """What maps the arrays of a chunk to value, error, slope and the guess used."""
+    compiled = engine_name() == "jax"
 
     def run(kernel: Any, *static: str) -> Any:
         return jitted(kernel, static) if compiled else kernel
@@ -367,7 +349,10 @@ def _pipeline(
             guess = guess + 0 * target
         return (*solution, guess)
 
-    return call
+    if compiled:
+        return on_jax(call, arrays, groups)
+    with np.errstate(all="ignore"):
+        return call(arrays, groups)
 
 
 def _growth(error: np.ndarray) -> np.ndarray:

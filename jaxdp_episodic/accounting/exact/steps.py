@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from jaxdp_episodic.accounting.exact.mgf import Steps
 from jaxdp_episodic.accounting.run import Group
+from jaxdp_episodic.losses.privacy_loss import NodeRule
 from jaxdp_episodic.numerics.loops import Array, at, map_arrays, namespace
 
 # Height of the checking path, and by how many nats it is cut later: other nodes. Much
@@ -38,7 +39,7 @@ def steps_of(
     # The nodes and those that check them.
     cuts = xp.minimum(xp.stack([cut, cut + _CHECK_CUT]), _LEAST_CUT)
     heights = xp.stack([xp.ones_like(cut), xp.full_like(cut, _CHECK_HEIGHT)])
-    both = loss.nodes(back, cuts, heights, num_nodes, num_terms)
+    both = loss.nodes(NodeRule(back, cuts, heights, num_nodes, num_terms))
     sign = 1 - 2 * backward
     nodes = at(both, 0)
     atoms = None

@@ -25,7 +25,7 @@ from typing import NamedTuple
 import numpy as np
 
 from jaxdp_episodic.accounting.run import Group
-from jaxdp_episodic.losses.privacy_loss import Quadrature
+from jaxdp_episodic.losses.privacy_loss import MomentRule, Quadrature
 from jaxdp_episodic.numerics.loops import (
     Array,
     map_arrays,
@@ -35,6 +35,7 @@ from jaxdp_episodic.numerics.loops import (
 )
 
 FINE = Quadrature(32, 16)  # 1e-10 relative in rdp
+_ANSWER = MomentRule("forward", FINE)
 # The search for the order: good enough to resolve the phase transition of the sampled
 # Gaussian, where the best order sits at the foot of a cliff.
 COARSE = Quadrature(12, 8)
@@ -58,29 +59,22 @@ _LOG_T_RANGE = (-90.0, 90.0)
 
 
 def log_moment(
-    direction: str,
-    t: Array,
-    groups: tuple[Group, ...],
-    quadrature: Quadrature,
-    *,
-    with_derivatives: bool = False,
+    t: Array, groups: tuple[Group, ...], rule: MomentRule
 ) -> tuple[Array, ...]:
     """``L(t)`` of the whole run, (n,) >= 0; upper bound, exact up to quadrature.
 
     With derivatives ``(L, L', L'')``, else ``(L,)``.
     """
     xp = namespace(t, groups[0].count)
-    totals: list[Array] = [xp.zeros_like(t)] * (3 if with_derivatives else 1)
+    totals: list[Array] = [xp.zeros_like(t)] * (3 if rule.with_derivatives else 1)
     for group in groups:
         shape = group.count.shape
         loss = group.loss.map(lambda a: a.reshape(-1))
         orders = xp.broadcast_to(t, shape).reshape(-1)
-        excess, *ratios = loss.log_excess(
-            orders, direction, quadrature, with_derivatives=with_derivatives
-        )
+        excess, *ratios = loss.log_excess(orders, rule)
         log_odds = excess + xp.log(loss.outer_rate)
         parts = [xp.logaddexp(0.0, log_odds)]
-        if with_derivatives:
+        if rule.with_derivatives:
             # M = 1 + r E: M'/M = E'/E (1 - 1/M), and so on
             first, second = ratios
             slope = sigmoid(log_odds) * first
@@ -91,14 +85,10 @@ def log_moment(
     return tuple(totals)
 
 
-def rdp(
-    direction: str,
-    orders: Array,
-    groups: tuple[Group, ...],
-) -> Array:
+def rdp(direction: str, orders: Array, groups: tuple[Group, ...]) -> Array:
     """``rdp(alpha)`` in nats, (n,), for one order each."""
     t = orders - 1
-    (value,) = log_moment(direction, t, groups, FINE)
+    (value,) = log_moment(t, groups, MomentRule(direction, FINE))
     return value / t
 
 
@@ -123,7 +113,7 @@ def best_epsilon(
 
     problem = log_delta, groups, objective, residual
     t = _search(*problem, -log_delta, -log_delta, near)
-    (value,) = log_moment("forward", t, groups, FINE)
+    (value,) = log_moment(t, groups, _ANSWER)
     return xp.maximum(objective(log_delta, t, value), 0.0), 1 + t
 
 
@@ -143,7 +133,7 @@ def best_log_delta(epsilon: Array, groups: tuple[Group, ...]) -> tuple[Array, Ar
         return xp.log(first) - xp.log(paid), slope
 
     t = _search(epsilon, groups, objective, residual, _LOG_T_RANGE[1], 10.0)
-    (value,) = log_moment("forward", t, groups, FINE)
+    (value,) = log_moment(t, groups, _ANSWER)
     return xp.minimum(objective(epsilon, t, value), 0.0), 1 + t
 
 
@@ -189,7 +179,7 @@ def _search(
     ) -> _Search:
         log_t, low, high = state.log_t, state.low, state.high
         t = xp.exp(log_t)
-        moment = log_moment("forward", t, groups, rule, with_derivatives=True)
+        moment = log_moment(t, groups, MomentRule("forward", rule, True))
         cost = objective(target, t, moment[0])
         value, slope = residual(target, t, *moment)
         better = ~state.settled & (cost < state.best)
@@ -290,7 +280,7 @@ def _scouted(
     def look(x: np.ndarray, rule: Quadrature) -> tuple[np.ndarray, ...]:
         """The orders about the root, the root between them, and whether it is."""
         t = np.exp(x)
-        moment = log_moment("forward", t.reshape(-1), many, rule, with_derivatives=True)
+        moment = log_moment(t.reshape(-1), many, MomentRule("forward", rule, True))
         parts = (part.reshape(x.shape) for part in moment)
         value, slope = residual(target, t, *parts)
         below = np.logical_and.accumulate(value <= 0)

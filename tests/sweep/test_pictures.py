@@ -6,7 +6,8 @@ import re
 import numpy as np
 import pytest
 
-from jaxdp_episodic.plots import figures, labels, pareto, pictures
+from jaxdp_episodic.files import optional
+from jaxdp_episodic.plots import labels, pareto, pictures
 from jaxdp_episodic.plots.pareto import front_of
 from jaxdp_episodic.plots.selection import SweepTable
 from jaxdp_episodic.sweep.folder import SweepFolder
@@ -256,7 +257,7 @@ def test_without_matplotlib_the_error_says_how_to_get_it(folder, monkeypatch):
     def missing(name):
         raise ImportError(name)
 
-    monkeypatch.setattr(figures.importlib, "import_module", missing)
+    monkeypatch.setattr(optional.importlib, "import_module", missing)
     with pytest.raises(ImportError, match=r"jaxdp-episodic\[plot\]"):
         pictures.draw(folder)
 

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from jaxdp_episodic.files import optional
 from jaxdp_episodic.sweep import engines
 from jaxdp_episodic.sweep.engines import RayEngine
 from jaxdp_episodic.sweep.run import run_sweep
@@ -42,7 +43,7 @@ def test_without_ray_the_error_says_how_to_get_it(monkeypatch, read, sweep_text)
         raise ImportError(name)
 
     engines._ray.cache_clear()
-    monkeypatch.setattr(engines.importlib, "import_module", missing)
+    monkeypatch.setattr(optional.importlib, "import_module", missing)
     with pytest.raises(ImportError, match=r"jaxdp-episodic\[ray\]"):
         next(RayEngine()(read(sweep_text), [0]))
 

@@ -164,9 +164,10 @@ def _law(
     )
     least = np.array([1 - matrix[0, 0], 1 - matrix[1, 0]])
     fix = np.linalg.solve(matrix, least)
-    if not np.all(np.abs(fix) < 1e-5):
+    change = fix[0] + fix[1] * tilt
+    if not np.all(np.abs(change) < 1e-5):
         mass = mass * np.nan
-    return loss, mass * (1 + fix[0] + fix[1] * tilt), width
+    return loss, mass * (1 + change), width
 
 
 def _node_rows(

@@ -26,9 +26,9 @@ from jaxdp_episodic.numerics.signed_sums import SignedLaw, sinh_sum
 # Distance of the nodes in deviations of ``z_1 + ... + z_j``; what a chord between them
 # may be off where they could be further apart: where D is above the first, and at the
 # second logarithm, beyond which there are no nodes; and the most nodes.
-_APART, _CHORD, _ROUGHEST, _USUAL, _LEAST, _MOST = 0.3, 1e-5, 1e-2, -9.0, -42.0, 160
+_APART, _CHORD, _ROUGHEST, _USUAL, _LEAST, _MOST = 0.33, 1e-5, 1e-2, -9.0, -42.0, 160
 # Logarithm of D below which sums are rough, and the shift above which all are.
-_ROUGH, _STRONG = -20.0, 4.0
+_ROUGH, _STRONG = -28.0, 4.0
 # Losses in each cell between two nodes; nodes on either side that a bound may use.
 _FINE, _AROUND = 64, 3
 # Relative rounding of what becomes of a mean of `signed_sums`.

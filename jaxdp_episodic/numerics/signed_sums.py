@@ -32,10 +32,10 @@ from jaxdp_episodic.numerics.lattice_pieces import (
     places_of,
 )
 
-# Half of the cells of the finest lattice, of a sum of few and of many; of others; and
+# Half of the cells of the finest lattice, of sums of up to so many terms; others; and
 # how many deviations of most terms' sum the finest reaches at least.
-_FINEST, _FINEST_OF_MANY, _OTHERS, _MANY = 2048, 1024, 512, 64
-_DEVIATIONS = 5.5
+_FINEST, _LARGEST, _OTHERS = {64: 2048, 4096: 1280, math.inf: 1536}, 2048, 512
+_DEVIATIONS = 4.0
 # Widest panel in z; the widest cell about 0; and the finest, over a term's share of
 # the hinge, beside which the ends of finer ones would be lost in rounding.
 _WIDEST, _NARROW, _OF_HINGE = 0.1, 0.01, 1e-5
@@ -170,7 +170,8 @@ def _planned(
     count: int, shift: float, tilt: float, hinge: float, above: bool, rough: bool
 ) -> _Plan:
     """Finest where each term has its share of the hinge; as wide as most terms are."""
-    finest = (_FINEST if count <= _MANY else _FINEST_OF_MANY) // (1 + rough)
+    finest = next(half for most, half in _FINEST.items() if count <= most)
+    finest //= 1 + rough
     others = _OTHERS // (1 + rough)
     end = NormalDist().inv_cdf(1 - 1 / (4 * count))
     x = end * np.linspace(-1, 1, 401)
@@ -273,7 +274,7 @@ def _added(a: _Law, b: _Law) -> _Law:
         a.infinite + b.infinite,
         a.mass_error + b.mass_error + rounded,
         # of cells, which are no further from 0 than the widest box
-        a.place_error + b.place_error + 8 * rounded * _FINEST,
+        a.place_error + b.place_error + 8 * rounded * _LARGEST,
     )
 
 
@@ -313,7 +314,7 @@ def _on_levels(law: _Law, plan: _Plan) -> _Law:
         for piece in outside:
             left.setdefault(_next_level(level + 1, base, plan), []).append(piece)
     rounded = _UNIT * (operations + 8)
-    place_error = law.place_error + 8 * rounded * _FINEST
+    place_error = law.place_error + 8 * rounded * _LARGEST
     return _Law(law.count, pieces, infinite, law.mass_error + rounded, place_error)
 
 

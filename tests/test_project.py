@@ -24,6 +24,7 @@ LAYERS = (
     ("_validation",),
     ("numerics",),
     ("_engine",),
+    ("_progress",),
     ("files",),
     ("describe",),
     ("losses",),

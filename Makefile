@@ -27,6 +27,10 @@ GPU_VENV := .venv-gpu
 GPU_JAX ?= jax[cuda12]
 GPU_FLAGS ?=
 PY := $(VENV)/bin/python
+# Tests start dozens of processes: without bytecode each compiles the package again.
+PYTEST := env -u PYTHONDONTWRITEBYTECODE $(PY) -m pytest
+# An XLA_FLAGS that is set, be it to nothing, keeps the tests from their own flags.
+AS_USERS := XLA_FLAGS="$${XLA_FLAGS-}"
 PARALLEL := --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder
 BENCH_PY := $(BENCH_VENV)/bin/python
 BENCH_PINS := experiments/benchmarks/requirements.txt
@@ -95,12 +99,12 @@ demo: $(VENV)/.stamp
 	$(VENV)/bin/jaxdp-episodic $(DEMO)
 
 test: $(VENV)/.stamp
-	$(PY) -m pytest $(PARALLEL) -m "not slow" $(PYTEST_FLAGS)
+	$(PYTEST) $(PARALLEL) -m "not slow" $(PYTEST_FLAGS)
 
 test-all: $(VENV)/.stamp
-	$(PY) -m pytest $(PARALLEL) $(PYTEST_FLAGS)
-	JAX_ENABLE_X64=1 $(PY) -m pytest $(PARALLEL) -m "not slow" $(PYTEST_FLAGS)
-	JAXDP_EPISODIC_ENGINE=jax $(PY) -m pytest $(PARALLEL) -m "not slow" \
+	$(AS_USERS) $(PYTEST) $(PARALLEL) $(PYTEST_FLAGS)
+	JAX_ENABLE_X64=1 $(PYTEST) $(PARALLEL) -m "not slow" $(PYTEST_FLAGS)
+	JAXDP_EPISODIC_ENGINE=jax $(PYTEST) $(PARALLEL) -m "not slow" \
 	  tests/accounting tests/losses tests/bounds $(PYTEST_FLAGS)
 
 # Into dist/; PYTHONS names interpreters that are not on the path.

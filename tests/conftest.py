@@ -8,6 +8,10 @@ os.environ.setdefault("JAX_NUMPY_DTYPE_PROMOTION", "strict")
 # Nor do BLAS's threads share small matrices: several processes run tests, and threads
 # that wait for each other keep all cores busy.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+# Tests compile much and compute little, so the compiler takes its shortest way. What is
+# compared bit for bit is compiled alike; `make test-all` compiles as users do, as does
+# whoever sets the flags, be it to nothing.
+os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0")
 
 import hypothesis
 import jax

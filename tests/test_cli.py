@@ -617,6 +617,7 @@ def test_ended_while_it_compiles(tmp_path, sent, code):
             **os.environ,
             "JAX_COMPILATION_CACHE_DIR": str(tmp_path),
             "JAXDP_EPISODIC_ENGINE": "jax",  # the one that compiles
+            "JAX_LOG_COMPILES": "1",  # says when it does
             "TERM": "xterm",
         },
         stdout=follower,
@@ -624,9 +625,8 @@ def test_ended_while_it_compiles(tmp_path, sent, code):
     )
     os.close(follower)
     printed = b""
-    while b"computing" not in printed:
+    while b"Compiling" not in printed:
         printed += os.read(leader, 4096)
-    time.sleep(1.0)
     process.send_signal(sent)
     with contextlib.suppress(OSError):  # the other end is closed
         while more := os.read(leader, 4096):

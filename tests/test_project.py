@@ -1,6 +1,7 @@
 """The project around the code: the arrow rule, the cost of an import, the wheel."""
 
 import ast
+import functools
 import graphlib
 import json
 import os
@@ -60,6 +61,13 @@ HEAVY = frozenset(
 # --- The arrow rule ---
 
 
+@pytest.fixture(autouse=True, scope="module")
+def _trees_are_forgotten():
+    """Behind these tests, as every collection of garbage walks through them."""
+    yield
+    _parsed.cache_clear()
+
+
 def import_faults(sources: dict[str, str]) -> list[str]:
     """Says what is wrong with the imports among ``sources``.
 
@@ -72,12 +80,12 @@ def import_faults(sources: dict[str, str]) -> list[str]:
         if _top(module) not in RANK:
             faults.append(f"{module}: no layer has a module of this name")
             continue
-        tree = ast.parse(source, module)
-        for node in ast.walk(tree):
+        body, nodes = _parsed(source)
+        for node in nodes:
             for target in _targets(node, sources):
                 where = f"{module}:{getattr(node, 'lineno', 0)}"
                 # The command line alone imports late: Flax would slow every question.
-                is_late = node not in tree.body
+                is_late = node not in body
                 may_be_late = (_top(module), _top(target)) in CLI_IMPORTS_LATE
                 if is_late and not may_be_late:
                     faults.append(f"{where}: delayed or conditional import of {target}")
@@ -92,6 +100,13 @@ def import_faults(sources: dict[str, str]) -> list[str]:
     except graphlib.CycleError as error:
         faults.append("cycle: " + " -> ".join(error.args[1]))
     return faults
+
+
+@functools.cache
+def _parsed(source: str) -> tuple[list[ast.stmt], list[ast.AST]]:
+    """The statements of a module, and all nodes below them."""
+    tree = ast.parse(source)
+    return tree.body, list(ast.walk(tree))
 
 
 def _targets(node: ast.AST, modules: dict[str, str]) -> list[str]:
@@ -205,12 +220,12 @@ def test_third_party_imports_are_declared():
     sources["__init__"] = (PACKAGE / "__init__.py").read_text(encoding="utf-8")
     undeclared = set()
     for module, source in sources.items():
-        tree = ast.parse(source)
-        for node in ast.walk(tree):
-            is_optional = node not in tree.body or module.startswith("interop.")
-            allowed = runtime | extras if is_optional else runtime
-            for name in _third_party(node) - known - allowed:
-                undeclared.add(f"{module}: {name}")
+        body, nodes = _parsed(source)
+        for node in nodes:
+            for name in _third_party(node) - known - runtime:
+                is_optional = node not in body or module.startswith("interop.")
+                if not is_optional or name not in extras:
+                    undeclared.add(f"{module}: {name}")
     assert undeclared == set()
 
 
@@ -231,10 +246,10 @@ def _distribution(requirement: str) -> str:
 def test_only_the_boundary_sets_jax_flags():
     """No other file enters ``enable_x64``, and none updates the configuration."""
     for module, source in _package_sources().items():
-        for node in ast.walk(ast.parse(source)):
+        for node in _parsed(source)[1]:
             if isinstance(node, ast.Attribute):
-                chain = ast.unparse(node)
-                assert not chain.endswith("config.update"), module
+                if node.attr == "update":
+                    assert not ast.unparse(node).endswith("config.update"), module
                 assert node.attr != "enable_x64" or module == "_engine", module
 
 
@@ -242,7 +257,7 @@ def test_descriptions_and_files_do_not_import_jax():
     """Nothing in these folders computes but by asking others."""
     for module, source in _package_sources().items():
         if _top(module) in ("describe", "files", "data", "report", "requests"):
-            imported = set().union(*map(_third_party, ast.walk(ast.parse(source))))
+            imported = set().union(*map(_third_party, _parsed(source)[1]))
             assert "jax" not in imported, module
 
 

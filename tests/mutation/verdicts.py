@@ -32,7 +32,7 @@ class Effort(NamedTuple):
 
 QUICK = Effort(
     releases=4_096,
-    hardened=400,
+    hardened=250,
     trainer_steps=300,
     simulated=50_000,
     draws=1_500,

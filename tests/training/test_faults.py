@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import errno
+import functools
 import importlib.util
 import json
 import math
@@ -40,6 +41,7 @@ from jaxdp_episodic.training.report import export_run, load_parameters
 from training_runs import (
     TINY,
     PlainBudget,
+    adam,
     assert_same,
     classes,
     plain_trainer,
@@ -579,21 +581,27 @@ def run_on(images, **changes):
     step = jde.GaussianStep(
         sampling, noise_multiplier=1.0, population=data.population, **changes
     )
+    learner, params = of_flat_images()
+    return Trainer(
+        learner,
+        params,
+        data=data,
+        budget=PlainBudget(step, 1e9, 1e-5, 4, 4),
+        shots=1,
+        optimizer=adam(0.01),
+        l2_clip_norm=0.5,
+        seed=1,
+    )
+
+
+@functools.cache  # it is compiled once
+def of_flat_images():
     apply, params = split_model(MLP(16, (4,), 2, rngs=nnx.Rngs(0)))
 
     def flat(params, inputs):
         return apply(params, inputs.reshape(len(inputs), -1))
 
-    return Trainer(
-        ProtoNet(flat, ways=2),
-        params,
-        data=data,
-        budget=PlainBudget(step, 1e9, 1e-5, 4, 4),
-        shots=1,
-        optimizer=optax.adam(0.01),
-        l2_clip_norm=0.5,
-        seed=1,
-    )
+    return ProtoNet(flat, ways=2), params
 
 
 def test_a_class_that_vanished_stops_a_resume_and_is_named(images, tmp_path):

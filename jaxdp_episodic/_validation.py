@@ -123,6 +123,13 @@ def whole_number(
     return number
 
 
+def flag(name: str, value: Any) -> bool:
+    """Returns ``value`` if it is a truth value of Python, and no number."""
+    if not isinstance(value, bool):
+        raise TypeError(f"{name} must be true or false, got {shown(value)}")
+    return value
+
+
 def choice(name: str, value: Any, allowed: Iterable[str]) -> str:
     """Returns ``value`` if it is one of ``allowed``, else names the nearest."""
     options = tuple(allowed)

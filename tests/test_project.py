@@ -23,6 +23,7 @@ LAYERS = (
     ("_validation",),
     ("numerics",),
     ("_engine",),
+    ("_progress",),
     ("files",),
     ("describe",),
     ("losses",),

@@ -10,6 +10,7 @@ import numpy as np
 from rich.console import Console
 
 import jaxdp_episodic as jde
+from jaxdp_episodic._progress import ProgressBar
 from jaxdp_episodic.audit import (
     AuditRow,
     MechanismAudit,
@@ -17,7 +18,6 @@ from jaxdp_episodic.audit import (
     mechanism_rows,
 )
 from jaxdp_episodic.audit.mechanism import total_draws
-from jaxdp_episodic.audit.report import AuditProgress
 from jaxdp_episodic.audit.run_tables import tables_of_run
 from jaxdp_episodic.audit.worst_case import dominating_branches, worst_case
 
@@ -175,7 +175,7 @@ def simulations(cases: Iterable[Case]) -> Audits:
         key = tuple(np.asarray(f).tobytes() for table in tables for f in table)
         if key not in known:
             total = total_draws(step, number)
-            with AuditProgress(Console(stderr=True), "draws", total) as progress:
+            with ProgressBar(Console(stderr=True), "draws", total) as progress:
                 known[key] = audit_mechanism(
                     step,
                     delta=DELTA,

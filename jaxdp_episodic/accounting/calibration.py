@@ -19,7 +19,7 @@ from jaxdp_episodic.accounting.drawn_levels import (
     smallest_size,
     with_rate,
 )
-from jaxdp_episodic.accounting.targets import OF_STEPS, Targets, bracket
+from jaxdp_episodic.accounting.targets import MOST_NOISE, OF_STEPS, Targets, bracket
 from jaxdp_episodic.accounting.worst_path import engine_for
 from jaxdp_episodic.describe.mechanisms import RELEASES
 from jaxdp_episodic.describe.releases import LaplaceRelease
@@ -90,20 +90,28 @@ def calibrate_noise_multiplier(
         inverse, hopeless = run.inverse_noise(start, tolerance)
         with np.errstate(divide="ignore"):
             found = 1 / inverse
+
+        def evaluated(places: np.ndarray) -> np.ndarray:
+            noise = found.reshape(run.shape)
+            asked = dataclasses.replace(step, noise_multiplier=noise)
+            return run.excess(places, step=asked)
+
         # 1 / (1 / x) may round down; what is returned must be what was checked.
-        asked = dataclasses.replace(step, noise_multiplier=found.reshape(run.shape))
-        checked = run.excess(np.arange(run.size), step=asked)
+        checked = evaluated(np.arange(run.size))
         off = (checked < -_LOOSE * tolerance) | ~(checked < _AS_CHECKED)
         loose = np.flatnonzero(np.isfinite(found) & off)
         if run.follows_orders and loose.size:
             # The orders that were followed are not those that are found afresh.
             run.follows_orders = False
             again, _ = run.inverse_noise(inverse[loose], tolerance, loose)
-            found[loose] = 1 / again
-            asked = dataclasses.replace(step, noise_multiplier=found.reshape(run.shape))
-            checked[loose] = run.excess(loose, step=asked)
-        bad = np.isfinite(found) & (checked > 0)
-        found = np.where(bad, found * (1 + _TOLERANCE), found)
+            with np.errstate(divide="ignore"):
+                found[loose] = 1 / again
+            checked[loose] = evaluated(loose)
+        bad, more = np.flatnonzero(~(checked <= 0)), _TOLERANCE
+        while (bad := bad[np.isfinite(found[bad])]).size:
+            raised = found[bad] * (1 + more)
+            found[bad] = np.where(raised > MOST_NOISE, np.inf, raised)
+            bad, more = bad[~(evaluated(bad) <= 0)], 2 * more
     found = np.where(hopeless, np.inf, found)
     found = np.where(run.is_silent(), 0.0, found)
     return run.shaped(found)

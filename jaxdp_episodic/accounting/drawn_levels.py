@@ -10,11 +10,11 @@ from jaxdp_episodic import _validation
 from jaxdp_episodic.describe.designs import (
     CLASS,
     GroupedClasses,
-    IndependentEpisodes,
+    schemes_of,
+    with_scheme,
 )
 from jaxdp_episodic.describe.schemes import (
     EpochScheme,
-    MultistageSampling,
     Poisson,
     RandomAllocation,
     Scheme,
@@ -25,17 +25,9 @@ from jaxdp_episodic.describe.step import GaussianStep, Sampling
 
 def scheme_of(step: GaussianStep, level: str) -> Scheme:
     """The scheme that draws a level."""
-    drawn = step.design
-    _validation.choice("level", level, drawn.level_names)
-    if isinstance(drawn, IndependentEpisodes):
-        drawn = drawn.sampling
-    schemes = (
-        (drawn.episodes, drawn.classes, drawn.examples)
-        if isinstance(drawn, GroupedClasses)
-        else drawn.levels
-    )
-    for scheme in schemes:
-        if scheme is not None and scheme.name == level:
+    _validation.choice("level", level, step.design.level_names)
+    for scheme in schemes_of(step.design):
+        if scheme.name == level:
             return scheme
     raise ValueError(f"level must be one that is drawn, got {level!r}, which is not")
 
@@ -47,19 +39,7 @@ def with_rate(step: GaussianStep, level: str, rate: np.ndarray) -> Sampling:
     if isinstance(scheme, EpochScheme):
         field = "steps_per_epoch"
     changed = dataclasses.replace(scheme, **{field: rate})
-    return _with_scheme(step.design, changed)
-
-
-def _with_scheme(drawn: Sampling, changed: Scheme) -> Sampling:
-    if isinstance(drawn, IndependentEpisodes):
-        inner = _with_scheme(drawn.sampling, changed)
-        return dataclasses.replace(drawn, sampling=inner)
-    if isinstance(drawn, GroupedClasses):
-        field = {"episode": "episodes", "class": "classes", "example": "examples"}
-        return dataclasses.replace(drawn, **{field[changed.name]: changed})
-    return MultistageSampling(
-        *(changed if scheme.name == changed.name else scheme for scheme in drawn.levels)
-    )
+    return with_scheme(step.design, changed)
 
 
 def smallest_size(step: GaussianStep, level: str) -> np.ndarray:

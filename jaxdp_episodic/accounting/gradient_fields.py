@@ -11,7 +11,7 @@ import numpy as np
 from jaxdp_episodic import _validation
 from jaxdp_episodic.accounting.dominating_pair import dominating_pair
 from jaxdp_episodic.accounting.gradient_kernels import Direction, Directions
-from jaxdp_episodic.describe.designs import GroupedClasses, IndependentEpisodes
+from jaxdp_episodic.describe.designs import schemes_of
 from jaxdp_episodic.describe.schemes import EpochScheme, Poisson
 from jaxdp_episodic.describe.step import ComposedSteps, GaussianStep
 from jaxdp_episodic.losses.privacy_loss import PrivacyLoss
@@ -78,16 +78,9 @@ def _direction(name: str, step: GaussianStep) -> Direction:
 
 def _rate_names(step: GaussianStep) -> dict[str, int]:
     """Names of the fields that set a rate, and the position of their level."""
-    design = step.design
-    if isinstance(design, GroupedClasses):
-        given = (design.episodes, design.classes, design.examples)
-        schemes = [scheme for scheme in given if scheme is not None]
-    elif isinstance(design, IndependentEpisodes):
-        schemes = list(design.sampling.levels)
-    else:
-        schemes = list(design.levels)
     # The length of an epoch is a whole number.
-    schemes = [scheme for scheme in schemes if not isinstance(scheme, EpochScheme)]
+    drawn = schemes_of(step.design)
+    schemes = [scheme for scheme in drawn if not isinstance(scheme, EpochScheme)]
     used = step.level_names_used
     names = {}
     for scheme in schemes:

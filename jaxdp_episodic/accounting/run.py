@@ -105,6 +105,7 @@ class Run:
         nothing = np.ones(self.shape, bool)
         for loss, count in zip(self.losses, self.counts, strict=True):
             nothing &= loss.loses_nothing | (count == 0)
+        nothing.setflags(write=False)  # the same array is handed out again
         return nothing
 
     @functools.cached_property
@@ -113,6 +114,7 @@ class Run:
         bare = np.zeros(self.shape, bool)
         for loss, count in zip(self.losses, self.counts, strict=True):
             bare |= loss.is_unprotected & ~loss.loses_nothing & (count > 0)
+        bare.setflags(write=False)
         return bare
 
     def gaussian_shift(self) -> np.ndarray:

@@ -23,7 +23,7 @@ from jaxdp_episodic.numerics.roots import largest_within
 # near, in these logarithms.
 _OF_NOISE, OF_STEPS = 0.9, 0.45
 _FARTHEST, _NEAREST = np.log(16.0), 5e-4
-_NOISE_RANGE = (1e-9, 1e18)
+_LEAST_NOISE, MOST_NOISE = 1e-9, 1e18
 
 
 class Targets:
@@ -70,8 +70,8 @@ class Targets:
             places = active if among is None else among[active]
             return self.excess(places, inverse_noise=inverse_noise)
 
-        least, most = _NOISE_RANGE
-        low, high, ends = bracket(excess, start, 1 / most, 1 / least, _OF_NOISE)
+        ends = 1 / MOST_NOISE, 1 / _LEAST_NOISE
+        low, high, ends = bracket(excess, start, *ends, _OF_NOISE)
         found = largest_within(excess, low, high, tolerance=tolerance, ends=ends)
         return found, low == 0
 

@@ -13,7 +13,7 @@ import optax
 from jax import Array
 
 from jaxdp_episodic import _validation
-from jaxdp_episodic.data.table import ExampleTable
+from jaxdp_episodic.data.table import ExampleTable, unit_labels
 from jaxdp_episodic.describe.designs import GroupedClasses
 from jaxdp_episodic.describe.population import Population
 from jaxdp_episodic.describe.schemes import (
@@ -65,16 +65,6 @@ class Canaries(NamedTuple):
         return ExampleTable(table.features, table.targets, tree)
 
 
-class _Chosen(NamedTuple):
-    """Rows that were made canaries, in a table whose contents are not yet theirs."""
-
-    table: ExampleTable
-    rows: np.ndarray
-    owner: np.ndarray
-    others: tuple[np.ndarray, ...]
-    leaves_null: bool
-
-
 def gradient_canaries(
     data: ExampleTable,
     step: GaussianStep,
@@ -98,10 +88,10 @@ def gradient_canaries(
     Raises:
       ValueError: more canaries than there are units for them.
     """
-    chosen = _chosen(data, step, number, generator)
+    chosen, others = _chosen(data, step, number, generator)
     table = chosen.table
     marks = np.zeros(table.num_examples, np.float32)
-    for canary, rows in enumerate(chosen.others):
+    for canary, rows in enumerate(others):
         marks[rows] = -(canary + 1)
     marks[chosen.rows] = chosen.owner + 1
     flat = table.features.reshape(table.num_examples, -1).astype(np.float32)
@@ -111,8 +101,7 @@ def gradient_canaries(
         substitutes = marked[chosen.rows]
         substitutes[:, -1] *= -1
     table = ExampleTable(marked, table.targets, table.population)
-    null = chosen.leaves_null
-    return Canaries(table, chosen.rows, chosen.owner, substitutes, number, null)
+    return chosen._replace(table=table, substitutes=substitutes)
 
 
 def input_canaries(
@@ -129,7 +118,7 @@ def input_canaries(
 
     Arguments and errors are those of `gradient_canaries`.
     """
-    chosen = _chosen(data, step, number, generator)
+    chosen, _ = _chosen(data, step, number, generator)
     table, rows = chosen.table, chosen.rows
     features = table.features.copy()
     before = features[rows].copy()
@@ -142,8 +131,7 @@ def input_canaries(
         targets[rows] = mean - 3 * (targets[rows] - mean)
     replaces = step.neighboring_relation == "replace_one"
     table = ExampleTable(features, targets, table.population)
-    others, null = before if replaces else None, chosen.leaves_null
-    return Canaries(table, rows, chosen.owner, others, number, null)
+    return chosen._replace(table=table, substitutes=before if replaces else None)
 
 
 def _chosen(
@@ -151,8 +139,8 @@ def _chosen(
     step: GaussianStep,
     number: int,
     generator: np.random.Generator,
-) -> _Chosen:
-    """Rows of randomly chosen units in different clip units."""
+) -> tuple[Canaries, tuple[np.ndarray, ...]]:
+    """Units in different clip units, chosen at random; and the rows beside each."""
     _validation.whole_number("num_canaries", number)
     names = list(data.level_names)
     _validation.choice("privacy_unit", step.privacy_unit, names)
@@ -196,7 +184,7 @@ def _chosen(
         )
         for group in groups
     )
-    return _Chosen(data, rows, owner, others, leaves_null)
+    return Canaries(data, rows, owner, None, number, leaves_null), others
 
 
 def _is_independent(step: GaussianStep) -> bool:
@@ -214,14 +202,9 @@ def _is_independent(step: GaussianStep) -> bool:
 
 def _units_of_rows(population: Population) -> list[np.ndarray]:
     """For each level, (R,) the place of the unit that each row lies in."""
-    counts = population.children_counts
-    columns = []
-    for level in range(population.num_levels):
-        column = np.arange(population.num_units(level + 1))
-        for below in counts[level + 1 :]:
-            column = np.repeat(column, below)
-        columns.append(column)
-    return columns
+    last = population.num_levels
+    tree = Population(population.children_counts, population.level_names)  # no ids
+    return [unit_labels(tree, level, last) for level in range(1, last + 1)]
 
 
 def _with_copies(

@@ -18,22 +18,16 @@ from jaxdp_episodic.audit.canary_losses import canary_losses
 from jaxdp_episodic.audit.run_tables import blocks_of_run
 from jaxdp_episodic.audit.worst_case import log_likelihood_ratio, worst_case
 from jaxdp_episodic.data.table import ExampleTable
-from jaxdp_episodic.describe.designs import GroupedClasses, epoch_scheme
-from jaxdp_episodic.describe.schemes import (
-    MultistageSampling,
-    ShuffledEpochs,
-    WithoutReplacement,
+from jaxdp_episodic.describe.designs import (
+    IndependentEpisodes,
+    epoch_scheme,
+    schemes_of,
+    with_scheme,
 )
+from jaxdp_episodic.describe.schemes import ShuffledEpochs, WithoutReplacement
 from jaxdp_episodic.describe.step import GaussianStep
-from jaxdp_episodic.draw.sampler import EpisodeSampler
 from jaxdp_episodic.requests.training_config import TrainingConfig
-from jaxdp_episodic.training.assemble import (
-    Tables,
-    built_model,
-    plan,
-    statistics_of,
-)
-from jaxdp_episodic.training.optimizers import built_optimizer
+from jaxdp_episodic.training.assemble import Tables, run_parts, statistics_of
 from jaxdp_episodic.training.statistics import PrivateStatistics
 from jaxdp_episodic.training.trainer import Trainer
 
@@ -74,48 +68,26 @@ class Training:
     start: Callable[[ExampleTable], PrivateStatistics] | None = None
     make_trainer: Callable[..., Trainer] = Trainer
 
-    def trainer(
-        self,
-        data: ExampleTable,
-        *,
-        num_steps: int,
-        learner: Any = None,
-        params: Any = None,
-        optimizer: optax.GradientTransformation | None = None,
-        start: Any = None,
-    ) -> Trainer:
+    def trainer(self, data: ExampleTable, *, num_steps: int) -> Trainer:
         """Returns the unseeded trainer on other data, with the same noise.
 
         Args:
           data: the canaries' table, with some of them in.
           num_steps: of the run.
-          learner: in place of the run's, as are ``params`` and ``optimizer``.
-          params: None for the run's.
-          optimizer: None for the run's.
-          start: statistics of ``data``; None for the run's.
         """
-        if start is None and self.start is not None:
-            start = self.start(data)
-        budget = dataclasses.replace(
-            self.budget,
-            step=on_data(self.budget.step, data),
-            num_steps=num_steps,
-            permitted_steps=num_steps,
-        )
-        return self.make_trainer(
-            learner or self.learner,
-            self.params if params is None else params,
-            data=data,
-            budget=budget,
-            shots=self.shots,
-            optimizer=optimizer or self.optimizer,
-            l2_clip_norm=self.l2_clip_norm,
-            normalizer=self.normalizer,
-            block_size=self.block_size,
-            noise=self.noise,
-            seed=None,
-            start=start,
-        )
+        parts = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
+        make, start = parts.pop("make_trainer"), self.start
+        parts |= {
+            "data": data,
+            "budget": dataclasses.replace(
+                self.budget,
+                step=on_data(self.budget.step, data),
+                num_steps=num_steps,
+                permitted_steps=num_steps,
+            ),
+            "start": None if start is None else start(data),
+        }
+        return make(parts.pop("learner"), parts.pop("params"), **parts)
 
 
 def training_of_config(
@@ -135,51 +107,23 @@ def training_of_config(
       ValueError: a run that claims nothing.
     """
     data = Tables(config, base).load("train")
-    budget = plan(config, data)
-    if budget.before and privacy_unit not in (None, budget.step.privacy_unit):
+    parts = run_parts(config, data)
+    budget, step = parts["budget"], parts["budget"].step
+    if budget.before and privacy_unit not in (None, step.privacy_unit):
         raise NotImplementedError(
             "a run that begins with private statistics is audited for the unit that "
-            f"it protects, {budget.step.privacy_unit!r}, got {privacy_unit!r}"
+            f"it protects, {step.privacy_unit!r}, got {privacy_unit!r}"
         )
     if not budget.is_private:
         raise ValueError(
             "epsilon must be finite for an audit, got inf: the run claims nothing"
         )
-    step = budget.step
-    sampler = EpisodeSampler(
-        step.design, data.population, clip_unit=str(step.clip_unit)
-    )
-    ways = None if config.learner.is_regression else sampler.slot_shape[-2]
-    start = statistics_of(config, step, data)
-    shape = data.features.shape[1:] if start is None else (start.dimensions,)
-    learner, params = built_model(config, shape, ways)
     if privacy_unit is not None:
         step = dataclasses.replace(step, privacy_unit=privacy_unit, small_units=None)
-        budget = dataclasses.replace(budget, step=step)
-    return Training(
-        learner,
-        params,
-        data,
-        budget,
-        config.learner.shots,
-        built_optimizer(
-            config.optimizer, max(budget.num_steps - len(budget.before), 1)
-        ),
-        float(config.l2_clip_norm or 1.0),
-        config.normalizer,
-        config.block_size,
-        config.noise,
-        start and functools.partial(_required, config, budget.step),
-    )
-
-
-def _required(
-    config: TrainingConfig, step: GaussianStep, data: ExampleTable
-) -> PrivateStatistics:
-    """The statistics of a table, of a run that begins with some."""
-    start = statistics_of(config, step, data)
-    assert start is not None
-    return start
+        parts["budget"] = dataclasses.replace(budget, step=step)
+    if parts["start"] is not None:
+        parts["start"] = functools.partial(statistics_of, config, step)
+    return Training(data=data, **parts)
 
 
 class MarkedStatistics:
@@ -219,27 +163,15 @@ def on_data(step: GaussianStep, data: ExampleTable) -> GaussianStep:
     """
     if step.population is not None:
         return dataclasses.replace(step, population=data.population)
-    design = step.sampling
-    if isinstance(design, GroupedClasses):
-        if design.examples.name == step.privacy_unit:
-            return step
-        within = dataclasses.replace(design.examples, population=None)
-        return dataclasses.replace(
-            step, sampling=dataclasses.replace(design, examples=within)
-        )
-    if not isinstance(design, MultistageSampling):
+    design, unit = step.design, str(step.privacy_unit)
+    if isinstance(design, IndependentEpisodes):
         return step
-    names = [level.name for level in design.levels]
-    depth = names.index(str(step.privacy_unit)) + 1
-    within = (
-        dataclasses.replace(level, population=None)
-        if isinstance(level, WithoutReplacement)
-        else level
-        for level in design.levels[depth:]
-    )
-    return dataclasses.replace(
-        step, sampling=MultistageSampling(*design.levels[:depth], *within)
-    )
+    within = design.level_names[design.level_names.index(unit) + 1 :]
+    for scheme in schemes_of(design):
+        if scheme.name in within and isinstance(scheme, WithoutReplacement):
+            changed = dataclasses.replace(scheme, population=None)
+            design = with_scheme(design, changed)
+    return dataclasses.replace(step, sampling=design)
 
 
 def released_ratios(
@@ -263,7 +195,8 @@ def released_ratios(
       be in; of epochs one row a block of them. An audit stands with any score; this one
       is strong, but looks away from private statistics.
     """
-    start, shape = None, training.data.features.shape[1:]
+    start: Any = None
+    shape = training.data.features.shape[1:]
     kind = str(training.data.features.dtype)
     if training.start is not None:
         start = MarkedStatistics(training.start, data)
@@ -275,14 +208,14 @@ def released_ratios(
         canaries.number,
         training.l2_clip_norm,
     )
-    trainer = training.trainer(
-        data,
-        num_steps=num_steps,
+    marked = dataclasses.replace(
+        training,
         learner=learner,
         params=learner.params(training.params),
         optimizer=recording(training.optimizer),
-        start=start,
+        start=start and (lambda _: start),
     )
+    trainer = marked.trainer(data, num_steps=num_steps)
     step = trainer.budget.step
     deviation = training.l2_clip_norm * float(step.noise_multiplier)
     released = []

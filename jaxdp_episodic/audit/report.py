@@ -3,23 +3,14 @@
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Sequence
 from typing import Any, NamedTuple
-
-from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    Progress,
-    TaskProgressColumn,
-    TextColumn,
-    TimeRemainingColumn,
-)
 
 from jaxdp_episodic.audit.confidence import EpsilonBound
 from jaxdp_episodic.audit.mechanism import MechanismAudit
 from jaxdp_episodic.audit.one_run import Guesses
 from jaxdp_episodic.audit.release import ReleaseAudit
+from jaxdp_episodic.files.json_file import plain
 from jaxdp_episodic.plots.labels import downward, upward
 
 
@@ -101,27 +92,28 @@ def release_rows(name: str, audit: ReleaseAudit, attacker: str) -> list[AuditRow
 
 def audit_document(rows: Sequence[AuditRow], **facts: Any) -> dict[str, Any]:
     """Returns the rows as plain values for JSON; numbers that are infinite as text."""
-    return {
+    document = {
         "version": 1,
-        **{key: _plain(value) for key, value in facts.items()},
+        **facts,
         "is_violated": any(row.is_violated for row in rows),
         "rows": [
             {
                 "name": row.name,
                 "attacker": row.attacker,
                 "delta": row.delta,
-                "claimed_rdp": _plain(row.claimed_rdp),
-                "claimed_exact": _plain(row.claimed_exact),
+                "claimed_rdp": row.claimed_rdp,
+                "claimed_exact": row.claimed_exact,
                 "audited": row.audited,
-                "gap": _plain(row.gap),
+                "gap": row.gap,
                 "share_of_exact": row.share,
                 "is_above": row.is_above,
                 "is_violated": row.is_violated,
-                "evidence": {k: _plain(v) for k, v in row.evidence._asdict().items()},
+                "evidence": row.evidence._asdict(),
             }
             for row in rows
         ],
     }
+    return plain(document)
 
 
 def audit_markdown(rows: Sequence[AuditRow]) -> str:
@@ -141,62 +133,3 @@ def audit_markdown(rows: Sequence[AuditRow]) -> str:
             f"{upward(row.gap)} | {row.share:.1%} |"
         )
     return "\n".join(lines) + "\n"
-
-
-def _plain(value: Any) -> Any:
-    """The value as JSON can hold it."""
-    if isinstance(value, float) and not math.isfinite(value):
-        return str(value)
-    return value
-
-
-_SECONDS_BETWEEN_LINES = 10.0
-
-
-class AuditProgress:
-    """Draws or steps done, and the time left. Use it as a context.
-
-    Args:
-      console: where it is shown.
-      what: is counted ("draws").
-      total: how many there will be, about.
-    """
-
-    def __init__(self, console: Console, what: str, total: int) -> None:
-        self._console, self._what, self._total = console, what, max(total, 1)
-        self._done = 0
-        self._begun = self._last = time.monotonic()
-        self._bar = Progress(
-            TextColumn("audit"),
-            BarColumn(),
-            TaskProgressColumn(),
-            TimeRemainingColumn(),
-            console=console,
-            disable=not console.is_terminal,
-        )
-        self._task = self._bar.add_task("", total=self._total)
-
-    def advance(self, number: int) -> None:
-        """Counts so many as done."""
-        self.show(self._done + number)
-
-    def show(self, done: int) -> None:
-        """Says how many are done."""
-        self._done = min(done, self._total)
-        self._bar.update(self._task, completed=self._done)
-        now = time.monotonic()
-        if self._console.is_terminal or now - self._last < _SECONDS_BETWEEN_LINES:
-            return
-        self._last = now
-        left = (now - self._begun) * (self._total / self._done - 1)
-        self._console.print(
-            f"{self._done:,} of {self._total:,} {self._what}, {left:,.0f} s left",
-            highlight=False,
-        )
-
-    def __enter__(self) -> AuditProgress:
-        self._bar.start()
-        return self
-
-    def __exit__(self, *exception: Any) -> None:
-        self._bar.stop()

@@ -166,15 +166,10 @@ def _multistage(
     path: int,
 ) -> Branches:
     """The unit's own level-by-level draw; see the theorem."""
-    last = len(rates)
-    clip = sampling.level_names.index(str(step.clip_unit)) + 1
-    number = _one()
-    if clip > last:  # clipped below the protected unit: several contributions of it
-        number = _contributions(sampling.levels[last:clip])
-        clip = last
+    clip, number = _clipped(step, sampling, len(rates))
     outer, rate = math.prod(rates[: clip - 1]), rates[clip - 1]
     inner = math.prod(rates[clip:])
-    removed = clip == last and step.neighboring_relation == "add_remove"
+    removed = clip == len(rates) and step.neighboring_relation == "add_remove"
     if isinstance(sampling.levels[clip - 1], Poisson):
         if removed:
             return _drawn(outer, rate, number, shift, absent=0.0)
@@ -189,6 +184,16 @@ def _multistage(
         return _drawn(outer, rate, number, shift, absent=0.0 if removed else -1.0)
     # All others contribute -1 each, so that one of them is swapped for the unit.
     return _swapped(outer, rate * inner, 2 * shift * number[0][0])
+
+
+def _clipped(
+    step: GaussianStep, sampling: MultistageSampling, last: int
+) -> tuple[int, tuple[np.ndarray, np.ndarray]]:
+    """The level that is clipped, or the protected one above; its contributions."""
+    clip = sampling.level_names.index(str(step.clip_unit)) + 1
+    if clip <= last:
+        return clip, _one()
+    return last, _contributions(sampling.levels[last:clip])
 
 
 def _zeroed(step: GaussianStep, rates: list[float], shift: float) -> Branches:
@@ -206,12 +211,7 @@ def _zeroed(step: GaussianStep, rates: list[float], shift: float) -> Branches:
         return _null(1.0, 1.0, float(table.weight[1]), shift)
     if step.clip_unit == STEP:
         return _null(1.0, 1.0, math.prod(rates), shift)
-    last = len(rates)
-    clip = design.level_names.index(str(step.clip_unit)) + 1
-    number = _one()
-    if clip > last:
-        number = _contributions(design.levels[last:clip])
-        clip = last
+    clip, number = _clipped(step, design, len(rates))
     outer, rate = math.prod(rates[: clip - 1]), rates[clip - 1]
     if len(number[0]) > 1:
         return _drawn(outer, rate, number, shift, absent=0.0)

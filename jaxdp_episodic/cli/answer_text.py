@@ -12,6 +12,7 @@ from jaxdp_episodic.describe.population import Population
 from jaxdp_episodic.describe.serialization import spec_fields
 from jaxdp_episodic.describe.spec import Spec
 from jaxdp_episodic.describe.step import STEP, ComposedSteps
+from jaxdp_episodic.files.json_file import plain
 from jaxdp_episodic.requests.request import (
     CalibrationRequest,
     EpsilonRequest,
@@ -28,11 +29,11 @@ def answer_document(
     """Returns the answer for a program: arrays as nested lists, infinity as "inf"."""
     units = {part.privacy_unit for part in steps_of(request)}
     names = ("calibrate", "level", "num_steps", "delta", "epsilon")
-    asked = {name: _plain(getattr(request, name, None)) for name in names}
+    asked = {name: plain(getattr(request, name, None)) for name in names}
     return {
         "version": 1,
         **{name: value for name, value in asked.items() if value is not None},
-        request.quantity: _plain(answer),
+        request.quantity: plain(answer),
         "shape": list(request.shape),
         "method": request.method,
         "privacy_unit": next(iter(units), None),
@@ -48,15 +49,6 @@ def _relation(request: Request) -> str | None:
     parts = step.steps if isinstance(step, ComposedSteps) else (step,)
     named = (part.neighboring_relation for part in parts)
     return next((relation for relation in named if relation is not None), None)
-
-
-def _plain(value: Any) -> Any:
-    """Numbers that JSON can hold."""
-    if isinstance(value, list):
-        return [_plain(item) for item in value]
-    if isinstance(value, np.ndarray | np.generic):
-        return _plain(value.tolist())
-    return str(value) if value in (float("inf"), float("-inf")) else value
 
 
 def answer_table(request: Request, answer: Any, remarks: list[str]) -> str:

@@ -12,9 +12,9 @@ from typing import Annotated, Any, Literal
 import numpy as np
 from rich.console import Console
 
+from jaxdp_episodic._progress import ProgressBar
 from jaxdp_episodic.audit.mechanism import audit_mechanism, total_draws
 from jaxdp_episodic.audit.report import (
-    AuditProgress,
     AuditRow,
     audit_document,
     audit_markdown,
@@ -97,7 +97,7 @@ class Audit:
                 "step must be one setting for an audit, its fields numbers and no "
                 f"lists, got shape {request.step.shape}"
             )
-        with AuditProgress(
+        with ProgressBar(
             console, "draws", total_draws(request.step, draws)
         ) as progress:
             audit = audit_mechanism(
@@ -136,7 +136,7 @@ class Audit:
             draws = _STEP_DRAWS if self.draws is None else self.draws
             rows = []
             if training.start is not None:
-                with AuditProgress(console, "releases", 2 * draws) as progress:
+                with ProgressBar(console, "releases", 2 * draws) as progress:
                     found = audit_statistics(
                         training, num_draws=draws, on_draws=progress.advance, **chosen
                     )
@@ -144,7 +144,7 @@ class Audit:
                 rows += release_rows(self.file.stem, found, what)
             if training.budget.num_steps == len(training.budget.before):
                 return rows
-            with AuditProgress(console, "steps", 2 * draws) as progress:
+            with ProgressBar(console, "steps", 2 * draws) as progress:
                 found = audit_steps(
                     training, num_draws=draws, on_step=_shown(progress), **chosen
                 )
@@ -153,7 +153,7 @@ class Audit:
         if self.draws is not None:
             raise ValueError("--draws does not go with one run: give --canaries")
         total = self.num_steps or training.budget.num_steps
-        with AuditProgress(console, "steps", total) as progress:
+        with ProgressBar(console, "steps", total) as progress:
             audit = audit_run(
                 training,
                 kind=self.kind,
@@ -210,5 +210,5 @@ def _verdict(row: AuditRow) -> str:
     return ""
 
 
-def _shown(progress: AuditProgress) -> Callable[[int, int], None]:
+def _shown(progress: ProgressBar) -> Callable[[int, int], None]:
     return lambda taken, _: progress.show(taken)

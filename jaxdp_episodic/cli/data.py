@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal, Union
+from typing import Annotated, Literal, Union
 
 import tyro
+from rich.console import Console
 
+from jaxdp_episodic._progress import ProgressBar
 from jaxdp_episodic.cli.messages import Name, Whole, option, reported
 from jaxdp_episodic.cli.process import ended_by_sigterm
 from jaxdp_episodic.data.folders import (
@@ -29,7 +30,6 @@ from jaxdp_episodic.files.column_folder import check_sums
 
 CLASSES, OMNIGLOT, MINI_IMAGENET = "class-folders", "omniglot", "mini-imagenet"
 NPZ, PARQUET = "npz", "parquet"
-_SECONDS = 10.0  # between two lines where there is no terminal
 _Place = tyro.conf.Positional[Path]
 _Names = tuple[str, ...]
 
@@ -227,37 +227,15 @@ def _recognized(source: Path) -> str:
 
 @contextmanager
 def _shown() -> Iterator[Progress]:
-    """Shows how far the work is, and the time that is left."""
-    if sys.stderr.isatty():
-        from rich.console import Console
-        from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+    """Shows how far the work is, one part after the other."""
+    console, bars = Console(stderr=True), dict[str, ProgressBar]()
+    with ExitStack() as shown:
 
-        columns: tuple[Any, ...] = (
-            TextColumn("{task.description}"),
-            BarColumn(),
-            TextColumn("{task.completed:,.0f} of {task.total:,.0f}"),
-            TimeRemainingColumn(),
-        )
-        with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-            tasks: dict[str, Any] = {}
+        def show(done: int, total: int, what: str) -> None:
+            if what not in bars:
+                shown.close()
+                bars[what] = ProgressBar(console, what, total, done)
+                shown.enter_context(bars[what])
+            bars[what].show(done)
 
-            def show(done: int, total: int, what: str) -> None:
-                if what not in tasks:
-                    tasks[what] = bar.add_task(what, total=total)
-                bar.update(tasks[what], completed=done)
-
-            yield show
-        return
-    begun: dict[str, tuple[float, int]] = {}
-    last = [time.monotonic()]
-
-    def say(done: int, total: int, what: str) -> None:
-        now = time.monotonic()
-        start, first = begun.setdefault(what, (now, done))
-        if now - last[0] < _SECONDS or done <= first:
-            return
-        last[0] = now
-        left = (now - start) / (done - first) * (total - done)
-        print(f"{done:,} of {total:,} {what}, {left:,.0f} s left", file=sys.stderr)
-
-    yield say
+        yield show

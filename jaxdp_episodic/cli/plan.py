@@ -86,7 +86,7 @@ class Plan:
         config = _relocated(config, self.file.parent)
         TrainingConfig.from_dict({"type": "TrainingConfig", **config}, where="config")
         text = _comment(plan, pipeline) + to_toml(config)
-        write_atomically(self.out / CONFIG, lambda file: file.write(text.encode()))
+        write_atomically(self.out / CONFIG, text)
         return [str(self.out / CONFIG)]
 
 

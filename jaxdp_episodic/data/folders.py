@@ -167,10 +167,7 @@ def _images(
 ) -> Images:
     """All images of the classes."""
     if size is not None:
-        side = _validation.integer_array("size", size, minimum=1)
-        if side.ndim:
-            raise ValueError(f"size must be one whole number, got {size!r}")
-        size = int(side)
+        size = _validation.whole_number("size", size)
     files = [_images_in(folder) for _, folder in classes]
     paths = [path for inside in files for path in inside]
     if not paths:

@@ -6,7 +6,7 @@ import hashlib
 import io
 import itertools
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,12 @@ from jaxdp_episodic.data.folders import Images, check_alike, decoded_image
 from jaxdp_episodic.data.stored import Records
 from jaxdp_episodic.data.stored_features import INVERTED, UNIT
 from jaxdp_episodic.data.table import ExampleTable
-from jaxdp_episodic.data.user_files import arranged, ids_of, scaled_images
+from jaxdp_episodic.data.user_files import (
+    arranged,
+    ids_of,
+    parquet_columns,
+    scaled_images,
+)
 from jaxdp_episodic.files.archive import array_batches, array_headers, read_arrays
 from jaxdp_episodic.files.parquet_arrays import (
     parquet_files,
@@ -26,7 +31,6 @@ from jaxdp_episodic.files.parquet_arrays import (
     parquet_lists,
     parquet_numbers,
 )
-from jaxdp_episodic.files.parquet_file import parquet_batches
 
 _MOST_BYTES = 2**26  # of a batch
 _AT_ONCE = 256  # images
@@ -84,10 +88,9 @@ def npz_records(path: Path) -> Records:
     size = max(int(np.prod(item, dtype=np.int64)) * kind.itemsize, 1)
 
     def batches(start: int) -> Iterator[np.ndarray]:
-        done, rows = start, max(min(_MOST_BYTES // size, _ROWS), 1)
-        for batch in array_batches(path, given[0], axes=axes, rows=rows, first=start):
-            yield keep(batch.reshape(len(batch), *item), done)
-            done += len(batch)
+        rows = max(min(_MOST_BYTES // size, _ROWS), 1)
+        parts = array_batches(path, given[0], axes=axes, rows=rows, first=start)
+        return _kept(parts, keep, item, start)
 
     encoding = UNIT if is_images and kind.kind != "f" else None
     return Records(numbers, dtype, item, encoding, batches, _stamp(path))
@@ -131,10 +134,7 @@ def parquet_records(
     columns = [*groups, *([] if target is None else [target])]
     if not groups or len(set([*columns, *features])) < len(columns) + len(features):
         raise ValueError(f"groups must be columns, each used once, got {list(groups)}")
-    found: dict[str, list[Any]] = {name: [] for name in columns}
-    for names, cells in parquet_batches(path, columns, rows=_ROWS):
-        for name, column in zip(names, cells, strict=True):
-            found[name] += column
+    found = parquet_columns(path, columns)
     number = len(found[columns[0]])
     if not number:
         raise ValueError(f"{path} must have at least one record, has none")
@@ -171,10 +171,8 @@ def _number_columns(path: Path, features: Sequence[str]) -> _Column:
     rows = max(min(_ROWS, _MOST_BYTES // (8 * len(features))), 1)
 
     def batches(start: int) -> Iterator[np.ndarray]:
-        done = start
-        for batch in parquet_numbers(path, features, rows=rows, first=start):
-            yield keep(batch, done)
-            done += len(batch)
+        parts = parquet_numbers(path, features, rows=rows, first=start)
+        return _kept(parts, keep, (len(features),), start)
 
     return (len(features),), _FLOAT, None, batches
 
@@ -183,8 +181,7 @@ def _image_column(
     path: Path, name: str, shape: tuple[int, ...], size: int | None, grey: bool
 ) -> _Column:
     """A column of images: files, or lists of numbers."""
-    _, kind = parquet_kind(path, name)
-    if kind == "files":
+    if parquet_kind(path, name) == "files":
         first = decoded_image(
             io.BytesIO(next(parquet_files(path, name, rows=1))[0]), size, grey, path
         )
@@ -217,15 +214,24 @@ def _image_column(
     rows = max(min(_MOST_BYTES // (16 * length), _ROWS), 1)
 
     def lists(start: int) -> Iterator[np.ndarray]:
-        done = start
         parts = parquet_lists(path, name, length=length, rows=rows, first=start)
-        for part in parts:
-            yield keep(part.reshape(len(part), *scaled.shape[1:]), done)
-            done += len(part)
+        return _kept(parts, keep, scaled.shape[1:], start)
 
     is_coded = probe.dtype.kind == "b" or probe.dtype == _BYTE
     dtype = _BYTE if is_coded else _FLOAT
     return scaled.shape[1:], dtype, UNIT if is_coded else None, lists
+
+
+def _kept(
+    parts: Iterable[np.ndarray],
+    keep: Callable[[np.ndarray, int], np.ndarray],
+    item: tuple[int, ...],
+    first: int,
+) -> Iterator[np.ndarray]:
+    """Parts of an array, the first of them from a row on, as they are stored."""
+    for part in parts:
+        yield keep(part.reshape(len(part), *item), first)
+        first += len(part)
 
 
 def _as_stored(

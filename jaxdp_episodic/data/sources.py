@@ -222,19 +222,6 @@ def _place(
     return (base or Path()) / name
 
 
-def _flag(name: str, value: Any) -> bool:
-    if not isinstance(value, bool):
-        raise TypeError(f"{name} must be true or false, got {value!r}")
-    return value
-
-
-def _whole(name: str, value: Any) -> int:
-    array = _validation.integer_array(name, value, minimum=1)
-    if array.ndim:
-        raise ValueError(f"{name} must be a number, got {value!r}")
-    return int(array)
-
-
 def _text(name: str, value: Any) -> str:
     if not isinstance(value, str) or not value:
         shown = _validation.shown(value)
@@ -264,8 +251,8 @@ def _ids(name: str, value: Any) -> tuple[Any, ...]:
 
 # By how a field is declared, apart from None.
 _CHECKS = {
-    "bool": _flag,
-    "int": _whole,
+    "bool": _validation.flag,
+    "int": _validation.whole_number,
     "str": _text,
     "tuple[str, ...]": _names,
     "tuple[str | int, ...]": _ids,

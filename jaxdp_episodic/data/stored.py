@@ -14,7 +14,7 @@ import os
 import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ import numpy as np
 from jaxdp_episodic.data.stored_features import StoredFeatures
 from jaxdp_episodic.data.table import ExampleTable
 from jaxdp_episodic.describe.population import Population
-from jaxdp_episodic.files.atomic import is_locked_by_us, write_atomically
+from jaxdp_episodic.files.atomic import LOCK, locked, write_atomically
 from jaxdp_episodic.files.column_folder import (
     PROGRESS,
     create_column,
@@ -37,7 +37,6 @@ from jaxdp_episodic.files.column_folder import (
 from jaxdp_episodic.files.json_file import parse_json
 
 TRAIN, HELD_OUT = "train", "held_out"
-_LOCK = ".lock"
 _SECONDS = 2.0  # between two counts of what is on the disk
 
 # Records (bytes, at the end) done, all, and what is being done.
@@ -147,8 +146,8 @@ def store(
         record that cannot be read.
     """
     plan = _plan(splits, made_from)
-    with locked(folder) as others:
-        done = _begun(folder, plan, splits, others)
+    with locked(folder):
+        done = _begun(folder, plan, splits)
         found = sum(done.values())
         total = sum(records.numbers.num_examples for records in splits.values())
         before = 0
@@ -167,7 +166,7 @@ def store(
         )
         (folder / PROGRESS).unlink()
         with suppress(OSError):  # Windows unlinks nothing that is open
-            (folder / _LOCK).unlink()
+            (folder / LOCK).unlink()
     return found
 
 
@@ -181,26 +180,7 @@ def _plan(splits: Mapping[str, Records], made_from: Mapping[str, Any]) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-@contextmanager
-def locked(folder: Path) -> Iterator[set[str]]:
-    """Keeps others from writing in a folder, which is made; yields the names in it.
-
-    Raises:
-      BlockingIOError: another process is writing there.
-    """
-    folder.mkdir(parents=True, exist_ok=True)
-    descriptor = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT, 0o600)
-    try:
-        if not is_locked_by_us(descriptor):
-            raise BlockingIOError(f"{folder} is in use: another process writes there")
-        yield {path.name for path in folder.iterdir()} - {_LOCK}
-    finally:
-        os.close(descriptor)
-
-
-def _begun(
-    folder: Path, plan: str, splits: Mapping[str, Records], others: set[str]
-) -> dict[str, int]:
+def _begun(folder: Path, plan: str, splits: Mapping[str, Records]) -> dict[str, int]:
     """How many records of each split are there; of a new folder, its files made."""
     if is_complete(folder):
         raise FileExistsError(
@@ -226,6 +206,7 @@ def _begun(
             if not 0 <= number <= most or (number and not file.is_file()):
                 raise ValueError(f"{file} is gone or damaged; remove {folder}")
         return done
+    others = {inside.name for inside in folder.iterdir()} - {LOCK}
     if others:
         raise FileExistsError(f"{folder} must be empty, it has {min(others)!r}")
     needed = sum(
@@ -244,7 +225,7 @@ def _begun(
 
 def _save(folder: Path, plan: str, done: Mapping[str, int]) -> None:
     text = json.dumps({"plan": plan, "done": dict(done)}) + "\n"
-    write_atomically(folder / PROGRESS, lambda file: file.write(text.encode()))
+    write_atomically(folder / PROGRESS, text)
 
 
 def _written(folder: Path, records: Records, first: int) -> Iterator[int]:

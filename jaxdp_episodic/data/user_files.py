@@ -160,7 +160,7 @@ def load_table(
     if len(set(wanted)) < len(wanted):
         raise ValueError(f"columns must be used once each, got {wanted}")
     # A CSV file's first record is in its second line.
-    readers = {".csv": (read_csv_columns, 2), ".parquet": (_parquet_columns, 1)}
+    readers = {".csv": (read_csv_columns, 2), ".parquet": (parquet_columns, 1)}
     suffix = file.suffix.lower()
     if suffix not in readers:
         raise ValueError(f"path must end in .csv or .parquet, got {str(file)!r}")
@@ -226,8 +226,8 @@ def _spread(
     )
 
 
-def _parquet_columns(
-    file: Path, wanted: Sequence[str], *, max_bytes: int
+def parquet_columns(
+    file: Path, wanted: Sequence[str], *, max_bytes: int | None = None
 ) -> dict[str, list[Any]]:
     """The wanted columns of a Parquet file."""
     columns: dict[str, list[Any]] = {name: [] for name in wanted}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -208,6 +209,30 @@ def checked_sampling(sampling: Any) -> Sampling:
             f"IndependentEpisodes, got {sampling!r}"
         )
     return sampling
+
+
+def schemes_of(sampling: Sampling) -> tuple[Scheme, ...]:
+    """Returns the schemes by which a design draws, top to bottom."""
+    if isinstance(sampling, IndependentEpisodes):
+        sampling = sampling.sampling
+    if isinstance(sampling, GroupedClasses):
+        given = (sampling.episodes, sampling.classes, sampling.examples)
+        return tuple(scheme for scheme in given if scheme is not None)
+    return sampling.levels
+
+
+def with_scheme(sampling: Sampling, scheme: Scheme) -> Sampling:
+    """Returns a design with another scheme in place of that of the same level."""
+    if isinstance(sampling, IndependentEpisodes):
+        inner: Any = with_scheme(sampling.sampling, scheme)
+        return dataclasses.replace(sampling, sampling=inner)
+    if isinstance(sampling, GroupedClasses):
+        field = {EPISODE: "episodes", CLASS: "classes", EXAMPLE: "examples"}
+        changed: Any = {field[scheme.name]: scheme}
+        return dataclasses.replace(sampling, **changed)
+    return MultistageSampling(
+        *(scheme if scheme.name == one.name else one for one in sampling.levels)
+    )
 
 
 def epoch_scheme(sampling: Sampling) -> EpochScheme | None:

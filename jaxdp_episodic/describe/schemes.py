@@ -99,11 +99,7 @@ class WithoutReplacement(Spec):
     def __post_init__(self) -> None:
         _check_level_name(self.name)
         _set_whole_number(self, "size")
-        if not isinstance(self.population_is_exact, bool):
-            raise TypeError(
-                "population_is_exact must be True or False, "
-                f"got {self.population_is_exact!r}"
-            )
+        _validation.flag("population_is_exact", self.population_is_exact)
         if self.population is not None:
             _set_whole_number(self, "population")
         elif self.population_is_exact:

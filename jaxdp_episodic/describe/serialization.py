@@ -37,7 +37,7 @@ def spec_from_dict(
     Args:
       allowed: the class, or the classes, that ``mapping["type"]`` may name.
       mapping: what `spec_to_dict` returned, or the same from a TOML or JSON file. It
-        may be untrusted.
+        may be untrusted. In it a spec that is made already may stand as it is.
       where: how errors call the place of ``mapping``, e.g. ``"step.sampling"``;
         default: the names of the allowed classes.
 
@@ -83,6 +83,8 @@ def _decode(
     classes: tuple[type, ...], mapping: Any, where: str, *, nested: bool
 ) -> Any:
     """Builds the spec named by ``mapping["type"]`` from its fields."""
+    if nested and isinstance(mapping, classes):
+        return mapping
     if not isinstance(mapping, Mapping):
         raise TypeError(
             f"{where} must be a table of keys, got {_validation.shown(mapping)}"

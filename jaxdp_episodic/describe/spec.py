@@ -80,10 +80,7 @@ def set_positive(spec: Spec, *names: str) -> None:
 def check_flags(spec: Spec, *names: str) -> None:
     """Checks fields of a spec, each true or false."""
     for name in names:
-        if not isinstance(getattr(spec, name), bool):
-            raise TypeError(
-                f"{name} must be true or false, got {getattr(spec, name)!r}"
-            )
+        _validation.flag(name, getattr(spec, name))
 
 
 def _value_key(value: Any) -> Any:

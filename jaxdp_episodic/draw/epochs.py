@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
-
 import numpy as np
 
 from jaxdp_episodic.describe.designs import GroupedClasses
@@ -12,31 +9,8 @@ from jaxdp_episodic.describe.epochs import block_lengths
 from jaxdp_episodic.describe.schemes import EpochScheme, RandomAllocation
 from jaxdp_episodic.draw.tree_draw import NO_UNIT, NULL, Level
 
-
-@dataclass(frozen=True, eq=False)
-class Epoch:
-    """The rows of every step of one epoch; secret. ``epoch[i]`` are those of step i.
-
-    Attributes:
-      rows: (m, ...) units to draw below, those of the first step first, in uniformly
-        random order within a step.
-      ends: (steps_per_epoch,) how many of them take part up to the end of each step.
-    """
-
-    rows: np.ndarray
-    ends: np.ndarray
-
-    def __len__(self) -> int:
-        return len(self.ends)
-
-    def __iter__(self) -> Iterator[np.ndarray]:
-        return (self[place] for place in range(len(self)))
-
-    def __getitem__(self, place: int) -> np.ndarray:
-        if not 0 <= place < len(self):
-            raise IndexError(f"step must lie in 0 .. {len(self) - 1}, got {place}")
-        start = self.ends[place - 1] if place else 0
-        return self.rows[start : self.ends[place]]
+Epoch = list[np.ndarray]
+"""Of each step of an epoch: (J, ...) units to draw below, in random order; secret."""
 
 
 class EpochRows:
@@ -79,7 +53,7 @@ class EpochRows:
         if self._design is None:
             return epoch
         groups = random_groups(self._design, self._num_filled, generator)
-        return Epoch(groups[epoch.rows], epoch.ends)
+        return [groups[rows] for rows in epoch]
 
     def draw(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Returns the rows of a step, and the (J,) clip units."""
@@ -91,13 +65,13 @@ def allocated(
     number: int, block_lengths: np.ndarray, generator: np.random.Generator
 ) -> Epoch:
     """Gives each of so many units one step of every block, all alike, independently."""
-    rows, sizes = [], []
+    epoch = []
     for length in block_lengths.tolist():
         order = generator.permutation(number)
         steps = generator.integers(0, length, number)
-        rows.append(order[np.argsort(steps, kind="stable")])
-        sizes.append(np.bincount(steps, minlength=length))
-    return Epoch(np.concatenate(rows), np.cumsum(np.concatenate(sizes)))
+        ends = np.cumsum(np.bincount(steps, minlength=length))
+        epoch += np.split(order[np.argsort(steps, kind="stable")], ends[:-1])
+    return epoch
 
 
 def shuffled(number: int, steps: int, generator: np.random.Generator) -> Epoch:
@@ -107,7 +81,7 @@ def shuffled(number: int, steps: int, generator: np.random.Generator) -> Epoch:
     rests on.
     """
     sizes = np.full(steps, number // steps) + (np.arange(steps) < number % steps)
-    return Epoch(generator.permutation(number), np.cumsum(sizes))
+    return np.split(generator.permutation(number), np.cumsum(sizes)[:-1])
 
 
 def random_groups(

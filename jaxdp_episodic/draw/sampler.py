@@ -20,6 +20,7 @@ from jaxdp_episodic.describe.designs import (
     check_clip_unit,
     checked_sampling,
     epoch_scheme,
+    schemes_of,
 )
 from jaxdp_episodic.describe.population import Population
 from jaxdp_episodic.describe.schemes import (
@@ -360,17 +361,9 @@ def _check_generator(generator: object) -> None:
 def _refuse_arrays(sampling: Sampling) -> None:
     """A spec with arrays is many settings, and a run has one."""
     numbers: dict[str, Any] = {}
-    if isinstance(sampling, GroupedClasses):
-        numbers = {"num_classes": sampling.num_classes, "ways": sampling.ways}
-        schemes = (sampling.episodes, sampling.classes, sampling.examples)
-    elif isinstance(sampling, IndependentEpisodes):
-        numbers = {"num_episodes": sampling.num_episodes}
-        schemes = sampling.sampling.levels
-    else:
-        schemes = sampling.levels
-    for scheme in schemes:
-        if scheme is None:
-            continue
+    for name in ("num_classes", "ways", "num_episodes"):
+        numbers[name] = getattr(sampling, name, 0)
+    for scheme in schemes_of(sampling):
         for field, value in numeric_fields(scheme).items():
             numbers[f"{field} of level {scheme.name!r}"] = value
     for name, value in numbers.items():

@@ -15,7 +15,7 @@ import stat
 import struct
 import zipfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -34,7 +34,7 @@ _HEADER = re.compile(rf"\{{{_ENTRY},{_ENTRY},{_ENTRY},?\s*\}}\s*", re.ASCII)
 _KIND = re.compile(r"'[<>|=]?(?:[?]|[biufcSU][0-9]{1,9})'", re.ASCII)
 _UNSAFE = re.compile(r"[/\\]|.*[/\\]\.\.([/\\]|$)|\.\.([/\\]|$)|[A-Za-z]:", re.DOTALL)
 # What zipfile raises for one broken archive or another.
-BROKEN_ARCHIVE = (
+_BROKEN = (
     zipfile.BadZipFile,
     zlib.error,
     struct.error,
@@ -66,29 +66,38 @@ def read_arrays(
       ValueError: no npz file, one that holds pickles, structures or too much, whose
         headers lie, or without one of the names; the message has the path.
     """
-    with _as_npz(path), opened_archive(path) as archive:
-        members = _checked_members(archive, max_bytes)
+    with _opened(path, max_bytes) as (archive, members):
         wanted = list(members) if names is None else names
-        for name in wanted:
-            if name not in members:
-                there = ", ".join(map(repr, list(members)[:20]))
-                raise ValueError(f"no array {name!r}; the arrays are {there}")
-        return {name: _array(archive, members[name]) for name in wanted}
+        return {name: _array(archive, _found(members, name)) for name in wanted}
 
 
 @contextmanager
-def _as_npz(path: Path) -> Iterator[None]:
-    """Says of what is wrong with an archive which file it is."""
+def _opened(
+    path: Path, max_bytes: int = 2**63
+) -> Iterator[tuple[zipfile.ZipFile, dict[str, zipfile.ZipInfo]]]:
+    """An archive with a listing of a sane size, and its arrays, headers checked."""
+    check_plain_file(path)
     try:
-        yield
+        with _Listed(io.FileIO(path)) as file:
+            archive = zipfile.ZipFile(file)
+            file.is_listed = True
+            with archive:
+                yield archive, _checked_members(archive, max_bytes)
     except OSError as error:
         if error.filename is not None:
             raise
         # Of a place in the file that there is not.
         raise ValueError(f"{path} must be an npz file: {error}") from error
-    except BROKEN_ARCHIVE as error:
+    except _BROKEN as error:
         why = str(error) or "it is cut off"  # as EOFError says nothing
         raise ValueError(f"{path} must be an npz file: {why}") from error
+
+
+def _found(members: Mapping[str, zipfile.ZipInfo], name: str) -> zipfile.ZipInfo:
+    if name not in members:
+        there = ", ".join(map(repr, list(members)[:20]))
+        raise ValueError(f"no array {name!r}; the arrays are {there}")
+    return members[name]
 
 
 def array_headers(path: Path) -> dict[str, tuple[tuple[int, ...], np.dtype]]:
@@ -97,12 +106,12 @@ def array_headers(path: Path) -> dict[str, tuple[tuple[int, ...], np.dtype]]:
     Raises:
       As `read_arrays`.
     """
-    with _as_npz(path), opened_archive(path) as archive:
-        found = {}
-        for name, member in _checked_members(archive, 2**63).items():
+    found = {}
+    with _opened(path) as (archive, members):
+        for name, member in members.items():
             with archive.open(member) as stream:
-                found[name] = array_header(stream, member)[:2]
-        return found
+                found[name] = _array_header(stream, member)[:2]
+    return found
 
 
 def array_batches(
@@ -120,10 +129,10 @@ def array_batches(
     Raises:
       As `read_arrays`; ValueError too for an array in Fortran's order.
     """
-    with _as_npz(path), opened_archive(path) as archive:
-        member = _checked_members(archive, 2**63)[name]
+    with _opened(path) as (archive, members):
+        member = _found(members, name)
         with archive.open(member) as stream:
-            shape, kind, is_fortran = array_header(stream, member)
+            shape, kind, is_fortran = _array_header(stream, member)
             if is_fortran:
                 raise ValueError(f"{name} must be in C order to be read row by row")
             number, item = math.prod(shape[:axes]), shape[axes:]
@@ -140,25 +149,6 @@ def array_batches(
             stream.read(1)  # at its end the archive's checksum is compared
 
 
-@contextmanager
-def opened_archive(path: Path) -> Iterator[zipfile.ZipFile]:
-    """Opens a zip archive whose listing is of a sane size.
-
-    Raises:
-      OSError: a file that cannot be read.
-      ValueError: no plain file, or too long a listing.
-      zipfile.BadZipFile and others: no archive; the caller names the file.
-    """
-    check_plain_file(path)
-    with _Listed(io.FileIO(path)) as file:
-        archive = zipfile.ZipFile(file)
-        file.is_listed = True
-        with archive:
-            if len(archive.infolist()) > _MOST_ARRAYS:
-                raise ValueError(f"more than {_MOST_ARRAYS} arrays")
-            yield archive
-
-
 def check_plain_file(path: Path) -> None:
     """Refuses devices, pipes and folders, which may have no end.
 
@@ -170,15 +160,10 @@ def check_plain_file(path: Path) -> None:
         raise ValueError(f"{path} must be a plain file")
 
 
-def array_header(
+def _array_header(
     stream: Any, member: zipfile.ZipInfo
 ) -> tuple[tuple[int, ...], np.dtype, bool]:
-    """Returns shape, type and order of the array in a member, and stands at its data.
-
-    Raises:
-      ValueError: no array, pickled objects, a structure, or a size that is not the
-        member's.
-    """
+    """Shape, type and order of the array in a member; stands at its data."""
     if member.compress_type not in _METHODS:
         name = member.filename
         raise ValueError(f"{name} is packed by a method that NumPy does not use")
@@ -191,7 +176,7 @@ def npy_header(
     """Returns shape, type and order of an ``.npy`` of a size, and stands at its data.
 
     Raises:
-      ValueError: see `array_header`.
+      ValueError: no array, pickled objects, a structure, or another size.
     """
     start = stream.read(8)
     sizes = {(1, 0): "<H", (2, 0): "<I", (3, 0): "<I"}
@@ -208,6 +193,13 @@ def npy_header(
         how = "is cut off" if claimed > there else "holds more than it says"
         raise ValueError(f"{name} {how}: {claimed} bytes of data claimed")
     return shape, kind, is_fortran
+
+
+def write_npy_header(file: Any, dtype: np.dtype, shape: tuple[int, ...]) -> None:
+    """Writes what stands in a file of NumPy before rows in C order."""
+    described = np.lib.format.dtype_to_descr(dtype)
+    header = {"descr": described, "fortran_order": False, "shape": shape}
+    np.lib.format.write_array_header_1_0(file, header)
 
 
 class _Listed(io.BufferedReader):
@@ -233,6 +225,8 @@ def _checked_members(
     """The members by the arrays' names, found harmless one and all."""
     members: dict[str, zipfile.ZipInfo] = {}
     total = 0
+    if len(archive.infolist()) > _MOST_ARRAYS:
+        raise ValueError(f"more than {_MOST_ARRAYS} arrays")
     for member in archive.infolist():
         if _UNSAFE.match(member.filename) or not member.filename.isprintable():
             raise ValueError(f"{member.filename!r} must not name a place elsewhere")
@@ -245,7 +239,7 @@ def _checked_members(
             raise ValueError(f"at most max_bytes={max_bytes} bytes uncompressed")
     for member in members.values():
         with archive.open(member) as stream:
-            array_header(stream, member)
+            _array_header(stream, member)
     return members
 
 
@@ -282,7 +276,7 @@ def _parsed(header: str, name: str) -> tuple[tuple[int, ...], np.dtype, bool]:
 def _array(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> np.ndarray:
     """The array in a member whose header has been checked."""
     with archive.open(member) as stream:
-        shape, kind, is_fortran = array_header(stream, member)
+        shape, kind, is_fortran = _array_header(stream, member)
         claimed = math.prod(shape) * kind.itemsize
         # Room is made for what comes, not for what is claimed.
         content = bytearray()

@@ -1,14 +1,13 @@
-"""Files that are there whole or not at all, even if the power fails."""
+"""Files that are there whole or not at all, and folders that one process uses."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import secrets
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO
 
 try:
     import fcntl
@@ -17,20 +16,31 @@ except ImportError:  # Windows: nothing there locks a file for as long as we liv
 
 # Between a file's name and a random word, in the name of what is not finished.
 TEMPORARY = ".tmp-"
+LOCK = ".lock"
+_BINARY = getattr(os, "O_BINARY", 0)
 
 
-def write_atomically(path: Path, write: Callable[[IO[bytes]], object]) -> None:
+def write_atomically(
+    path: Path, content: str | bytes, *, is_private: bool = False
+) -> None:
     """Writes a file by a temporary one in the same folder, which is then renamed.
 
     Args:
       path: of the file; replaced if it is there.
-      write: is given the open temporary file.
+      content: text is written as UTF-8.
+      is_private: nobody but its owner may read it.
 
     Raises:
       OSError: the disk is full or the folder cannot be written; ``path`` is as it was.
     """
-    with atomic_path(path) as temporary, temporary.open("xb") as file:
-        write(file)
+    opener = owner_only if is_private else None
+    with atomic_path(path) as temporary, open(temporary, "xb", opener=opener) as file:
+        file.write(content.encode() if isinstance(content, str) else content)
+
+
+def owner_only(path: str, flags: int) -> int:
+    """Opens a file, for `open`, that nobody but its owner may read."""
+    return os.open(path, flags | _BINARY, 0o600)
 
 
 @contextmanager
@@ -50,8 +60,13 @@ def atomic_path(path: Path) -> Iterator[Path]:
         with contextlib.suppress(OSError):
             temporary.unlink()
         raise
+    sync_folder(path.parent)
+
+
+def sync_folder(folder: Path) -> None:
+    """Makes names in a folder survive a power failure."""
     if os.name != "nt":  # Windows does not open folders
-        _sync(path.parent, os.O_RDONLY)
+        _sync(folder, os.O_RDONLY)
 
 
 def _sync(path: Path, flags: int) -> None:
@@ -71,3 +86,26 @@ def is_locked_by_us(descriptor: int) -> bool:
     except BlockingIOError:
         return False
     return True
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Keeps other processes and threads from a folder, which is made.
+
+    The lock goes with the process, however that ends; the file stays, with its number.
+
+    Raises:
+      BlockingIOError: somebody else has it; the message says which process.
+      OSError: a folder that cannot be made or written.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    descriptor = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        if not is_locked_by_us(descriptor):
+            owner = os.read(descriptor, 20).decode("ascii", "replace") or "unknown"
+            raise BlockingIOError(f"{folder} is in use by another process ({owner})")
+        os.ftruncate(descriptor, 0)
+        os.write(descriptor, str(os.getpid()).encode())
+        yield
+    finally:
+        os.close(descriptor)  # which releases it

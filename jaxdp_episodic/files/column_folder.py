@@ -27,9 +27,14 @@ from typing import Any
 
 import numpy as np
 
-from jaxdp_episodic.files.archive import check_items, check_plain_file, npy_header
-from jaxdp_episodic.files.atomic import write_atomically
-from jaxdp_episodic.files.json_file import parse_json
+from jaxdp_episodic.files.archive import (
+    check_items,
+    check_plain_file,
+    npy_header,
+    write_npy_header,
+)
+from jaxdp_episodic.files.atomic import atomic_path, write_atomically
+from jaxdp_episodic.files.json_file import read_json
 
 MANIFEST, PROGRESS = "manifest.json", "import.json"
 _VERSION = 1
@@ -190,7 +195,7 @@ def create_column(path: Path, dtype: np.dtype, shape: tuple[int, ...]) -> int:
       OSError: it cannot be written.
     """
     with path.open("wb") as file:
-        _write_header(file, dtype, shape)
+        write_npy_header(file, dtype, shape)
         offset = file.tell()
         file.truncate(offset + int(np.prod(shape, dtype=np.int64)) * dtype.itemsize)
     return offset
@@ -198,12 +203,9 @@ def create_column(path: Path, dtype: np.dtype, shape: tuple[int, ...]) -> int:
 
 def write_column(path: Path, values: np.ndarray) -> None:
     """Writes a whole column, and waits until it is on the disk."""
-
-    def write(file: Any) -> None:
-        _write_header(file, values.dtype, values.shape)
+    with atomic_path(path) as temporary, temporary.open("xb") as file:
+        write_npy_header(file, values.dtype, values.shape)
         file.write(np.ascontiguousarray(values).data)
-
-    write_atomically(path, write)
 
 
 def write_manifest(
@@ -248,14 +250,8 @@ def write_manifest(
         }
     manifest = {"version": _VERSION, "made_from": dict(made_from), "splits": described}
     text = json.dumps(manifest, indent=2) + "\n"
-    write_atomically(folder / MANIFEST, lambda file: file.write(text.encode()))
+    write_atomically(folder / MANIFEST, text)
     return manifest
-
-
-def _write_header(file: Any, dtype: np.dtype, shape: tuple[int, ...]) -> None:
-    described = np.lib.format.dtype_to_descr(dtype)
-    header = {"descr": described, "fortran_order": False, "shape": shape}
-    np.lib.format.write_array_header_1_0(file, header)
 
 
 def _header(path: Path) -> tuple[tuple[int, ...], np.dtype, int]:
@@ -336,11 +332,8 @@ def _manifest(folder: Path) -> dict[str, Any]:
             f"{folder} must be a folder made by `jaxdp-episodic data import`: it has "
             f"no {MANIFEST}"
         )
-    check_plain_file(path)
-    if os.stat(path).st_size > _MOST_MANIFEST:
-        raise ValueError(f"{path} must have at most {_MOST_MANIFEST} bytes")
     try:
-        found = parse_json(path.read_bytes())
+        found = read_json(path, max_bytes=_MOST_MANIFEST)
         if not isinstance(found, dict) or found.get("version") != _VERSION:
             raise ValueError(f"version must be {_VERSION}")
         splits = found.get("splits")

@@ -1,15 +1,15 @@
-"""JSON: from outside with no key twice and in lines of bounded length; plain values."""
+"""JSON: read with no key twice and in lines of bounded length; plain values."""
 
 from __future__ import annotations
 
 import json
 import math
+import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
+from jaxdp_episodic.files.archive import check_plain_file
 from jaxdp_episodic.files.columns import repeated
 
 LONGEST_LINE = 2**24
@@ -47,6 +47,22 @@ def parse_json(text: str | bytes, *, allow_infinity: bool = True) -> Any:
         raise ValueError(f"not valid JSON: {error}") from None
 
 
+def read_json(path: Path, *, max_bytes: int) -> Any:
+    """Returns what a file of JSON holds; anybody may have written it.
+
+    Raises:
+      OSError: a file that cannot be read.
+      ValueError: no plain file, a larger one, or as `parse_json`.
+    """
+    check_plain_file(path)
+    with path.open("rb") as file:
+        # No more than is wanted, nor room for more than is there.
+        data = file.read(min(max_bytes, os.fstat(file.fileno()).st_size) + 1)
+    if len(data) > max_bytes:
+        raise ValueError(f"more than {max_bytes} bytes")
+    return parse_json(data)
+
+
 def json_lines(path: Path) -> Iterator[tuple[int, Any, int]]:
     """Yields what the lines of a file hold that are not empty.
 
@@ -74,18 +90,44 @@ def json_lines(path: Path) -> Iterator[tuple[int, Any, int]]:
 def plain(value: Any) -> Any:
     """Returns a value as JSON can hold it.
 
-    Tuples become lists, NumPy's arrays and numbers Python's, keys text; infinities and
+    Tuples become lists, arrays and their numbers Python's, keys text; infinities and
     NaN the strings that Python's ``float`` reads.
     """
     if isinstance(value, Mapping):
         return {str(key): plain(item) for key, item in value.items()}
     if isinstance(value, tuple | list):
         return [plain(item) for item in value]
-    if isinstance(value, np.ndarray | np.generic):
+    if hasattr(value, "tolist"):  # of NumPy or JAX
         return plain(value.tolist())
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
     return value
+
+
+def differences(theirs: Any, ours: Any, there: str, here: str) -> dict[str, str]:
+    """Returns what differs between two values of JSON, by dotted key, in words."""
+    old, new = _flat(theirs), _flat(json.loads(json.dumps(ours)))
+    missing = "(nothing)"
+    pairs = {
+        key: (old.get(key, missing), new.get(key, missing))
+        for key in sorted(old.keys() | new.keys())
+    }
+    return {
+        key: f"{before} {there}, {now} {here}"
+        for key, (before, now) in pairs.items()
+        if before != now
+    }
+
+
+def _flat(value: Any, prefix: str = "") -> dict[str, Any]:
+    """Nested dictionaries and lists as one dictionary of dotted keys."""
+    if isinstance(value, Mapping):
+        items = [(f"{prefix}.{k}" if prefix else str(k), v) for k, v in value.items()]
+    elif isinstance(value, list):
+        items = [(f"{prefix}[{i}]", v) for i, v in enumerate(value)]
+    else:
+        return {prefix: value}
+    return {k: v for key, item in items for k, v in _flat(item, key).items()}
 
 
 def _object(number: int, line: bytes) -> dict[str, Any] | Exception:

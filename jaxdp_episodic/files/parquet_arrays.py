@@ -7,6 +7,7 @@ fast as the disk gives it.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -23,11 +24,11 @@ BYTES = "bytes"
 """Of a struct as Hugging Face's data sets hold images: the field with the file."""
 
 
-def parquet_kind(path: Path, name: str) -> tuple[int, str]:
-    """Returns the number of rows, and what a column holds.
+def parquet_kind(path: Path, name: str) -> str:
+    """Returns what a column holds.
 
     Returns:
-      Rows; "files" (bytes, or a struct with a field of them) or "lists" of numbers.
+      "files" (bytes, or a struct with a field of them) or "lists" of numbers.
 
     Raises:
       OSError: no such file.
@@ -40,14 +41,14 @@ def parquet_kind(path: Path, name: str) -> tuple[int, str]:
         if types.is_struct(kind) and kind.get_field_index(BYTES) >= 0:
             kind = kind.field(BYTES).type
         if types.is_binary(kind) or types.is_large_binary(kind):
-            return file.metadata.num_rows, "files"
+            return "files"
         inside = kind
         while _is_list(types, inside):
             inside = inside.value_type
         if inside is not kind and (
             types.is_integer(inside) or types.is_floating(inside)
         ):
-            return file.metadata.num_rows, "lists"
+            return "lists"
         raise ValueError(
             f"column {name[:60]!r} of {path} must hold image files, or lists of "
             f"numbers, holds {str(kind)[:60]}"
@@ -62,7 +63,7 @@ def parquet_numbers(
     Raises:
       As `parquet_kind`; ValueError too for a missing cell.
     """
-    for batch in _batches(path, names, rows, first):
+    for batch in record_batches(path, names, rows, first):
         yield np.stack(
             [_plain(batch.column(name), name, path) for name in names], axis=1
         ).astype(np.float64)
@@ -84,7 +85,7 @@ def parquet_lists(
                     f"column {name[:60]!r} of {path} must have {length} numbers a row, "
                     f"has {column.num_items} in {column.num_rows} rows"
                 )
-    for batch in _batches(path, [name], rows, first):
+    for batch in record_batches(path, [name], rows, first):
         values = batch.column(name)
         number, sizes = len(values), np.ones(len(values), np.int64)
         while hasattr(values, "flatten") and hasattr(values.type, "value_type"):
@@ -114,7 +115,7 @@ def parquet_files(
     Raises:
       As `parquet_kind`; ValueError too for a missing file.
     """
-    for batch in _batches(path, [name], rows, first):
+    for batch in record_batches(path, [name], rows, first):
         column = batch.column(name)
         if hasattr(column, "field"):
             column = column.field(BYTES)
@@ -124,35 +125,34 @@ def parquet_files(
         yield cells
 
 
-class _opened:
-    """A Parquet file and Arrow; what a damaged one does becomes a ValueError."""
-
-    def __init__(self, path: Path, names: Sequence[str]) -> None:
-        self._arrow, self._parquet = require_pyarrow(purpose="reading Parquet")
-        check_plain_file(path)
-        self._path, self._names = path, names
-
-    def __enter__(self) -> tuple[Any, Any]:
-        try:
-            # With a buffer a row group is read bit by bit, not whole.
-            self._file = self._parquet.ParquetFile(self._path, buffer_size=_BUFFER)
-            column_places(self._file.schema_arrow.names, self._names)
-        except Exception as error:
-            raise self._named(error) from None
-        return self._arrow, self._file
-
-    def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
-        self._file.close()
-        broken = (self._arrow.ArrowException, OSError, OverflowError)
-        if isinstance(error, broken) and not isinstance(error, ValueError):
-            raise self._named(error) from None
-
-    def _named(self, error: Exception) -> ValueError:
-        return ValueError(f"{self._path} must be a Parquet file: {error}")
+@contextmanager
+def _opened(path: Path, names: Sequence[str]) -> Iterator[tuple[Any, Any]]:
+    """pyarrow, and a Parquet file with these columns."""
+    arrow, parquet = require_pyarrow(purpose="reading Parquet")
+    check_plain_file(path)
+    try:
+        # With a buffer a row group is read bit by bit, not whole.
+        file = parquet.ParquetFile(path, buffer_size=_BUFFER)
+        column_places(file.schema_arrow.names, names)
+    except Exception as error:
+        raise ValueError(f"{path} must be a Parquet file: {error}") from None
+    try:
+        with file:
+            yield arrow, file
+    except ValueError:  # some of Arrow's are
+        raise
+    except (arrow.ArrowException, OSError, OverflowError) as error:
+        raise ValueError(f"{path} must be a Parquet file: {error}") from None
 
 
-def _batches(path: Path, names: Sequence[str], rows: int, first: int) -> Iterator[Any]:
-    """Batches of columns from a row on; row groups before it are not read."""
+def record_batches(
+    path: Path, names: Sequence[str], rows: int, first: int = 0
+) -> Iterator[Any]:
+    """Yields Arrow's batches of columns from a row on; none before it is read.
+
+    Raises:
+      As `parquet_kind`.
+    """
     with _opened(path, names) as (_, file):
         before = 0
         for group in range(file.metadata.num_row_groups):

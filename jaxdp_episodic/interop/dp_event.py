@@ -96,10 +96,7 @@ def from_dp_event(
     _validation.choice(
         "neighboring_relation", neighboring_relation, NEIGHBORING_RELATIONS
     )
-    if not isinstance(population_is_exact, bool):
-        raise TypeError(
-            f"population_is_exact must be True or False, got {population_is_exact!r}"
-        )
+    _validation.flag("population_is_exact", population_is_exact)
     # As keys of a dictionary equal steps fall together, in order of appearance.
     counts: dict[OneStep, int] = {}
     read = steps_of(

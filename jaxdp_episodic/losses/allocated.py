@@ -23,6 +23,8 @@ from jaxdp_episodic.numerics.loops import Array, map_first, namespace, on_host
 
 # Nodes of a distribution, for each that is asked for: they lie on the real line.
 _NODES_EACH = 4
+# Of nodes that are closer in the middle: over how many the distance grows.
+_GROWING = 40
 
 
 @dataclass(frozen=True)
@@ -126,36 +128,72 @@ def tails_from(rows: Array) -> tuple[Tails, Tails]:
     return (rows[0], rows[1]), (rows[2], rows[3])
 
 
+def crowded(
+    number: int, ends: tuple[float, float], middle: float, gap: float, *, between: bool
+) -> tuple[np.ndarray, np.ndarray]:
+    """Nodes and weights of a trapezoidal rule, at most ``gap`` apart about the middle.
+
+    They are equally spaced, and only where that is too far apart further from each
+    other on the sides: ``u - k tanh(u)``, stretched. Others lie ``between`` them.
+    """
+    low, high = ends
+    even = (high - low) / (number - 1)
+    less, gap = 0.0, min(gap, even)
+    if gap < even:
+        less = (even - gap) / (even - 2 * gap * _GROWING / (number - 1))
+
+    def moved(u: np.ndarray | float) -> np.ndarray:
+        return u - less * _GROWING * np.tanh(u / _GROWING)
+
+    u = np.arange(number) + 0.5 * between
+    u = u * ((number - 1) / number if between else 1.0)
+    # Where the middle is among them, so that both ends are met.
+    first = np.linspace(0, number - 1, 4 * number)
+    left, right = moved(first), moved(number - 1 - first)
+    share = left / (left + right)
+    center = float(np.interp((middle - low) / (high - low), share, first))
+    scale = (high - low) / float(moved(center) + moved(number - 1 - center))
+    place = low + scale * (moved(u - center) + moved(center))
+    width = scale * (1 - less / np.cosh((u - center) / _GROWING) ** 2)
+    return place, width * ((number - 1) / number if between else 1.0)
+
+
 def nodes_from(
     evaluate: Callable[..., np.ndarray],
     backward: Array,
     log_cut: Array,
+    height: Array,
     num_nodes: int,
     *fields: Array,
 ) -> LossNodes:
     """Nodes on the real line, made on the host.
 
     Args:
-      evaluate: maps number of nodes, direction and cut of one distribution, and its
-        fields, to rows: losses, weights, and the five of the ends and the spacing.
+      evaluate: maps number of nodes, direction, cut and whether it is to check others
+        of one distribution, and its fields, to rows: losses, weights, and the five of
+        the ends and the spacing. What checks has other nodes, and tables as far off as
+        they may be: so their errors count as much as they do for what is composed.
       backward: (m,).
       log_cut: (V, m).
+      height: (V, m); below 1 of what checks.
       num_nodes: asked for.
       *fields: (m,) each.
     """
     size = _NODES_EACH * num_nodes
 
-    def rows(backward: np.ndarray, cut: np.ndarray, *fields: np.ndarray) -> np.ndarray:
+    def rows(
+        backward: np.ndarray, cut: np.ndarray, height: np.ndarray, *fields: np.ndarray
+    ) -> np.ndarray:
         result = np.empty((2 * size + 5, *cut.shape))
         for i in np.ndindex(cut.shape):
             one = (field[i[-1]] for field in fields)
-            result[(slice(None), *i)] = evaluate(
-                size, bool(backward[i[-1]]), float(cut[i]), *map(float, one)
-            )
+            which = size, bool(backward[i[-1]]), float(cut[i]), bool(height[i] < 1)
+            result[(slice(None), *i)] = evaluate(*which, *map(float, one))
         return result
 
+    number = 2 * size + 5
     every = on_host(
-        rows, log_cut.shape, backward, log_cut, *fields, number=2 * size + 5
+        rows, log_cut.shape, backward, log_cut, height, *fields, number=number
     )
     xp = namespace(every)
 

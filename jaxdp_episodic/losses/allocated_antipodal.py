@@ -24,7 +24,6 @@ import numpy as np
 from jaxdp_episodic.losses.allocated import (
     AllocatedLoss,
     nodes_from,
-    reaches,
     tails_from,
 )
 from jaxdp_episodic.losses.allocated_antipodal_law import AllocatedAntipodalLawLoss
@@ -35,7 +34,11 @@ from jaxdp_episodic.losses.loss_nodes import LossNodes
 from jaxdp_episodic.losses.privacy_loss import PrivacyLoss, Tails
 from jaxdp_episodic.numerics.loops import Array, namespace, on_host
 
-_SCOUTS, _PER_PANEL = 400, 16
+_SCOUTS = 400
+# Part of a table by which its slope at the end is found.
+_TANGENT = 1e-3
+# Nodes of a panel, and of those that check them.
+_PER_PANEL = (16, 32)
 # By how much the laws' masses may be off.
 _MASS_ERROR = 1e-5
 
@@ -97,9 +100,9 @@ class AllocatedAntipodalLoss(AllocatedLoss):
         num_terms: int,
     ) -> LossNodes:
         """See `PrivacyLoss`: Gauss–Legendre panels from the atom at 0."""
-        del height, num_terms
+        del num_terms
         fields = (self.inner_rate, self.shift, self.bins, self.taken)
-        return nodes_from(_node_rows, backward, log_cut, num_nodes, *fields)
+        return nodes_from(_node_rows, backward, log_cut, height, num_nodes, *fields)
 
     _excess = staticmethod(antipodal_excess)
 
@@ -111,23 +114,33 @@ def _tails(v: np.ndarray, s: float, t: float, j: float) -> np.ndarray:
 
 
 def _law(
-    size: int, log_cut: float, s: float, t: float, j: float
+    size: int, log_cut: float, checking: bool, s: float, t: float, j: float
 ) -> tuple[np.ndarray, np.ndarray, float, float]:
     """Places v = log g1 > 0, Q-masses, the end, and the log-density of P there."""
     table = antipodal_table(round(t), round(j), s)
+    # Of few terms tables end early. Beyond, the tangent is above what is concave.
+    edge = np.array([1 - _TANGENT, 1.0]) * table.end
+    slope = np.diff(table.at(edge)[2]).item() / (_TANGENT * table.end) + 1
 
     def density(v: np.ndarray) -> np.ndarray:
-        return table.at(v)[2] + v - math.log(t)
+        last = np.minimum(v, table.end)
+        return table.at(last)[2] + last - math.log(t) + slope * (v - last)
 
     scouts = np.linspace(0.0, table.end, _SCOUTS)
-    kept = np.flatnonzero(density(scouts) + scouts > log_cut - 10)
+    left = density(scouts) + scouts - (log_cut - 10)
+    kept = np.flatnonzero(left > 0)
     last = kept[-1] if len(kept) else 0
     end = scouts[min(last + 1, _SCOUTS - 1)]
-    x, w = np.polynomial.legendre.leggauss(_PER_PANEL)
-    panels = size // _PER_PANEL
+    if left[-1] > 0:
+        end += left[-1] / (-1 - slope) if slope < -1 else np.nan
+    number = _PER_PANEL[checking]
+    x, w = np.polynomial.legendre.leggauss(number)
+    panels = size // number
     v = end / panels * (np.arange(panels)[:, None] + 0.5 * (x + 1)).reshape(-1)
     log_mass = density(v) + np.log(np.tile(0.5 * w * end / panels, panels))
     mass = np.exp(log_mass)
+    if checking:
+        mass = np.where(v < table.end, mass * (1 + table.off_at(v)), 0.0)
     # At r = 1 both laws have mass 1: what is missing is rounding.
     whole = np.sum(mass * (1 + np.exp(v)))
     if not abs(whole - 1) < _MASS_ERROR:
@@ -136,15 +149,19 @@ def _law(
 
 
 def _node_rows(
-    size: int, backward: bool, log_cut: float, r: float, s: float, t: float, j: float
+    size: int,
+    backward: bool,
+    log_cut: float,
+    checking: bool,
+    r: float,
+    s: float,
+    t: float,
+    j: float,
 ) -> np.ndarray:
     """The rows of `nodes_from`: losses above 0 with P's mass, below with Q's."""
     del backward
     half = size // 2
-    v, mass, end, end_density = _law(half, log_cut, s, t, j)
-    place = np.array([antipodal_table(round(t), round(j), s).end])
-    if not reaches(np.logaddexp(*_tails(place, s, t, j))[0], log_cut):
-        mass = mass * np.nan
+    v, mass, end, end_density = _law(half, log_cut, checking, s, t, j)
     # Q has the mass of the pair at r = 1; the loss is log(1 + r (e^v - 1)).
     loss = np.log1p(r * np.expm1(v))
     far = math.log1p(r * math.expm1(end))

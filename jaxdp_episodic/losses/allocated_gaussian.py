@@ -23,6 +23,7 @@ import numpy as np
 
 from jaxdp_episodic.losses.allocated import (
     AllocatedLoss,
+    crowded,
     nodes_from,
     reaches,
     tails_from,
@@ -36,6 +37,8 @@ from jaxdp_episodic.numerics.loops import Array, namespace, on_host
 
 # Places at which the range of a distribution is looked for.
 _SCOUTS = 600
+# Distance of nodes where W mostly is, in deviations of a Gaussian of this peak.
+_OF_WIDTH = 0.2
 
 
 @dataclass(frozen=True)
@@ -97,10 +100,10 @@ class AllocatedGaussianLoss(AllocatedLoss):
         num_nodes: int,
         num_terms: int,
     ) -> LossNodes:
-        """See `PrivacyLoss`: equally spaced in the logarithm of the sum."""
-        del height, num_terms
+        """See `PrivacyLoss`: along the logarithm of the sum."""
+        del num_terms
         fields = (self.shift, self.bins, self.taken)
-        return nodes_from(_node_rows, backward, log_cut, num_nodes, *fields)
+        return nodes_from(_node_rows, backward, log_cut, height, num_nodes, *fields)
 
     _excess = staticmethod(sum_excess)
 
@@ -141,22 +144,27 @@ def _log_density(
 
 
 def _law(
-    size: int, log_cut: float, s: float, t: float, j: float
+    size: int, log_cut: float, checking: bool, s: float, t: float, j: float
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Losses ``log W``, Q-masses, and the spacing of their places (as an array)."""
+    """Losses ``log W``, Q-masses, and widths of the places they stand for."""
     rising, falling = sum_tables(round(j), s)
-    scouts = np.linspace(-falling.end, rising.end, _SCOUTS)
+    first, last = (math.asinh(p / rising.core) for p in (-falling.end, rising.end))
+    scouts = rising.core * np.sinh(np.linspace(first, last, _SCOUTS))
     loss, density = _log_density(scouts, s, t, j)
     kept = np.flatnonzero(np.maximum(density, density + loss) > log_cut - 10)
     if not len(kept):
         nothing = np.full(size, np.nan)
-        return nothing, nothing, np.asarray(np.nan)
-    low = scouts[max(kept[0] - 1, 0)]
-    high = scouts[min(kept[-1] + 1, _SCOUTS - 1)]
-    place = np.linspace(low, high, size)
-    spacing = place[1] - place[0]
+        return nothing, nothing, nothing
+    range_ = scouts[max(kept[0] - 1, 0)], scouts[min(kept[-1] + 1, _SCOUTS - 1)]
+    # Most of W is near its peak, as far as the density there allows.
+    peak = np.argmax(density)
+    gap = _OF_WIDTH * math.exp(-density[peak]) / math.sqrt(2 * math.pi)
+    place, width = crowded(size, range_, scouts[peak], gap, between=checking)
     loss, density = _log_density(place, s, t, j)
-    mass = np.exp(density) * spacing
+    mass = np.exp(density) * width
+    if checking:
+        off = np.where(place >= 0, rising.off_at(place), -falling.off_at(-place))
+        mass = mass * (1 + off)
     # Both laws have mass 1: what is missing to that is rounding, and is put right.
     tilt = 1 / (1 + np.exp(loss))
     matrix = np.array(
@@ -166,27 +174,33 @@ def _law(
     fix = np.linalg.solve(matrix, least)
     if not np.all(np.abs(fix) < 1e-5):
         mass = mass * np.nan
-    return loss, mass * (1 + fix[0] + fix[1] * tilt), np.asarray(spacing)
+    return loss, mass * (1 + fix[0] + fix[1] * tilt), width
 
 
 def _node_rows(
-    size: int, backward: bool, log_cut: float, s: float, t: float, j: float
+    size: int,
+    backward: bool,
+    log_cut: float,
+    checking: bool,
+    s: float,
+    t: float,
+    j: float,
 ) -> np.ndarray:
     """The rows of `nodes_from`."""
-    loss, mass, spacing = _law(size, log_cut, s, t, j)
+    loss, mass, width = _law(size, log_cut, checking, s, t, j)
     rising, falling = sum_tables(round(j), s)
     table = falling if backward else rising
     rows = table.at(np.array([table.end]))[:, 0]
     # Of the direction's second law g times the mass counts as well.
     gain = rows[0] - np.log(t) if not backward else rows[0]
     beyond = np.logaddexp(gain, rows[1] + (0.0 if backward else table.end))
-    if not reaches(float(beyond), log_cut):
+    if not (checking or reaches(float(beyond), log_cut)):
         mass = mass * np.nan
     weight = mass if backward else mass * np.exp(loss)
     sign = -1.0 if backward else 1.0
     order = [0, -1] if backward else [-1, 0]
     with np.errstate(divide="ignore"):
-        ends = np.log(weight[order] / spacing)
+        ends = np.log(weight[order] / width[order])
     return np.concatenate(
-        [sign * loss, weight, ends, sign * loss[order], spacing[None]]
+        [sign * loss, weight, ends, sign * loss[order], width.max(keepdims=True)]
     )

@@ -31,7 +31,9 @@ _CACHED = 256
 _BLOCK = 256
 _SUM_ERROR = 2 * (_BLOCK + 2**16 / _BLOCK) * float(np.finfo(np.longdouble).eps)
 _ROUNDING, _MOVE = 4e-15, 4e-16
-_GRAIN = 0.5
+# Of the distance of losses, the finest lattice that pays, for laws below and above:
+# bins with hardly a loss are merged at a loss, hundreds of which are lost again.
+_GRAIN = (2.5, 0.5)
 # Losses that moments are computed of.
 _FEW = 512
 
@@ -54,13 +56,17 @@ class FiniteLawLoss(AllocatedLoss):
         above = np.full(self.shape, 1.0 * up)
         return dataclasses.replace(self, **{"above": above})
 
+    @property
+    def _above(self) -> Array:
+        return self.__dict__["above"]
+
     def log_kept(self) -> Array:
         """But for what is cut off."""
         return self._facts()[0]
 
     def grain(self) -> Array:
-        """Half of what neighbouring losses are apart, in the mean."""
-        return _GRAIN * self._facts()[1]
+        """In the distances of neighbouring losses, in the mean."""
+        return np.where(self._above > 0, _GRAIN[1], _GRAIN[0]) * self._facts()[1]
 
     def law_error(self) -> tuple[Array, Array]:
         """See `PrivacyLoss`."""

@@ -58,12 +58,14 @@ class Table(NamedTuple):
       values: (3, panels, nodes) at Chebyshev points.
       error: estimate of the largest error of the logarithms, with some to spare: how
         much sums with more nodes differ, between the points, down to e^-36.
+      off: (panels,) the same of each panel's third, wherever it is.
     """
 
     core: float
     edges: np.ndarray
     values: np.ndarray
     error: float
+    off: np.ndarray
 
     @property
     def end(self) -> float:
@@ -72,10 +74,7 @@ class Table(NamedTuple):
 
     def at(self, place: np.ndarray) -> np.ndarray:
         """(3, m) logarithms; beyond the end those of the end, which are larger."""
-        z = np.arcsinh(np.maximum(place, 0.0) / self.core)
-        z = np.minimum(z, self.edges[-1])
-        panel = np.searchsorted(self.edges, z, side="right") - 1
-        panel = np.minimum(panel, len(self.edges) - 2)
+        z, panel = self._panels(place)
         left, right = self.edges[panel], self.edges[panel + 1]
         x = (2 * z - left - right) / (right - left)
         # Barycentric interpolation at Chebyshev points of the second kind.
@@ -85,6 +84,18 @@ class Table(NamedTuple):
         share = np.where(hit.any(axis=1, keepdims=True), hit.astype(float), share)
         share = share / share.sum(axis=1, keepdims=True)
         return np.einsum("mk,imk->im", share, self.values[:, panel])
+
+    def off_at(self, place: np.ndarray) -> np.ndarray:
+        """(m,) how far the third may be off, to either side in turn: panel by panel."""
+        _, panel = self._panels(place)
+        return self.off[panel] * (-1.0) ** panel
+
+    def _panels(self, place: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Where in the table places are, and the panel."""
+        z = np.arcsinh(np.maximum(place, 0.0) / self.core)
+        z = np.minimum(z, self.edges[-1])
+        panel = np.searchsorted(self.edges, z, side="right") - 1
+        return z, np.minimum(panel, len(self.edges) - 2)
 
 
 _POINTS = -np.cos(np.pi * np.arange(_NODES) / (_NODES - 1))
@@ -134,21 +145,36 @@ def _tabulated(
     done = done[: bad[0]] if bad else done
     if not done:
         nothing = np.full((3, 1, _NODES), np.nan)
-        return Table(core, np.array([0.0, whole]), nothing, 1.0)
+        return Table(core, np.array([0.0, whole]), nothing, 1.0, np.ones(1))
     edges = np.array([done[0][0], *(right for _, right, _ in done)])
-    table = Table(core, edges, np.stack([one for *_, one in done], axis=1), 0.0)
+    values = np.stack([one for *_, one in done], axis=1)
+    # The next coefficients, which are left out, are smaller than the last two.
+    left_out = np.abs(values[2] @ _LAST[1:].T).max(axis=1)
+    table = Table(core, edges, values, 0.0, left_out)
     z = edges[-1] * (np.arange(_CHECKS) + 0.37) / _CHECKS
     place = core * np.sinh(z)
-    found, again = table.at(place), evaluate(place, finer=True)
-    counts = again[0] > found[0].max() + _CHECKED
-    off = np.max(np.where(counts, np.abs(found - again), 0.0))
-    return table._replace(error=float(_SPARE * off + _ROUNDING))
+    found = table.at(place)
+    counts = found[0] > found[0].max() + _CHECKED
+    differ = np.abs(found - evaluate(place, finer=True))
+    if not np.all(differ[:, counts] <= _MOST_OFF):
+        # So few of them, and far from one another, may not share what they did.
+        alone = [evaluate(one, finer=True) for one in place[:, None]]
+        differ = np.abs(found - np.concatenate(alone, axis=1))
+    differ = np.nan_to_num(differ, nan=1.0, posinf=1.0)
+    # Of a panel those next to it count as well, some have no place in them.
+    after = np.searchsorted(z, edges)
+    near = zip(np.maximum(after[:-1] - 1, 0), after[1:] + 1, strict=True)
+    seen = np.array([differ[2, first:last].max() for first, last in near])
+    error = float(_SPARE * np.max(np.where(counts, differ, 0.0)) + _ROUNDING)
+    off = np.minimum(np.maximum(left_out, _SPARE * seen) + _ROUNDING, 1.0)
+    return table._replace(error=error, off=off)
 
 
 def _checked(table: Table, off: float) -> Table:
     """The table, without its values where integrals of its parts do not agree."""
     if off <= _MOST_OFF:
-        return table._replace(error=max(table.error, off))
+        error = max(table.error, off)
+        return table._replace(error=error, off=np.maximum(table.off, off))
     return table._replace(values=table.values * np.nan, error=1.0)
 
 
@@ -299,7 +325,9 @@ def _up_to(table: Table, panel: int) -> Table:
     if panel == 0:
         return table._replace(values=table.values * np.nan, error=1.0)
     return table._replace(
-        edges=table.edges[: panel + 1], values=table.values[:, :panel]
+        edges=table.edges[: panel + 1],
+        values=table.values[:, :panel],
+        off=table.off[:panel],
     )
 
 

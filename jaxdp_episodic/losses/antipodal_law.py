@@ -112,7 +112,7 @@ def _hinge(u: np.ndarray | float, idle: float, shift: float):
 def _nodes(bins: int, count: int, shift: float) -> list[_Node]:
     """Places as far apart as bounds between them allow, to where D is nothing."""
     nodes: list[_Node] = []
-    u, last, slope, step = 0.0, 0.0, 1.0, 0.0
+    u, last, step = 0.0, 0.0, 0.0
     while True:
         hinge = float(_hinge(u, bins - count, shift))
         setting = count, shift, 0.5 * u / shift, hinge
@@ -127,8 +127,9 @@ def _nodes(bins: int, count: int, shift: float) -> list[_Node]:
         is_lost = last < _ROUGH and log_d >= last
         if log_d < _LEAST or is_lost or len(nodes) >= _MOST:
             return nodes
-        if step:
-            slope = max((last - log_d) / step, 1e-3)
+        # D falls by half of what it is below 1, in g, at 1.
+        slope = (last - log_d) / step if step else 0.5 * math.expm1(max(-log_d, 0.0))
+        slope = max(slope, 1e-3)
         share = min(max((log_d - _USUAL) / (_LEAST - _USUAL), 0.0), 1.0)
         chord = _CHORD * (_ROUGHEST / _CHORD) ** share
         step = max(

@@ -59,8 +59,8 @@ _LAW_NODES, _LAW_NODES_FALLING, _MORE = 192, 128, 1.5
 _SCOUTS, _SCOUT_NODES, _FALL = np.linspace(1.2, math.asinh(90), 16), 128, 37.0
 # On the axis the rest does not count, or it is the ray that turns.
 _NOTHING, _LARGEST_PHASE = -200.0, 6.0
-# Chebyshev nodes of the law along the axis, and Gauss-Legendre nodes of jumps.
-_CHEBYSHEV, _JUMP_NODES = 64, 96
+# Chebyshev nodes of the law along the axis, and Gauss-Legendre panels of jumps.
+_CHEBYSHEV, _JUMP_PANELS = (80, 112), (4, 6)
 
 
 class _Law(NamedTuple):
@@ -210,7 +210,7 @@ def contours(
         slowest = (2 + side) / p - 0.5 * (slope[1:] + slope[:-1])
         rows = narrowness[chosen], slowest[chosen]
         rays = _rays(terms, start, base, *rows, _FINER**finer)
-        jumps = _jumps(terms, start) if rising else None
+        jumps = _jumps(terms, start, finer) if rising else None
     return Contours(terms, start, base, rays, jumps)
 
 
@@ -371,7 +371,7 @@ def _nodes(
     return _Nodes(power, moved, powers * np.broadcast_to(factor, p.shape)[..., None])
 
 
-def _jumps(terms: _Sum, start: np.ndarray) -> _Nodes:
+def _jumps(terms: _Sum, start: np.ndarray, finer: bool) -> _Nodes:
     """Of the axis from 0 to the starts, by the larger saddle in place of p.
 
     The law there is interpolated.
@@ -380,15 +380,16 @@ def _jumps(terms: _Sum, start: np.ndarray) -> _Nodes:
     first = larger_saddle(np.log(start), s)[:, None]
     are_rare = first >= end  # too rare to count
     first = np.minimum(first, end - 1)
-    place, weight = gauss(24, _JUMP_NODES // 24 * math.ceil(1 + s))
+    place, weight = gauss(24, _JUMP_PANELS[finer] * math.ceil(1 + s))
     x = first + (end - first) * place
     p = np.exp(place_of(x, s))
     low, high = float(first.min()), end - 1e-9
-    nodes = 0.5 * (low + high) + 0.5 * (high - low) * chebyshev_points(_CHEBYSHEV)
+    nodes = 0.5 * (low + high) + 0.5 * (high - low) * chebyshev_points(_CHEBYSHEV[finer])
     known = np.exp(place_of(nodes, s))
     law, imaginary = _law_on_axis(terms, known, _FINE)
     # Smooth where they are tiny, too.
     order = 2 if terms.mean else 1
+    # K turns by less than half a right angle: its real part is positive.
     real = _log(law)
     rows = np.stack([np.log(imaginary) - real, real / known**order])
     turn, real = through_points(nodes, rows, np.minimum(x, high))

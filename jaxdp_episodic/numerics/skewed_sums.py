@@ -322,13 +322,15 @@ def _jump(
     x, weight = start + (end - start) * place, (end - start) * weight
     p = np.exp(place_of(x, s))
     law = law_on_axis(p, group.middle, FINE, group.move)
-    turned = n * np.log1p(1j * np.imag(law.whole) / np.real(law.whole))
     real = Law(*(np.real(part) for part in law))
-    size = n * np.real(log_law(real)) + np.real(turned)
+    aside = np.imag(law.whole) / real.whole
+    size = n * (np.real(log_law(real)) + 0.5 * np.log1p(aside * aside))
     size = size + np.multiply.outer(p, group.constant)
     size = size + np.log(p * (s - 1 / x) * weight / math.pi)[:, None]
     top = np.max(size, axis=0)
-    weight, phase = np.exp(size - top), np.exp(1j * np.imag(turned))
+    # By more than a quarter of a turn the real part is negative.
+    turn = np.arctan2(np.imag(law.whole), real.whole)
+    weight, phase = np.exp(size - top), np.exp(1j * n * turn)
     parts = [
         weight * (np.imag(phase * f) * ((c / p) ** m)[:, None])
         for m, f in zip((2, 1, 0), _factors(group, law), strict=True)

@@ -17,8 +17,6 @@ bears; `effective_steps` is an estimate of it.
 
 from __future__ import annotations
 
-import csv
-import io
 import math
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -28,7 +26,7 @@ import numpy as np
 from jaxdp_episodic.describe.population import Population
 from jaxdp_episodic.describe.serialization import spec_to_dict
 from jaxdp_episodic.describe.step import STEP
-from jaxdp_episodic.files.atomic import write_atomically
+from jaxdp_episodic.files.table_file import writing
 from jaxdp_episodic.plan.designs import EPOCHS, Design, class_designs, task_designs
 from jaxdp_episodic.plan.question import (
     EpisodeShape,
@@ -56,7 +54,7 @@ class Plan(NamedTuple):
       episodes_per_step: on average.
       num_steps: of the run.
       noise_multiplier: the smallest that keeps the run within the target, or up to
-        1e-4 more, relative.
+        1e-3 more, relative.
       signal_to_noise: of a step; see the module.
       total_episodes: of the run, weighted by examples.
       effective_steps: an *estimate*; see `effective_steps`.
@@ -267,8 +265,6 @@ def write_table(path: Path, plan: Plan) -> None:
     Raises:
       OSError: a file that cannot be written.
     """
-    text = io.StringIO()
-    rows = csv.writer(text, lineterminator="\n")
     numbers = (
         "episodes_per_step",
         "num_steps",
@@ -278,13 +274,16 @@ def write_table(path: Path, plan: Plan) -> None:
         "effective_steps",
         "is_on_front",
     )
-    rows.writerow(["design", "clip_unit", "examples", *numbers, "is_recommended"])
+    names = ("design", "clip_unit", "examples", *numbers, "is_recommended")
     columns = [np.asarray(getattr(plan, name)).tolist() for name in numbers]
+    rows = []
     for place, cells in enumerate(zip(*columns, strict=True)):
         design = plan.designs[int(plan.design[place])]
         what = (design.name, design.clip_unit, design.examples)
-        rows.writerow([*what, *cells, place == plan.recommended])
-    write_atomically(path, lambda file: file.write(text.getvalue().encode()))
+        row = (*what, *cells, place == plan.recommended)
+        rows.append(dict(zip(names, row, strict=True)))
+    with writing(path, dict.fromkeys(names, "string")) as write:
+        write(rows)
 
 
 def _designs(episode: EpisodeShape, population: Population) -> list[Design]:

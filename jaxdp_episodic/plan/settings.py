@@ -17,8 +17,9 @@ from jaxdp_episodic.plan.question import Compute, PlanRequest
 # length of an epoch has a law of its own.
 _GRID, _COARSE_GRID = (18, 18), (6, 5)
 _SLOW = (INDEPENDENT, EPOCHS)
-# Of a candidate's noise: what is trained is calibrated on its own.
-_TOLERANCE = 1e-4
+# Of a candidate's noise, from above: what is trained is calibrated on its own, and
+# candidates are told apart by _NEARLY_BEST.
+_TOLERANCE = 1e-3
 # Of candidates within this share of the best, the one that computes least is chosen.
 _NEARLY_BEST = 0.98
 
@@ -62,7 +63,7 @@ def calibrated_noise(
     episodes: np.ndarray,
     steps: np.ndarray,
 ) -> np.ndarray:
-    """Returns the smallest noise of each setting, to 1e-4, by one call for all."""
+    """Returns the smallest noise of each setting, to 1e-3, by one call for all."""
     return np.asarray(
         calibrate_noise_multiplier(
             _step(request, population, design, episodes, 1.0),

@@ -20,6 +20,7 @@ from jaxdp_episodic.accounting.attacker import (
     upper_delta,
 )
 from jaxdp_episodic.describe.step import AnyStep
+from jaxdp_episodic.files import json_file
 from jaxdp_episodic.plots.figures import check_suffix, new_figure, note, plain, save
 from jaxdp_episodic.plots.labels import upward
 
@@ -103,8 +104,9 @@ def plot_curve(
     _draw_rates(right, curve)
     plain(left, right)
     save(figure, path)
-    document = json.dumps(_document(curve), indent=1, allow_nan=False)
-    path.with_suffix(".json").write_text(document + "\n", encoding="utf-8")
+    document = json_file.plain({"version": 1, **curve._asdict()})
+    text = json.dumps(document, indent=1, allow_nan=False)
+    path.with_suffix(".json").write_text(text + "\n", encoding="utf-8")
     return curve
 
 
@@ -228,15 +230,3 @@ def _gaussian_rates(alpha: np.ndarray, mu: float) -> list[float]:
     normal = NormalDist()
     inside = [normal.cdf(normal.inv_cdf(a) + mu) for a in alpha[alpha < 1].tolist()]
     return inside + [1.0] * int(np.sum(alpha >= 1))
-
-
-def _document(curve: PrivacyCurve) -> dict[str, Any]:
-    """The curve for a program; an infinite mu as "inf"."""
-    lists = {
-        name: value.tolist() if isinstance(value, np.ndarray) else value
-        for name, value in curve._asdict().items()
-    }
-    lists["delta"] = {name: value.tolist() for name, value in curve.delta.items()}
-    if math.isinf(curve.gdp_mu):
-        lists["gdp_mu"] = "inf"
-    return {"version": 1, **lists}

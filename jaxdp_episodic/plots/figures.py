@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import importlib
 from pathlib import Path
 from typing import Any
 
 from jaxdp_episodic.files.atomic import atomic_path
+from jaxdp_episodic.files.optional import require
 
 SUFFIXES = (".png", ".svg")
 _DPI = 150
@@ -18,13 +18,7 @@ def matplotlib(module: str = "matplotlib.figure") -> Any:
     Raises:
       ImportError: matplotlib, of the extra ``[plot]``, is not installed.
     """
-    try:
-        return importlib.import_module(module)
-    except ImportError as error:
-        raise ImportError(
-            "pictures need matplotlib, which is not installed or does not work; "
-            "pip install 'jaxdp-episodic[plot]' brings it"
-        ) from error
+    return require(module, purpose="a picture", extra="plot")
 
 
 def new_figure(width: float, height: float) -> Any:

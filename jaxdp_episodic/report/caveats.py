@@ -11,12 +11,11 @@ import numpy as np
 from jaxdp_episodic.accounting.api import epsilon
 from jaxdp_episodic.describe.designs import (
     GroupedClasses,
-    IndependentEpisodes,
-    Sampling,
     epoch_scheme,
+    schemes_of,
+    with_scheme,
 )
 from jaxdp_episodic.describe.schemes import (
-    MultistageSampling,
     Poisson,
     RandomAllocation,
     Scheme,
@@ -66,7 +65,9 @@ def preconditions_of(run: ComposedSteps) -> tuple[str, ...]:
         "anything that was released.",
         _fresh_draws(run),
     ]
-    schemes = [scheme for part in run.gaussian_steps for scheme in _schemes(part)]
+    schemes = [
+        scheme for part in run.gaussian_steps for scheme in schemes_of(part.design)
+    ]
     if any(isinstance(scheme, Poisson) for scheme in schemes):
         found.append(
             "Poisson draws: everything drawn is processed, without a cap, and an empty "
@@ -138,7 +139,7 @@ def _shuffled_epochs(run: ComposedSteps, delta: float) -> list[str]:
         }
         costs = []
         for name, other in others.items():
-            same = dataclasses.replace(part, sampling=_with_first(part.design, other))
+            same = dataclasses.replace(part, sampling=with_scheme(part.design, other))
             number = np.asarray(count)
             value = float(epsilon(same, num_steps=number, delta=delta))
             costs.append(f"{value:.4g} by {name}")
@@ -230,7 +231,7 @@ def _private_sizes(run: ComposedSteps) -> list[str]:
     for part in run.gaussian_steps:
         if part.population is None or part.neighboring_relation != "add_remove":
             continue
-        last = {scheme.name: scheme for scheme in _schemes(part)}.get(
+        last = {scheme.name: scheme for scheme in schemes_of(part.design)}.get(
             str(part.privacy_unit)
         )
         if isinstance(last, WithoutReplacement):
@@ -240,22 +241,3 @@ def _private_sizes(run: ComposedSteps) -> list[str]:
                 "this data set and its neighbours, and not for publication"
             ]
     return []
-
-
-def _schemes(step: GaussianStep) -> tuple[Scheme, ...]:
-    """The schemes of all levels that are drawn."""
-    drawn = step.design
-    if isinstance(drawn, IndependentEpisodes):
-        drawn = drawn.sampling
-    if isinstance(drawn, GroupedClasses):
-        schemes = (drawn.episodes, drawn.classes, drawn.examples)
-        return tuple(scheme for scheme in schemes if scheme is not None)
-    return drawn.levels
-
-
-def _with_first(design: Sampling, scheme: Scheme) -> Sampling:
-    """The design by epochs with another scheme in place of theirs."""
-    if isinstance(design, GroupedClasses):
-        return dataclasses.replace(design, episodes=scheme)
-    assert isinstance(design, MultistageSampling)
-    return MultistageSampling(scheme, *design.levels[1:])

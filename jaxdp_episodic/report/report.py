@@ -81,8 +81,7 @@ def privacy_report(
     target = _validation.open_unit_array("delta", delta)
     if target.ndim:
         raise ValueError(f"delta must be one number, got {delta!r}")
-    if not isinstance(per_unit, bool):
-        raise TypeError(f"per_unit must be True or False, got {per_unit!r}")
+    _validation.flag("per_unit", per_unit)
     if per_unit and _tree_step(run) is None:
         raise ValueError("per_unit=True needs a step with a Population, got none")
     accounted = run_of(run, None)

@@ -6,7 +6,6 @@ every error names the file and the place.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeVar
@@ -18,7 +17,6 @@ from jaxdp_episodic.data.table import check_text_size
 from jaxdp_episodic.describe import serialization
 from jaxdp_episodic.describe.mechanisms import RELEASES
 from jaxdp_episodic.describe.population import Population
-from jaxdp_episodic.describe.step import ComposedSteps, GaussianStep
 from jaxdp_episodic.files.archive import read_arrays
 from jaxdp_episodic.files.csv_file import read_csv_columns
 from jaxdp_episodic.files.toml_file import read_toml
@@ -63,15 +61,13 @@ def read_request(
     path = Path(path)
     mapping = read_toml(path)
     mapping |= {name: value for name, value in overrides.items() if value is not None}
-    tree = None
     if "population" in mapping:
         # One table for all steps; each step's own dictionary form has it too.
         tree = read_population(mapping.pop("population"), path.parent)
         mapping = with_population(mapping, tree)
     if kind is EpsilonRequest and "calibrate" in mapping:
         raise ValueError("a file with the key 'calibrate' is one for `calibrate`")
-    request = kind.from_dict({"type": kind.__name__, **mapping}, where="request")
-    return request if tree is None else _with_labels(request, tree)
+    return kind.from_dict({"type": kind.__name__, **mapping}, where="request")
 
 
 def read_population(table: Any, folder: Path) -> Population:
@@ -165,11 +161,6 @@ def _names(where: str, value: Any) -> list[str]:
 
 def with_population(mapping: dict[str, Any], tree: Population) -> dict[str, Any]:
     """The file's dictionary with the tree in the table of every step."""
-    encoded = {
-        "type": "Population",
-        "children_counts": tree.children_counts,
-        "level_names": list(tree.level_names),
-    }
 
     def filled(step: Any) -> Any:
         if not isinstance(step, Mapping):
@@ -180,22 +171,6 @@ def with_population(mapping: dict[str, Any], tree: Population) -> dict[str, Any]
             return step  # no units of its own
         if isinstance(step.get("steps"), list):
             return {**step, "steps": [filled(part) for part in step["steps"]]}
-        return {**step, "population": encoded}
+        return {**step, "population": tree}
 
     return {k: filled(v) if k == "step" else v for k, v in mapping.items()}
-
-
-def _with_labels(request: AnyRequest, tree: Population) -> AnyRequest:
-    """The request with the units' ids, which the dictionary form does not carry."""
-    step: Any = request.step
-    if isinstance(step, ComposedSteps):
-        steps = tuple(
-            dataclasses.replace(s, population=tree)
-            if isinstance(s, GaussianStep)
-            else s
-            for s in step.steps
-        )
-        labelled: Any = ComposedSteps(steps, step.counts)
-    else:
-        labelled = dataclasses.replace(step, population=tree)
-    return dataclasses.replace(request, step=labelled)

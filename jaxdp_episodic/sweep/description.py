@@ -138,8 +138,11 @@ class Sweep(Spec):
     @cached_property
     def paths(self) -> dict[str, fields.Path]:
         """Where the step's numeric fields are, by name."""
-        table = self.step.to_dict()
-        return fields.numeric_fields(table)
+        return fields.numeric_fields(self._table)
+
+    @cached_property
+    def _table(self) -> dict[str, Any]:
+        return fields.table_of(self.step)
 
     @cached_property
     def chunk_size(self) -> int:
@@ -172,7 +175,12 @@ class Sweep(Spec):
         inside = {self.paths[n]: v for n, v in numbers.items() if n in self.paths}
         given = {name: getattr(self, name) for name in _NEEDS[quantity]}
         given |= {n: v for n, v in numbers.items() if n in _TARGETS}
-        step = fields.replaced(self.step, inside)
+        step = self.step
+        if inside:
+            table = self._table
+            for path, value in inside.items():
+                table = fields.filled(table, path, value, over=True)
+            step = type(step).from_dict(table, where="step")
         if quantity in ("epsilon", "delta"):
             return EpsilonRequest(step=step, method=method, **given)
         # Composed runs are refused by the request itself.

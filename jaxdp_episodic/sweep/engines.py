@@ -11,7 +11,6 @@ no other with it. Closing the iterator stops the engine.
 from __future__ import annotations
 
 import functools
-import importlib
 import os
 import queue
 import threading
@@ -25,6 +24,7 @@ import numpy as np
 
 from jaxdp_episodic import _validation
 from jaxdp_episodic.accounting.worst_path import engine_for
+from jaxdp_episodic.files.optional import require
 from jaxdp_episodic.requests.request import EpsilonRequest
 from jaxdp_episodic.sweep.description import Sweep
 from jaxdp_episodic.sweep.folder import INFO, chunk_range, have_info
@@ -255,10 +255,4 @@ class RayEngine:
 def _ray() -> Any:
     # Ray would otherwise say that it leaves GPUs alone when a task asks for none.
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
-    try:
-        return importlib.import_module("ray")
-    except ImportError as error:
-        raise ImportError(
-            "the Ray engine needs ray, which is not installed or does not work; "
-            "pip install 'jaxdp-episodic[ray]' brings it"
-        ) from error
+    return require("ray", purpose="the Ray engine", extra="ray")

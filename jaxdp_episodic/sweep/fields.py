@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, TypeVar, get_args
+from typing import Any, get_args
 
 import numpy as np
 
@@ -27,8 +27,6 @@ from jaxdp_episodic.describe.schemes import (
     ShuffledEpochs,
     WithoutReplacement,
 )
-from jaxdp_episodic.describe.serialization import spec_fields
-from jaxdp_episodic.describe.spec import Spec
 from jaxdp_episodic.describe.step import ComposedSteps, GaussianStep
 
 # Where a field is: keys of tables and places in lists, from the step down.
@@ -77,8 +75,6 @@ CHECKS: dict[str, Callable[[str, Any], np.ndarray]] = {
 }
 _SCHEMES = tuple(scheme.__name__ for scheme in get_args(Scheme))
 _PARTS = ("sampling", "levels", "episodes", "classes", "examples", "steps")
-
-AnySpec = TypeVar("AnySpec", bound=Spec)
 
 
 def wrapped(step: Any) -> Any:
@@ -136,47 +132,24 @@ def dotted(path: Path) -> str:
     return "step" + "".join(parts)
 
 
-def filled(table: Any, path: Path, value: Any) -> Any:
-    """Returns a table with ``value`` at a path that has none yet."""
+def filled(table: Any, path: Path, value: Any, *, over: bool = False) -> Any:
+    """Returns a table with a value at a path that has none yet, or ``over`` its own."""
     if not path:
-        return value if table is None else table
+        return value if over or table is None else table
     head, *rest = path
     if isinstance(head, int):
         items = list(table)
-        items[head] = filled(items[head], tuple(rest), value)
+        items[head] = filled(items[head], tuple(rest), value, over=over)
         return items
-    return {**table, head: filled(table.get(head), tuple(rest), value)}
+    inner = filled(table.get(head), tuple(rest), value, over=over)
+    return {**table, head: inner}
 
 
-def replaced(spec: AnySpec, values: Mapping[Path, Any]) -> AnySpec:
-    """Returns a spec with other values at some paths, every check made again.
-
-    All fields of one spec are replaced at once, as they may be checked together.
-    """
-    if not values:
-        return spec
-    fields = {n: getattr(spec, n) for n in spec_fields(spec)}
-    for name, inner in _by_head(values).items():
-        fields[name] = _inside(fields[name], inner)
-    return type(spec).from_fields(fields)
-
-
-def _inside(old: Any, values: Mapping[Path, Any]) -> Any:
-    """A field, its own value replaced or those in it."""
-    if () in values:
-        return values[()]
-    if isinstance(old, Spec):
-        return replaced(old, values)
-    inner = _by_head(values)
-    return tuple(
-        _inside(item, inner[place]) if place in inner else item
-        for place, item in enumerate(old)
-    )
-
-
-def _by_head(values: Mapping[Path, Any]) -> dict[Any, dict[Path, Any]]:
-    """The values by the first step of their paths."""
-    found: dict[Any, dict[Path, Any]] = {}
-    for (head, *rest), value in values.items():
-        found.setdefault(head, {})[tuple(rest)] = value
-    return found
+def table_of(step: GaussianStep | ComposedSteps) -> dict[str, Any]:
+    """Returns a step's dictionary form, in which populations stay what they are."""
+    table = step.to_dict()
+    parts = step.steps if isinstance(step, ComposedSteps) else (step,)
+    for part, one in zip(parts, table.get("steps", [table]), strict=True):
+        if isinstance(part, GaussianStep) and part.population is not None:
+            one["population"] = part.population
+    return table

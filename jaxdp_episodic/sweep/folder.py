@@ -20,6 +20,7 @@ import numpy as np
 from jaxdp_episodic import _validation
 from jaxdp_episodic.describe.serialization import refuse_hostile
 from jaxdp_episodic.files.atomic import TEMPORARY, write_atomically
+from jaxdp_episodic.files.json_file import differences, read_json
 from jaxdp_episodic.sweep.description import Sweep, described_grid, description_hash
 from jaxdp_episodic.sweep.grid import METHOD, QUANTITY
 
@@ -99,7 +100,7 @@ class SweepFolder:
             _refuse_foreign(path)
             path.mkdir(parents=True, exist_ok=True)
             text = json.dumps(wanted, indent=1, sort_keys=True) + "\n"
-            write_atomically(file, lambda f: f.write(text.encode()))
+            write_atomically(file, text)
         (path / SHARDS).mkdir(exist_ok=True)
         if (path / SHARDS).is_symlink():
             raise ValueError(f"{path / SHARDS} must not be a link")
@@ -127,7 +128,7 @@ class SweepFolder:
         """
         payload = np.ascontiguousarray(answers, "<f8").tobytes()
         header = self._header(number) + hashlib.sha256(payload).digest()
-        write_atomically(self.shard(number), lambda f: f.write(header + payload))
+        write_atomically(self.shard(number), header + payload)
 
     def load(self, number: int) -> np.ndarray | None:
         """Returns the answers (n, k) of a chunk, or None if they are not whole."""
@@ -188,16 +189,8 @@ def read_manifest(path: Path) -> dict[str, Any]:
     """
     file = path / MANIFEST
     try:
-        with file.open("rb") as stream:
-            data = stream.read(min(_MOST_BYTES, os.fstat(stream.fileno()).st_size) + 1)
-        if len(data) > _MOST_BYTES:
-            raise ValueError(f"more than {_MOST_BYTES} bytes")
-        manifest = json.loads(data.decode())
+        manifest = read_json(file, max_bytes=_MOST_BYTES)
         _check_manifest(manifest)
-    except RecursionError:
-        raise ValueError(
-            f"{file} is not the manifest of a sweep: nested too deeply"
-        ) from None
     except (ValueError, TypeError, NotImplementedError) as error:
         raise ValueError(f"{file} is not the manifest of a sweep: {error}") from None
     return manifest
@@ -261,31 +254,17 @@ def _check_same(path: Path, old: Mapping[str, Any], new: Mapping[str, Any]) -> N
     """Refuses the folder of another sweep, and says what differs."""
     if old["hash"] == new["hash"]:
         return
-    before, now = _flat(old), _flat(new)
-    names = sorted((before.keys() | now.keys()) - {"hash", "num_settings"})
-    nothing = "(nothing)"
-    differences = [
-        f"{name.removeprefix('sweep.')}: {before.get(name, nothing)} there, "
-        f"{now.get(name, nothing)} now"
-        for name in names
-        if before.get(name, nothing) != now.get(name, nothing)
+    found = differences(old, new, "there", "now")
+    shown = [
+        f"{name.removeprefix('sweep.')}: {words}"
+        for name, words in found.items()
+        if name not in ("hash", "num_settings")
     ]
     raise ValueError(
         f"{path} holds another sweep; name another folder, or change back "
-        + "; ".join(differences[:5])
-        + "; ..." * (len(differences) > 5)
+        + "; ".join(shown[:5])
+        + "; ..." * (len(shown) > 5)
     )
-
-
-def _flat(value: Any, prefix: str = "") -> dict[str, Any]:
-    """Nested dictionaries and lists as one dictionary of dotted keys."""
-    if isinstance(value, Mapping):
-        items = [(f"{prefix}.{k}" if prefix else str(k), v) for k, v in value.items()]
-    elif isinstance(value, list):
-        items = [(f"{prefix}[{i}]", v) for i, v in enumerate(value)]
-    else:
-        return {prefix: value}
-    return {k: v for key, item in items for k, v in _flat(item, key).items()}
 
 
 def _refuse_foreign(path: Path) -> None:

@@ -7,7 +7,6 @@ the same bytes.
 
 from __future__ import annotations
 
-import importlib
 import importlib.util
 import zipfile
 from collections.abc import Iterator, Sequence
@@ -15,15 +14,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.lib import format as npy
 
-from jaxdp_episodic.files.archive import (
-    BROKEN_ARCHIVE,
-    array_header,
-    check_plain_file,
-    opened_archive,
-)
+from jaxdp_episodic.files.archive import array_batches, write_npy_header
 from jaxdp_episodic.files.atomic import atomic_path
+from jaxdp_episodic.files.optional import require_pyarrow
+from jaxdp_episodic.files.parquet_arrays import record_batches
 from jaxdp_episodic.sweep.description import described_grid
 from jaxdp_episodic.sweep.folder import TABLES, SweepFolder, answer_columns
 from jaxdp_episodic.sweep.grid import WORD_FIELDS, Grid
@@ -71,21 +66,25 @@ def read_columns(
     """
     rows = 0
     read = _read_npz if path.suffix == ".npz" else _read_parquet
-    for block in read(path, names):
-        lengths = {column.shape for column in block.values()}
-        odd = [
-            name
-            for name, column in block.items()
-            if column.dtype.kind not in _KINDS_OF[name in WORD_FIELDS]
-        ]
-        if odd or len(lengths) > 1:
-            raise ValueError(f"{path} is damaged: column {(odd or names)[0]!r}")
-        rows += next(iter(block.values())).size
-        if num_rows is not None and rows > num_rows:
-            break
-        yield block
-    if num_rows not in (None, rows):
-        raise ValueError(f"{path} is damaged: it must have {num_rows:,} rows")
+    try:
+        for block in read(path, names):
+            shapes = {column.shape for column in block.values()}
+            odd = [
+                name
+                for name, column in block.items()
+                if column.dtype.kind not in _KINDS_OF[name in WORD_FIELDS]
+                or column.ndim != 1
+            ]
+            if odd or len(shapes) > 1:
+                raise ValueError(f"column {(odd or names)[0]!r}")
+            rows += next(iter(block.values())).size
+            if num_rows is not None and rows > num_rows:
+                break
+            yield block
+        if num_rows not in (None, rows):
+            raise ValueError(f"it must have {num_rows:,} rows")
+    except ValueError as error:
+        raise ValueError(f"{path} is damaged: {error}") from None
 
 
 def _columns(folder: SweepFolder) -> Iterator[dict[str, np.ndarray]]:
@@ -108,7 +107,7 @@ def _columns(folder: SweepFolder) -> Iterator[dict[str, np.ndarray]]:
 
 
 def _write_parquet(path: Path, folder: SweepFolder) -> None:
-    pyarrow, parquet = _arrow()
+    pyarrow, parquet = require_pyarrow(purpose="a Parquet table")
     writer = None
     try:
         for columns in _columns(folder):
@@ -131,12 +130,7 @@ def _write_npz(path: Path, folder: SweepFolder) -> None:
             with archive.open(entry, "w", force_zip64=True) as file:
                 for number, block in enumerate(_column(folder, grid, column)):
                     if number == 0:
-                        header = {
-                            "descr": npy.dtype_to_descr(block.dtype),
-                            "fortran_order": False,
-                            "shape": (folder.size,),
-                        }
-                        npy.write_array_header_1_0(file, header)
+                        write_npy_header(file, block.dtype, (folder.size,))
                     file.write(np.ascontiguousarray(block).tobytes())
 
 
@@ -151,52 +145,12 @@ def _column(folder: SweepFolder, grid: Grid, column: str) -> Iterator[np.ndarray
 
 
 def _read_npz(path: Path, names: Sequence[str]) -> Iterator[dict[str, np.ndarray]]:
-    try:
-        with opened_archive(path) as archive:
-            members = [archive.getinfo(f"{name}.npy") for name in names]
-            files = [archive.open(member) for member in members]
-            kinds, lengths = [], set()
-            for file, member in zip(files, members, strict=True):
-                shape, kind, _ = array_header(file, member)
-                kinds.append(kind)
-                lengths.add(shape)
-            if len(lengths) > 1 or len(shape := lengths.pop()) != 1:
-                raise ValueError("columns must be equally long")
-            for start in range(0, shape[0], _BLOCK):
-                rows = min(_BLOCK, shape[0] - start)
-                yield {
-                    name: np.frombuffer(file.read(rows * kind.itemsize), kind)
-                    for name, file, kind in zip(names, files, kinds, strict=True)
-                }
-    except BROKEN_ARCHIVE as error:
-        raise ValueError(f"{path} is damaged: {error}") from None
+    columns = [array_batches(path, name, axes=1, rows=_BLOCK) for name in names]
+    for blocks in zip(*columns, strict=True):
+        yield dict(zip(names, blocks, strict=True))
 
 
 def _read_parquet(path: Path, names: Sequence[str]) -> Iterator[dict[str, np.ndarray]]:
-    pyarrow, parquet = _arrow()
-    check_plain_file(path)
-    try:
-        with parquet.ParquetFile(path) as file:
-            lacking = set(names) - set(file.schema_arrow.names)
-            if lacking:
-                raise ValueError(f"no column {sorted(lacking)[0]!r}")
-            for batch in file.iter_batches(batch_size=_BLOCK, columns=list(names)):
-                columns = zip(names, batch.columns, strict=True)
-                yield {
-                    n: np.asarray(c.to_numpy(zero_copy_only=False)) for n, c in columns
-                }
-    except (pyarrow.ArrowException, ValueError, OSError, OverflowError) as error:
-        raise ValueError(f"{path} is damaged: {error}") from None
-
-
-def _arrow() -> tuple[Any, Any]:
-    try:
-        return (
-            importlib.import_module("pyarrow"),
-            importlib.import_module("pyarrow.parquet"),
-        )
-    except ImportError as error:
-        raise ImportError(
-            "a Parquet table needs pyarrow, which is not installed or does not work; "
-            "pip install 'jaxdp-episodic[sweep]' brings it"
-        ) from error
+    for batch in record_batches(path, names, _BLOCK):
+        columns = ((name, batch.column(name)) for name in names)
+        yield {n: np.asarray(c.to_numpy(zero_copy_only=False)) for n, c in columns}

@@ -7,7 +7,6 @@ from jaxdp_episodic.accounting.budget import (
 )
 from jaxdp_episodic.requests.training_config import TrainingConfig, read_config
 from jaxdp_episodic.requests.training_start import StartConfig
-from jaxdp_episodic.training.averaging import averaged
 from jaxdp_episodic.training.episode import (
     Episode,
     Learner,
@@ -26,7 +25,7 @@ from jaxdp_episodic.training.models import (
     refuse_shared_state,
     split_model,
 )
-from jaxdp_episodic.training.optimizers import noise_corrected_adam
+from jaxdp_episodic.training.optimizers import averaged, noise_corrected_adam
 from jaxdp_episodic.training.private_gradient import PrivateGradient
 from jaxdp_episodic.training.processes import RunEndedError
 from jaxdp_episodic.training.report import load_parameters

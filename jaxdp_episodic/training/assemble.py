@@ -10,7 +10,11 @@ import numpy as np
 
 from jaxdp_episodic.accounting.budget import PrivacyBudget, plan_budget
 from jaxdp_episodic.data.table import ExampleTable
-from jaxdp_episodic.describe.designs import GroupedClasses
+from jaxdp_episodic.describe.designs import (
+    GroupedClasses,
+    checked_sampling,
+    schemes_of,
+)
 from jaxdp_episodic.describe.step import GaussianStep
 from jaxdp_episodic.requests.training_config import TrainingConfig
 from jaxdp_episodic.requests.training_parts import (
@@ -81,22 +85,9 @@ def assembled(
     """Returns the trainer, the evaluations and the number of parameters."""
     data = tables.load("train")
     evaluations = _evaluations(config, tables)
-    budget = plan(config, data)
-    start = statistics_of(config, budget.step, data)
-    shape = data.features.shape[1:] if start is None else (start.dimensions,)
-    learner, params = built_model(config, shape, _ways(config))
-    gradient_steps = max(budget.num_steps - len(budget.before), 1)
+    parts = run_parts(config, data)
     trainer = Trainer(
-        learner,
-        params,
         data=data,
-        budget=budget,
-        shots=config.learner.shots,
-        optimizer=built_optimizer(config.optimizer, gradient_steps),
-        l2_clip_norm=1.0 if config.l2_clip_norm is None else config.l2_clip_norm,
-        normalizer=config.normalizer,
-        block_size=config.block_size,
-        noise=config.noise,
         seed=config.seed,
         settings={
             "model": "none" if config.model is None else config.model.to_dict(),
@@ -104,12 +95,34 @@ def assembled(
             "features": tables.features.described() if tables.features else "none",
             "start": "none" if config.start is None else config.start.to_dict(),
         },
-        start=start,
+        **parts,
     )
-    return trainer, evaluations, sum(leaf.size for leaf in jax.tree.leaves(params))
+    size = sum(leaf.size for leaf in jax.tree.leaves(parts["params"]))
+    return trainer, evaluations, size
 
 
-def built_model(
+def run_parts(config: TrainingConfig, data: ExampleTable) -> dict[str, Any]:
+    """Returns what a config says of a `Trainer` on these data, by argument."""
+    budget = plan(config, data)
+    start = statistics_of(config, budget.step, data)
+    shape = data.features.shape[1:] if start is None else (start.dimensions,)
+    learner, params = _built_model(config, shape, _ways(config))
+    gradient_steps = max(budget.num_steps - len(budget.before), 1)
+    return {
+        "learner": learner,
+        "params": params,
+        "budget": budget,
+        "shots": config.learner.shots,
+        "optimizer": built_optimizer(config.optimizer, gradient_steps),
+        "l2_clip_norm": 1.0 if config.l2_clip_norm is None else config.l2_clip_norm,
+        "normalizer": config.normalizer,
+        "block_size": config.block_size,
+        "noise": config.noise,
+        "start": start,
+    }
+
+
+def _built_model(
     config: TrainingConfig, input_shape: tuple[int, ...], ways: int | None
 ) -> tuple[Any, Any]:
     """Returns ``(learner, params)`` of a config; ``ways`` is None for regression."""
@@ -175,9 +188,7 @@ def statistics_of(
     """Returns the private statistics that a run begins with, if any."""
     if config.start is None:
         return None
-    design: Any = step.design
-    inner = getattr(design, "sampling", design)
-    last = design.examples if isinstance(design, GroupedClasses) else inner.levels[-1]
+    last = schemes_of(step.design)[-1]
     slots = None if last.population is None else int(np.asarray(last.population))
     who = _who_is_protected(step)
     return PrivateStatistics(data, config.start, **who, slots=slots)
@@ -191,7 +202,7 @@ def _ways(config: TrainingConfig) -> int | None:
     if isinstance(design, GroupedClasses):
         return int(np.asarray(design.ways))
     # The last level but one: its draw is the classes of an episode.
-    levels = getattr(getattr(design, "sampling", design), "levels", ())
+    levels = schemes_of(checked_sampling(design))
     size = getattr(levels[-2], "size", None) if len(levels) > 1 else None
     if size is None:
         raise ValueError(

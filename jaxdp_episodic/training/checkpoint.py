@@ -29,10 +29,11 @@ import optax
 import orbax.checkpoint as ocp
 
 from jaxdp_episodic import _validation
+from jaxdp_episodic.files.atomic import sync_folder
 from jaxdp_episodic.report.ledger_content import LedgerMark
-from jaxdp_episodic.training.averaging import average_of
 from jaxdp_episodic.training.description import refuse_other_run
 from jaxdp_episodic.training.discrete_noise import step_seed
+from jaxdp_episodic.training.optimizers import average_of
 
 FORMAT = 3
 _KEPT = 2
@@ -156,11 +157,10 @@ class Checkpoints:
     """The checkpoints of one run, in one folder; a context manager.
 
     Args:
-      folder: made if missing, with mode 700.
-      keep: how many of the latest are kept.
+      folder: made if missing, with mode 700; the two latest are kept.
     """
 
-    def __init__(self, folder: Path, *, keep: int = _KEPT) -> None:
+    def __init__(self, folder: Path) -> None:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         folder.chmod(0o700)
         self.folder = folder
@@ -169,7 +169,7 @@ class Checkpoints:
         several["barrier_sync_key_prefix"] = "jaxdp-episodic"
         self._is_one_of_several = jax.process_count() > 1
         options = ocp.CheckpointManagerOptions(
-            max_to_keep=keep,
+            max_to_keep=_KEPT,
             enable_async_checkpointing=False,
             create=False,
             multiprocessing_options=ocp.options.MultiprocessingOptions(
@@ -215,7 +215,7 @@ class Checkpoints:
         # When one of its writes fails Orbax does not wait for the others: they may have
         # made the temporary folder again after it was removed.
         self.remove_unfinished()
-        _sync_folder(self.folder)
+        sync_folder(self.folder)
 
     def remove_unfinished(self) -> None:
         """Removes what processes that were killed, or full disks, left of checkpoints.
@@ -345,17 +345,6 @@ def _or_damaged(path: Path) -> Iterator[None]:
 def as_arrays(state: Any) -> Any:
     """The state with every leaf a JAX array, which is what Orbax stores."""
     return jax.tree.map(jnp.asarray, state)
-
-
-def _sync_folder(folder: Path) -> None:
-    """Makes renames in a folder survive a power failure, where the system can."""
-    if os.name == "nt":
-        return
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 @contextmanager

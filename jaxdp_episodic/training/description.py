@@ -22,6 +22,7 @@ from jaxdp_episodic.accounting.budget import PrivacyBudget
 from jaxdp_episodic.accounting.engine import num_cores
 from jaxdp_episodic.data.table import ExampleTable
 from jaxdp_episodic.describe.step import GaussianStep
+from jaxdp_episodic.files.json_file import differences
 from jaxdp_episodic.training.processes import Processes
 
 # What all processes of a run must have alike: draws depend on NumPy, too.
@@ -98,9 +99,9 @@ def refuse_other_run(saved: Mapping[str, Any], wanted: Mapping[str, Any]) -> Non
     Raises:
       RunMismatchError: they differ anywhere.
     """
-    differences = _differences(saved, wanted, "in the checkpoint", "now")
-    if differences:
-        raise RunMismatchError("the checkpoint is of another run: " + differences)
+    found = differences(saved, wanted, "in the checkpoint", "now")
+    if found:
+        raise RunMismatchError(f"the checkpoint is of another run: {_listed(found)}")
 
 
 def agreed(
@@ -124,11 +125,11 @@ def agreed(
         return dict(environment)
     own = {**run, **{name: environment[name] for name in _SAME_EVERYWHERE}}
     first = processes.shared_value(json.loads(json.dumps(own)))
-    differences = _differences(first, own, "in the first process", "here")
-    if differences:
+    found = differences(first, own, "in the first process", "here")
+    if found:
         raise RunMismatchError(
             f"process {processes.index} of {processes.count} has another run than the "
-            f"first: {differences}"
+            f"first: {_listed(found)}"
         )
     each = processes.gathered(environment)
     joined = {
@@ -145,28 +146,8 @@ def agreed(
     return joined
 
 
-def _differences(
-    theirs: Mapping[str, Any], ours: Mapping[str, Any], there: str, here: str
-) -> str:
-    """What differs between two descriptions, one value after the other."""
-    old, new = _flat(theirs), _flat(json.loads(json.dumps(ours)))
-    missing = "(nothing)"
-    return "; ".join(
-        f"{key}: {old.get(key, missing)} {there}, {new.get(key, missing)} {here}"
-        for key in sorted(old.keys() | new.keys())
-        if old.get(key, missing) != new.get(key, missing)
-    )
-
-
-def _flat(value: Any, prefix: str = "") -> dict[str, Any]:
-    """Nested dictionaries and lists as one dictionary of dotted keys."""
-    if isinstance(value, Mapping):
-        items = [(f"{prefix}.{k}" if prefix else str(k), v) for k, v in value.items()]
-    elif isinstance(value, list):
-        items = [(f"{prefix}[{i}]", v) for i, v in enumerate(value)]
-    else:
-        return {prefix: value}
-    return {k: v for key, item in items for k, v in _flat(item, key).items()}
+def _listed(found: Mapping[str, str]) -> str:
+    return "; ".join(f"{key}: {words}" for key, words in found.items())
 
 
 def described_environment(

@@ -24,6 +24,8 @@ from jaxdp_episodic.data.table import ExampleTable
 from jaxdp_episodic.draw.sampler import Draw, EpisodeSampler
 
 T = TypeVar("T")
+# Items that are made ahead.
+_AHEAD = 2
 
 
 class Block(NamedTuple):
@@ -71,29 +73,14 @@ def make_blocks(
       share: (index, number) of a process: each takes the units whose places leave its
         index when divided by the number, so that each unit is in one share.
     """
-    number = len(draw.mask[share[0] :: share[1]])
-    layout = {"block_size": block_size, "num_shards": num_shards, "share": share}
-    return [
-        block_at(draw, table, place, **layout)
-        for place in range(math.ceil(max(number, 1) / block_size))
-    ]
-
-
-def block_at(
-    draw: Draw,
-    table: ExampleTable,
-    place: int,
-    *,
-    block_size: int,
-    num_shards: int = 1,
-    share: tuple[int, int] = (0, 1),
-) -> Block:
-    """Returns one block of a draw, counted from 0; see `make_blocks`."""
     mine = np.arange(len(draw.mask))[share[0] :: share[1]]
-    taken = mine[place * block_size : (place + 1) * block_size]
-    rows = np.full(block_size, -1)
-    rows[: len(taken)] = taken
-    return _block(draw, table, rows.reshape(-1, num_shards).T.ravel())
+    number, blocks = len(mine), []
+    for place in range(math.ceil(max(number, 1) / block_size)):
+        taken = mine[place * block_size : (place + 1) * block_size]
+        rows = np.full(block_size, -1)
+        rows[: len(taken)] = taken
+        blocks.append(_block(draw, table, rows.reshape(-1, num_shards).T.ravel()))
+    return blocks
 
 
 def _block(draw: Draw, table: ExampleTable, rows: np.ndarray) -> Block:
@@ -165,9 +152,7 @@ def _column(array: Any, num_axes: int) -> Any:
     return array.reshape(array.shape + (1,) * (num_axes - array.ndim))
 
 
-def prefetched(
-    make: Callable[[int], T], first: int, last: int, *, depth: int = 2
-) -> Iterator[T]:
+def prefetched(make: Callable[[int], T], first: int, last: int) -> Iterator[T]:
     """Yields ``make(first), ..., make(last)``, made ahead by another thread.
 
     ``make`` must depend on its argument only. What it raises is raised here, when its
@@ -183,7 +168,7 @@ def prefetched(
         try:
             for number in range(first, last + 1):
                 waiting.append(pool.submit(make, number))
-                if len(waiting) > depth:
+                if len(waiting) > _AHEAD:
                     yield waiting.pop(0).result()
             while waiting:
                 yield waiting.pop(0).result()

@@ -19,9 +19,9 @@ from jaxdp_episodic.describe.schemes import MultistageSampling, WithoutReplaceme
 from jaxdp_episodic.draw.sampler import EpisodeSampler
 from jaxdp_episodic.training.episode import (
     Block,
-    block_at,
     code_of,
     decoded,
+    make_blocks,
     prefetched,
     to_episode,
 )
@@ -156,11 +156,15 @@ class Evaluation:
 
     def _blocks(self) -> Iterator[Block]:
         """The episodes, gathered anew each time: all at once they may not fit."""
-        make = functools.partial(
-            block_at, self._draw, self._data, block_size=self._block_size
-        )
-        number = math.ceil(len(self._draw.mask) / self._block_size)
-        return prefetched(make, 0, number - 1)
+        size, draw = self._block_size, self._draw
+
+        def made(place: int) -> Block:
+            here = slice(place * size, (place + 1) * size)
+            examples, mask = draw.examples[here], draw.mask[here]  # there are no nulls
+            part = draw._replace(examples=examples, mask=mask, holds_null=None)
+            return make_blocks(part, self._data, block_size=size)[0]
+
+        return prefetched(made, 0, math.ceil(len(draw.mask) / size) - 1)
 
 
 def evaluated(

@@ -20,11 +20,12 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from jaxdp_episodic.data.stored import TRAIN, locked
+from jaxdp_episodic import _validation
+from jaxdp_episodic.data.stored import TRAIN
 from jaxdp_episodic.data.stored_features import StoredFeatures
 from jaxdp_episodic.data.table import ExampleTable
 from jaxdp_episodic.files.archive import read_arrays
-from jaxdp_episodic.files.atomic import atomic_path
+from jaxdp_episodic.files.atomic import LOCK, atomic_path, locked, owner_only
 from jaxdp_episodic.files.column_folder import (
     MANIFEST,
     create_column,
@@ -33,7 +34,6 @@ from jaxdp_episodic.files.column_folder import (
     write_manifest,
 )
 from jaxdp_episodic.requests.training_parts import WAVELETS, FeaturesConfig
-from jaxdp_episodic.training.ledger import owner_only
 from jaxdp_episodic.training.wavelets import compiled_wavelets
 
 _VERSION = 1
@@ -70,8 +70,7 @@ class FixedFeatures:
             raise TypeError(f"function must be callable, got {self.function!r}")
         if not isinstance(self.name, str) or not self.name:
             raise TypeError(f"name must be a non-empty string, got {self.name!r}")
-        if not isinstance(self.unit_norm, bool):
-            raise TypeError(f"unit_norm must be True or False, got {self.unit_norm!r}")
+        _validation.flag("unit_norm", self.unit_norm)
         self.described()  # refuses settings that JSON cannot hold
 
     @classmethod
@@ -234,7 +233,7 @@ class FixedFeatures:
         """The features in a folder of columns, made if they are not there."""
         made_from = {name: str(text) for name, text in self._texts(data).items()}
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with locked(folder) as others:
+        with locked(folder):
             if is_complete(folder):
                 try:
                     found = open_split(folder, lambda splits: splits[0])
@@ -246,10 +245,11 @@ class FixedFeatures:
                 except (OSError, ValueError) as error:
                     reason = str(error)
                 _warn_of_cache(folder, reason)
-            if not others <= {MANIFEST, TRAIN}:
-                name = min(others - {MANIFEST, TRAIN})
+            names = {inside.name for inside in folder.iterdir()}
+            others = names - {MANIFEST, TRAIN, LOCK}
+            if others:
                 raise FileExistsError(
-                    f"{folder} must be a cache of features, it has {name!r}"
+                    f"{folder} must be a cache of features, it has {min(others)!r}"
                 )
             (folder / MANIFEST).unlink(missing_ok=True)
             self._write_columns(folder / TRAIN / "features.npy", data)

@@ -63,8 +63,7 @@ class ProtoNet:
         _validation.integer_array("ways", self.ways, minimum=1)
         _validation.choice("distance", self.distance, DISTANCES)
         _validation.positive_array("temperature", self.temperature)
-        if not isinstance(self.resplits, bool):
-            raise TypeError(f"resplits must be True or False, got {self.resplits!r}")
+        _validation.flag("resplits", self.resplits)
 
     def loss(self, params: Any, episode: Episode) -> Array:
         """Mean cross-entropy of the queries."""

@@ -23,7 +23,7 @@ from typing import Any, Self
 
 from jaxdp_episodic.accounting.budget import BudgetExhaustedError, PrivacyBudget
 from jaxdp_episodic.describe.step import GaussianStep
-from jaxdp_episodic.files.atomic import atomic_path, is_locked_by_us
+from jaxdp_episodic.files.atomic import is_locked_by_us, write_atomically
 from jaxdp_episodic.report.ledger_content import LedgerContent, LedgerMark
 from jaxdp_episodic.report.ledger_file import (
     CHARGE,
@@ -371,11 +371,4 @@ def create_ledger(path: Path, budget: PrivacyBudget, *, is_seeded: bool) -> None
     start = chain.line(first)
     chain.add(start)
     step = step_line(chain, budget.phases[0][0])
-    with atomic_path(path) as temporary:
-        with open(temporary, "xb", opener=owner_only) as file:
-            file.writelines((start, step))
-
-
-def owner_only(path: str, flags: int) -> int:
-    """Opens a file, for `open`, that nobody but its owner may read."""
-    return os.open(path, flags | _BINARY, 0o600)
+    write_atomically(path, start + step, is_private=True)

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from jaxdp_episodic.accounting.budget import SpentAhead
-from jaxdp_episodic.training import run_files
+from jaxdp_episodic.training import checks, run_files
+from jaxdp_episodic.training.checkpoint import Checkpoints, Snapshot
 from jaxdp_episodic.training.episode import Block
-from jaxdp_episodic.training.run_files import PRIVATE, StepProgress
+from jaxdp_episodic.training.ledger import LedgerFile
+from jaxdp_episodic.training.run_files import PRIVATE, RunLog, StepProgress
 
 
 def take_all_steps(
@@ -45,11 +48,15 @@ def take_all_steps(
         often = every[place]
         return step in (last, before) or (often is not None and step % often == 0)
 
-    with run_files.opened_records(
-        folder, run.ledger, run.environment, run.snapshot
-    ) as files:
+    noted: list[dict[str, Any]] = []
+    with _opened(run, folder) as (log, commit):
+
+        def note(record: dict[str, Any]) -> None:
+            noted.append(record)
+            log.write(record)
+
         if start == 0 and not run_files.read_log(folder / run_files.LOG):
-            files.note({"step": 0, "epsilon": 0.0, **evaluate()})
+            note({"step": 0, "epsilon": 0.0, **evaluate()})
         complete = run.snapshot()
         try:
             for blocks in drawn:
@@ -63,16 +70,59 @@ def take_all_steps(
                     private["seconds"] = time.perf_counter() - begun
                     epsilon = spent.at(step)
                     public = {"step": step, "epsilon": epsilon}
-                    files.note({**public, PRIVATE: private, **held_out})
-                    progress = StepProgress(step, last, epsilon, files.noted[-1])
+                    note({**public, PRIVATE: private, **held_out})
+                    progress = StepProgress(step, last, epsilon, noted[-1])
                 complete = run.snapshot()
                 if on_step is not None and progress is not None:
                     on_step(progress)
                 if is_due(1, step):
-                    files.commit(complete)
+                    commit(complete)
         except (KeyboardInterrupt, ConnectionError) as end:
             # Whoever calls `train` again takes the rest again, charged already.
             run.go_back_to(complete)
-            files.commit_if_possible(complete, end)
+            try:
+                commit(complete)
+            except Exception as error:  # of the disk, or of Orbax, cut off in a save
+                step = complete.charged_steps  # an earlier one is there
+                end.add_note(f"no checkpoint of step {step}: {error}")
             raise
-        return files.noted
+    return noted
+
+
+@contextmanager
+def _opened(
+    run: Any, folder: Path
+) -> Iterator[tuple[RunLog, Callable[[Snapshot], None]]]:
+    """A run's log, and what makes a checkpoint, with the log up to it on the disk.
+
+    Charges go to the run's ledger meanwhile. The ledger comes first, then a checkpoint:
+    whatever has a log can be gone on with.
+
+    Raises:
+      FileExistsError: the folder's run has gone on since this one was taken up.
+      LedgerError: the ledger is damaged or another run's.
+      OSError: something cannot be read or written.
+    """
+    with (
+        LedgerFile(folder / run_files.LEDGER, contains=run.ledger.mark) as ledger,
+        run.ledger.writing_to(ledger, run.environment),
+        Checkpoints(folder / run_files.CHECKPOINTS) as checkpoints,
+    ):
+        checkpoints.remove_unfinished()
+        now, latest = run.snapshot(), checkpoints.latest
+        if latest is None:
+            checkpoints.save(now._replace(ledger=ledger.mark))
+        elif latest > now.charged_steps:
+            raise FileExistsError(
+                f"{folder} has a checkpoint of step {latest}, this run is at "
+                f"step {now.charged_steps}; resume it again"
+            )
+
+        def commit(snapshot: Snapshot) -> None:
+            checks.check_finite(snapshot.state.params, snapshot.charged_steps)
+            log.sync()
+            if checkpoints.latest != snapshot.charged_steps:
+                checkpoints.save(snapshot._replace(ledger=ledger.mark))
+
+        with RunLog(folder / run_files.LOG, keep_through=now.charged_steps) as log:
+            yield log, commit

@@ -136,11 +136,6 @@ def _whitened_rows(
     return white * ((1 - MARGIN) * jnp.sqrt(weights))[:, None]
 
 
-def with_symmetric_noise(total: np.ndarray, key: Array, noise: float) -> np.ndarray:
-    """Adds symmetric noise to a float64 matrix; see `symmetric_noise`."""
-    return with_noise(total, symmetric_noise(key, len(total)), noise)
-
-
 def with_noise(total: np.ndarray, normal: Array, noise: float) -> np.ndarray:
     """Adds normal numbers, ``noise`` times as large, to a float64 sum.
 

@@ -20,8 +20,10 @@ import numpy as np
 from jaxdp_episodic.accounting.budget import PrivacyBudget, public_view
 from jaxdp_episodic.describe.step import ComposedSteps, GaussianStep, compose
 from jaxdp_episodic.files.archive import read_arrays
+from jaxdp_episodic.plots.labels import upward
 from jaxdp_episodic.report.privacy_statement import PrivacyReport
 from jaxdp_episodic.report.report import privacy_report
+from jaxdp_episodic.requests.training_start import contribution_norm
 from jaxdp_episodic.training.checks import mean_units_are_public
 from jaxdp_episodic.training.run_files import (
     HELD_OUT,
@@ -150,7 +152,8 @@ def _reasons(budget: PrivacyBudget, num_steps: int, kind: str) -> list[str]:
     reasons = []
     if statistics:
         noises = dict.fromkeys(
-            f"{step.noise_multiplier:.5g} for each {step.clip_unit}"
+            f"{step.noise_multiplier * contribution_norm(step):.5g} for each "
+            f"{step.clip_unit}"
             for step in budget.before[:statistics]
         )
         reasons.append(
@@ -188,8 +191,8 @@ def _in_words(
     return [
         f"Whoever sees everything that this run released can hardly tell it from the "
         f"run with {changed} in the training data: the two are "
-        f"({_up(report.epsilon)}, {report.delta:g})-indistinguishable. The target was "
-        f"epsilon <= {budget.epsilon:g}.",
+        f"({upward(report.epsilon)}, {report.delta:g})-indistinguishable. The target "
+        f"was epsilon <= {budget.epsilon:g}.",
         "",
         "It holds because "
         + "; and because ".join(_reasons(budget, num_steps, kind))
@@ -201,14 +204,6 @@ def _in_words(
         "norms of private data) and scores on held-out data, which disclose the people "
         "in them.",
     ]
-
-
-def _up(value: float) -> str:
-    """Four digits, rounded up."""
-    if not np.isfinite(value) or value == 0:
-        return f"{value:g}"
-    scale = 10.0 ** (3 - int(np.floor(np.log10(value))))
-    return f"{np.ceil(value * scale) / scale:g}"
 
 
 def markdown_report(

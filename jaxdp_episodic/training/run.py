@@ -16,19 +16,16 @@ import jax
 import numpy as np
 from rich.console import Console
 
+from jaxdp_episodic._progress import ProgressBar
 from jaxdp_episodic.accounting.attacker import true_positive_rate
 from jaxdp_episodic.accounting.budget import PrivacyBudget, public_view
-from jaxdp_episodic.describe.designs import GroupedClasses, IndependentEpisodes
-from jaxdp_episodic.describe.schemes import (
-    MultistageSampling,
-    Poisson,
-    WithoutReplacement,
-)
+from jaxdp_episodic.describe.designs import schemes_of, with_scheme
+from jaxdp_episodic.describe.schemes import Poisson, WithoutReplacement
+from jaxdp_episodic.files.json_file import plain
 from jaxdp_episodic.plots.run import draw_run
 from jaxdp_episodic.requests.training_config import TrainingConfig
 from jaxdp_episodic.training import run_files
 from jaxdp_episodic.training.assemble import Tables, assembled
-from jaxdp_episodic.training.display import Display
 from jaxdp_episodic.training.evaluation import Score
 from jaxdp_episodic.training.features import FixedFeatures
 from jaxdp_episodic.training.processes import all_processes
@@ -41,7 +38,6 @@ from jaxdp_episodic.training.report import (
 from jaxdp_episodic.training.run_files import (
     HELD_OUT,
     PRIVATE,
-    plain_values,
     read_log,
 )
 from jaxdp_episodic.training.trainer import Trainer
@@ -168,14 +164,17 @@ def _run(
             within = "" if owed == step else f", within an epoch: {owed:,} are owed"
             console.print(f"resumed after step {step:,}{within}")
         _announce(console, trainer, size)
-        with Display(console, trainer.budget) as display:
-            display.start_at(trainer.num_steps_taken)
+        budget, taken = trainer.budget, trainer.num_steps_taken
+        with ProgressBar(console, "steps", budget.num_steps, taken) as bar:
             trainer.train(
                 folder,
                 evaluations=evaluations,
                 evaluate_every=config.evaluation.every if config.evaluation else None,
                 checkpoint_every=config.checkpoint_every,
-                on_step=display.show,
+                on_step=lambda progress: bar.show(
+                    progress.step,
+                    f"epsilon {progress.epsilon:.3f} of {budget.epsilon:g}",
+                ),
             )
         without = {}
         if config.evaluation is not None and config.evaluation.without_noise:
@@ -282,7 +281,7 @@ def _finish(
         }
     if trainer.is_seeded or not budget.is_private:
         facts["not private"] = _SEEDED if budget.is_private else "there is no noise"
-    facts = plain_values(facts)
+    facts = plain(facts)
     private_facts = facts
     for split, score in without_noise.items():
         value = f"{score['name']} {score['mean']:.4f}, not private"
@@ -347,24 +346,14 @@ def epsilon_without_last_stage(budget: PrivacyBudget, num_steps: int) -> float:
     What the last stage of the draw is worth: the same steps, the last level drawn
     whole. *Upper bound*, as `PrivacyBudget.spent`.
     """
-    step = budget.step
-    everything = {"size": _EVERYTHING, "population_is_exact": False}
-    if isinstance(step.design, GroupedClasses):
-        examples = dataclasses.replace(step.design.examples, **everything)
-        whole: Any = dataclasses.replace(step.design, examples=examples)
-    else:
-        inner: Any = getattr(step.design, "sampling", step.design)
-        *above, last = inner.levels
-        if isinstance(last, WithoutReplacement):
-            last = dataclasses.replace(last, **everything)
-        elif isinstance(last, Poisson):
-            last = dataclasses.replace(last, sampling_probability=1.0)
-        else:  # by epochs
-            last = Poisson(last.name, sampling_probability=1.0)
-        whole = MultistageSampling(*above, last)
-        if isinstance(step.design, IndependentEpisodes):
-            whole = dataclasses.replace(step.design, sampling=whole)
-    step = dataclasses.replace(step, sampling=whole, small_units="keep")
+    step, last = budget.step, schemes_of(budget.step.design)[-1]
+    if isinstance(last, WithoutReplacement):
+        last = dataclasses.replace(last, size=_EVERYTHING, population_is_exact=False)
+    else:  # by coins, or by epochs
+        last = Poisson(last.name, sampling_probability=1.0, population=last.population)
+    step = dataclasses.replace(
+        step, sampling=with_scheme(step.design, last), small_units="keep"
+    )
     owed = budget.owed(num_steps)
     return float(dataclasses.replace(budget, step=step).spent(owed))
 

@@ -17,25 +17,18 @@ decided where it is computed:
 from __future__ import annotations
 
 import json
-import math
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
-from jaxdp_episodic.files.atomic import atomic_path, is_locked_by_us
+from jaxdp_episodic.files import atomic
+from jaxdp_episodic.files.json_file import json_lines, plain
 from jaxdp_episodic.report.ledger_file import has_charges
-from jaxdp_episodic.training import checks
-from jaxdp_episodic.training.checkpoint import Checkpoints, Snapshot
-from jaxdp_episodic.training.ledger import (
-    Ledger,
-    LedgerFile,
-    owner_only,
-)
 
-LOG, CHECKPOINTS, LEDGER, LOCK = "log.jsonl", "checkpoints", "ledger.jsonl", ".lock"
+LOG, CHECKPOINTS, LEDGER = "log.jsonl", "checkpoints", "ledger.jsonl"
 
 _held: ContextVar[frozenset[Path]] = ContextVar("held", default=frozenset())
 
@@ -83,27 +76,16 @@ def locked(folder: Path) -> Iterator[None]:
       BlockingIOError: another run is training there; the message has its process id.
       OSError: a folder that cannot be made or written.
     """
-    folder.mkdir(parents=True, exist_ok=True)
     place = folder.resolve()
     if place in _held.get():
         yield
         return
-    descriptor = os.open(place / LOCK, os.O_RDWR | os.O_CREAT, 0o600)
-    try:
-        if not is_locked_by_us(descriptor):
-            owner = os.read(descriptor, 20).decode("ascii", "replace") or "unknown"
-            raise BlockingIOError(
-                f"{folder} is in use: another run (process {owner}) is training there"
-            )
-        os.ftruncate(descriptor, 0)
-        os.write(descriptor, str(os.getpid()).encode())
+    with atomic.locked(folder):
         token = _held.set(_held.get() | {place})
         try:
             yield
         finally:
             _held.reset(token)
-    finally:
-        os.close(descriptor)  # which releases it
 
 
 PRIVATE, HELD_OUT = "private", "held_out"
@@ -127,7 +109,7 @@ class RunLog:
 
     def write(self, record: Mapping[str, Any]) -> None:
         """Appends one record; numbers that JSON lacks become strings."""
-        self._file.write(json.dumps(plain_values(record), allow_nan=False) + "\n")
+        self._file.write(json.dumps(plain(record), allow_nan=False) + "\n")
         self._file.flush()
 
     def sync(self) -> None:
@@ -148,20 +130,14 @@ def read_log(path: Path) -> list[dict[str, Any]]:
       OSError: a file that cannot be read.
       ValueError: a line, other than the last, that is no JSON object.
     """
-    records = []
-    lines = path.read_text(encoding="utf-8").split("\n")
-    for number, line in enumerate(lines, start=1):
-        if not line:
-            continue
-        try:
-            record = json.loads(line)
-        except ValueError:
-            if number >= len(lines) - 1:
-                break  # cut off in the middle of a write
-            raise ValueError(f"{path}, line {number}: not JSON") from None
-        if not isinstance(record, dict):
-            raise ValueError(f"{path}, line {number}: not a JSON object")
-        records.append(record)
+    records, cut_off = [], None
+    for _, record, _ in json_lines(path):
+        if cut_off is not None or isinstance(record, TypeError):
+            raise ValueError(f"{path}, {cut_off or record}")
+        if isinstance(record, Exception):
+            cut_off = record  # in the middle of a write, if nothing follows
+        else:
+            records.append(record)
     return records
 
 
@@ -180,22 +156,8 @@ def releasable_records(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
 def _rewrite(path: Path, keep_through: int) -> None:
     """Drops the records of later steps, atomically."""
     kept = [r for r in read_log(path) if r.get("step", 0) <= keep_through]
-    with atomic_path(path) as temporary:
-        with open(temporary, "w", encoding="utf-8", opener=owner_only) as file:
-            file.writelines(json.dumps(record) + "\n" for record in kept)
-
-
-def plain_values(value: Any) -> Any:
-    """The value as JSON can hold it: NaN and infinities as strings."""
-    if isinstance(value, Mapping):
-        return {str(key): plain_values(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [plain_values(item) for item in value]
-    if hasattr(value, "item"):
-        value = value.item()
-    if isinstance(value, float) and not math.isfinite(value):
-        return str(value)
-    return value
+    text = "".join(json.dumps(record) + "\n" for record in kept)
+    atomic.write_atomically(path, text, is_private=True)
 
 
 class StepProgress(NamedTuple):
@@ -212,83 +174,3 @@ class StepProgress(NamedTuple):
     num_steps: int
     epsilon: float
     record: Mapping[str, Any]
-
-
-class RunRecords:
-    """The open files of a run; made by `opened_records`.
-
-    Attributes:
-      noted: the log's records that were written since.
-    """
-
-    def __init__(
-        self, ledger: LedgerFile, checkpoints: Checkpoints, log: RunLog
-    ) -> None:
-        self._ledger, self._checkpoints, self._log = ledger, checkpoints, log
-        self.noted: list[dict[str, Any]] = []
-
-    def note(self, record: dict[str, Any]) -> None:
-        """Appends a record to the log."""
-        self.noted.append(record)
-        self._log.write(record)
-
-    def commit(self, snapshot: Snapshot) -> None:
-        """Makes a checkpoint, with the log up to it safe on the disk.
-
-        Raises:
-          OSError: the disk is full, or something cannot be written.
-          ValueError: parameters that are not finite.
-        """
-        checks.check_finite(snapshot.state.params, snapshot.charged_steps)
-        self._log.sync()
-        if self._checkpoints.latest != snapshot.charged_steps:
-            self._checkpoints.save(snapshot._replace(ledger=self._ledger.mark))
-
-    def commit_if_possible(self, snapshot: Snapshot, end: BaseException) -> None:
-        """Commits on the way out; if that fails, an earlier checkpoint is there."""
-        try:
-            self.commit(snapshot)
-        except Exception as error:  # of the disk, or of Orbax, interrupted in a save
-            end.add_note(f"no checkpoint of step {snapshot.charged_steps}: {error}")
-
-
-@contextmanager
-def opened_records(
-    folder: Path,
-    ledger: Ledger,
-    environment: Mapping[str, Any],
-    snapshot: Callable[[], Snapshot],
-) -> Iterator[RunRecords]:
-    """Opens the files of a run in a folder that is locked and has its ledger.
-
-    The ledger comes first, then a checkpoint: whatever has a log can be gone on with.
-
-    Args:
-      folder: of the run.
-      ledger: which charges to the file meanwhile.
-      environment: see `environment.described_environment`.
-      snapshot: returns the run as it stands.
-
-    Raises:
-      FileExistsError: the folder's run has gone on since this one was taken up.
-      LedgerError: the ledger is damaged or another run's.
-      OSError: something cannot be read or written.
-    """
-    with (
-        LedgerFile(folder / LEDGER, contains=ledger.mark) as file,
-        ledger.writing_to(file, environment),
-        Checkpoints(folder / CHECKPOINTS) as checkpoints,
-    ):
-        checkpoints.remove_unfinished()
-        now = snapshot()
-        latest = checkpoints.latest
-        if latest is None:
-            checkpoints.save(now._replace(ledger=file.mark))
-        elif latest > now.charged_steps:
-            raise FileExistsError(
-                f"{folder} has a checkpoint of step {latest}, this run is at "
-                f"step {now.charged_steps}; resume it again"
-            )
-        path = folder / LOG
-        with RunLog(path, keep_through=now.charged_steps) as log:
-            yield RunRecords(file, checkpoints, log)

@@ -168,7 +168,7 @@ def _described(search: Search) -> dict[str, Any]:
 
 def _save(folder: Path, state: dict[str, Any]) -> None:
     text = json.dumps(state, indent=1, allow_nan=False)
-    write_atomically(folder / STATE, lambda file: file.write(text.encode()))
+    write_atomically(folder / STATE, text)
 
 
 def _larger_is_better(score: Score) -> float | str:

@@ -47,15 +47,15 @@ from jaxdp_episodic.training.plda import (
     second_moment,
     sum_of,
     sum_with_count,
+    symmetric_noise,
     unit_rows,
     weighed_projection,
     whitened,
     with_mean,
     with_noise,
-    with_symmetric_noise,
 )
 
-_WITHIN, _TOTAL = "within", "total"
+_PAIRS, _ALL = "pairs", "all"
 
 
 class PrivateStatistics:
@@ -161,16 +161,16 @@ class PrivateStatistics:
         """
         noised = self.noised_sum(state, place, generator, key, noise_multiplier)
         noise = noise_multiplier * contribution_norm(self.steps[place])
-        if self._mixed is not None:
-            adds = self._mixed.with_tasks if place else self._mixed.with_line
-            return adds(state, noised, noise)
         kind = self._kind(place)
+        if self._mixed is not None:
+            adds = self._mixed.with_line if kind == _ALL else self._mixed.with_tasks
+            return adds(state, noised, noise)
         if kind == MEAN:
             state = with_mean(state, noised)
             if self.config.kind == MEAN:
                 return state._replace(projection=state.whitening)
             return state
-        if kind == _WITHIN:
+        if kind == _PAIRS:
             return whitened(state, noised, noise)
         return weighed_projection(state, noised, noise, self.dimensions)
 
@@ -187,16 +187,36 @@ class PrivateStatistics:
         Arguments are those of `release`.
         """
         noise = noise_multiplier * contribution_norm(self.steps[place])
-        if self._mixed is not None:
-            total = self._mixed_sum(state, place, generator)
-            return with_symmetric_noise(total, key, noise)
-        kind = self._kind(place)
-        if kind == MEAN:
-            return self._mean(key, noise)
-        pairs, weights = None, self._weights()
-        if kind == _WITHIN:
+        kind, pairs, weights = self._kind(place), None, self._weights()
+        if kind == _PAIRS:
             *pairs, weights = self._pairs(generator)
-        return self._moment(state, weights, key, noise, pairs)
+        total = self._total(kind, state, weights, pairs)
+        if kind == MEAN:
+            normal = jax.random.normal(key, total.shape, jnp.float32)
+        else:
+            normal = symmetric_noise(key, len(total))
+        return with_noise(total, normal, noise)
+
+    def _total(
+        self,
+        kind: str,
+        state: Any,
+        weights: np.ndarray,
+        pairs: Sequence[np.ndarray] | None = None,
+    ) -> np.ndarray:
+        """A statistic's sum over all rows, or over pairs of them."""
+        parts = self._parts(kind, weights, pairs)
+        return sum_of(self._summed(kind, state, *part) for part in parts)
+
+    def _summed(self, kind: str, state: Any, rows: Any, weights: Any) -> np.ndarray:
+        if self._mixed is not None:
+            if kind == _ALL:
+                return self._mixed.pooled_moment(rows, weights)
+            return self._mixed.pair_moment(rows, weights, state)
+        if kind == MEAN:
+            return sum_with_count(rows, weights)
+        center = state.mean if kind == _ALL else jnp.zeros_like(state.mean)
+        return second_moment(rows, weights, center, state.whitening)
 
     def table(self, state: Start) -> ExampleTable:
         """Returns the data with projected features; made once for a state."""
@@ -212,48 +232,38 @@ class PrivateStatistics:
         return self._made[1]
 
     def _kind(self, place: int) -> str:
-        if place == 0:
-            return MEAN
-        return _TOTAL if place == len(self.steps) - 1 else _WITHIN
-
-    def _mixed_sum(
-        self, state: Mixed, place: int, generator: np.random.Generator
-    ) -> np.ndarray:
-        """The sum of a mixed model's first statistic, or of its second."""
-        model = self._mixed
-        assert model is not None
-        if place == 0:
-            parts = self._parts(self._weights())
-            return sum_of(model.pooled_moment(*part) for part in parts)
-        first, second, weights = self._pairs(generator)
-        parts = self._parts(weights, (first, second))
-        return sum_of(model.pair_moment(*part, state) for part in parts)
+        """Of what a statistic is: examples' mean, or moments of pairs or of all."""
+        last = len(self.steps) - 1
+        if self._mixed is not None:
+            return _PAIRS if place == last else _ALL
+        return MEAN if place == 0 else _ALL if place == last else _PAIRS
 
     def _parts(
-        self, weights: np.ndarray, pairs: Sequence[np.ndarray] | None = None
+        self, kind: str, weights: np.ndarray, pairs: Sequence[np.ndarray] | None
     ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         """All rows, or pairs of them, and what they count, in `chunks`.
 
-        Of a metric rows have norm 1, and of a pair there is the difference; of a mixed
-        model the targets are behind the features, and of a pair there are both rows. No
-        more than a chunk is gathered at a time: all may not fit into memory.
+        Of a metric's moments rows have norm 1, and of a pair there is the difference;
+        of a mixed model the targets are behind the features, and of a pair there are
+        both rows. No more than a chunk is gathered at a time: all may not fit into
+        memory.
         """
         for start in range(0, max(len(weights), 1), ROWS):
             here = slice(start, start + ROWS)
             if pairs is None:
-                rows = self._rows(here)
+                rows = self._rows(kind, here)
             else:
-                first, second = (self._rows(side[here]) for side in pairs)
+                first, second = (self._rows(kind, side[here]) for side in pairs)
                 if self._mixed is None:
                     rows = first - second
                 else:
                     rows = np.concatenate([first, second], axis=1)
             yield from chunks(rows, weights[here])
 
-    def _rows(self, which: slice | np.ndarray) -> np.ndarray:
+    def _rows(self, kind: str, which: slice | np.ndarray) -> np.ndarray:
         features, targets = self._features[which], self.data.targets
         if self._mixed is None:
-            return unit_rows(features)
+            return features if kind == MEAN else unit_rows(features)
         assert targets is not None
         return np.concatenate([features, targets[which, None]], axis=1)
 
@@ -262,13 +272,6 @@ class PrivateStatistics:
         if not self._by_class:
             return np.ones(len(self._features), np.float32)
         return np.repeat(1 / np.maximum(self._sizes, 1), self._sizes).astype(np.float32)
-
-    def _mean(self, key: Array, noise: float) -> np.ndarray:
-        """The noised sum of ``(x, 1) / sqrt(2)``: its last entry counts."""
-        parts = chunks(self._features, self._weights())
-        total = sum_of(sum_with_count(*part) for part in parts)
-        normal = jax.random.normal(key, total.shape, jnp.float32)
-        return with_noise(total, normal, noise)
 
     def _pairs(
         self, generator: np.random.Generator
@@ -295,22 +298,6 @@ class PrivateStatistics:
         if self._by_class:
             weights = np.repeat(1 / np.maximum(number, 1), number).astype(np.float32)
         return rows[:, 0], rows[:, 1], weights
-
-    def _moment(
-        self,
-        state: Start,
-        weights: np.ndarray,
-        key: Array,
-        noise: float,
-        pairs: Sequence[np.ndarray] | None = None,
-    ) -> np.ndarray:
-        """The noised sum of outer products of rows of norm 1 in the whitened space."""
-        center = state.mean if pairs is None else jnp.zeros_like(state.mean)
-        total = sum_of(
-            second_moment(*part, center, state.whitening)
-            for part in self._parts(weights, pairs)
-        )
-        return with_symmetric_noise(total, key, noise)
 
 
 @dataclass(frozen=True)

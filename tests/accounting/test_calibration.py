@@ -13,6 +13,7 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 import jaxdp_episodic as jde
+from jaxdp_episodic.accounting.targets import Targets
 
 # The bounds by Rényi-DP are what these tests are about.
 rdp_epsilon = functools.partial(jde.epsilon, method="rdp")
@@ -413,6 +414,29 @@ def test_the_shortest_epoch(kind: Any):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("first", [1e-5, np.nan])
+def test_noise_that_is_seen_to_be_too_small_is_raised_until_it_is_enough(
+    monkeypatch, first
+):
+    step = jde.GaussianStep(poisson(), noise_multiplier=1.0)
+    plain, seen = Targets.excess, []
+
+    def excess(self, active, *, step=None, **changed):
+        # Answers to a noise of its own may be higher than those to a scaled one.
+        found = plain(self, active, step=step, **changed)
+        if step is None:
+            return found
+        seen.append(found + (1e-5 if len(seen) else first))
+        return seen[-1]
+
+    monkeypatch.setattr(Targets, "excess", excess)
+    ask = {"epsilon": 2.0, "delta": DELTA, "num_steps": 100}
+    found = rdp_noise_multiplier(step, **ask)
+    assert seen[-1] <= 0
+    monkeypatch.undo()
+    assert found <= rdp_noise_multiplier(step, **ask) * (1 + 1e-4)
+
+
 def test_noise_and_number_of_steps_by_epochs():
     bins = jde.RandomAllocation("user", steps_per_epoch=np.array([4, 25]))
     step = jde.GaussianStep(bins, noise_multiplier=1.3)

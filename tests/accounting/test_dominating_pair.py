@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import jaxdp_episodic as jde
-from jaxdp_episodic.accounting.dominating_pair import dominating_pair
+from jaxdp_episodic.accounting.dominating_pair import dominating_pair, run_of
 from jaxdp_episodic.losses.antipodal_gaussian import AntipodalGaussianLoss
 from jaxdp_episodic.losses.sampled_gaussian import SampledGaussianLoss
 from jaxdp_episodic.losses.swapped_gaussian import SwappedGaussianLoss
@@ -91,3 +91,14 @@ def test_grouped_classes_with_a_coin_for_each_episode(relation, unit, inner):
         neighboring_relation=relation,
     )
     assert resolved(step) == loss_of("antipodal", 1, 1 / 2, inner, 1)
+
+
+def test_what_a_run_keeps_of_itself_cannot_be_changed():
+    step = jde.GaussianStep(
+        jde.Poisson("unit", sampling_probability=[0.0, 0.5]), noise_multiplier=0.0
+    )
+    run = run_of(step, 3)
+    for kept, expected in ((run.loses_nothing, 0), (run.is_unprotected, 1)):
+        assert kept.reshape(-1).argmax() == expected
+        with pytest.raises(ValueError, match="read-only"):
+            kept[...] = True

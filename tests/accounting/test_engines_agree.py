@@ -85,8 +85,10 @@ def test_engines_agree(name):
         ends = jde.epsilon_interval(step, delta=delta, **ask)
         found[engine] = exact, bound, curve, info, ends
     (ours, *one, info, our_ends), (theirs, *other, _, ends) = found.values()
-    for rdp_of_one, rdp_of_other in zip(one, other, strict=True):
-        np.testing.assert_allclose(rdp_of_one, rdp_of_other, rtol=1e-12)
+    # Best orders may be 2,000, where the moment is made of exponents of 5e4: their
+    # rounding alone moves its logarithm by 1e-11.
+    for of_one, of_other, rtol in zip(one, other, (1e-10, 1e-12), strict=True):
+        np.testing.assert_allclose(of_one, of_other, rtol=rtol)
     known = ~info.is_certified_bound
     assert np.mean(known) > 0.9
     for value, (low, high) in ((theirs, our_ends), (ours, ends)):

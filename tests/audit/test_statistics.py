@@ -9,9 +9,7 @@ import pytest
 import jaxdp_episodic as jde
 from jaxdp_episodic.audit.release import audit_release, claimed_epsilons
 from jaxdp_episodic.data.table import ExampleTable
-from jaxdp_episodic.requests.training_start import contribution_norm
 from jaxdp_episodic.training import PrivateStatistics, StartConfig
-from jaxdp_episodic.training.plda import with_symmetric_noise
 
 CONFIG = StartConfig(mean=0.2, within=(0.3,), total=0.5, dimensions=2)
 MIXED = StartConfig(kind="mixed", powers=1)
@@ -65,25 +63,13 @@ def audited(place, unit, config, relation, noise=NOISE):
         without = made(1 if unit == "example" else 0, unit, config, relation)
     else:
         without = made(2, unit, config, relation, OTHERS[place])
-    noise *= contribution_norm(own.steps[place])
     state = own.initial()
     generator = np.random.default_rng(1)
-    kind = None if config is MIXED else own._kind(place)
     if config is MIXED:
         state = state._replace(variance=np.float32(0.1))
 
     def released(statistics, key, noise):
-        if config is MIXED:
-            total = statistics._mixed_sum(state, place, generator)
-            return with_symmetric_noise(total, key, noise)
-        if kind == "mean":
-            return statistics._mean(key, noise)
-        if kind == "within":
-            first, second, weights = statistics._pairs(generator)
-            pairs = (first, second)
-        else:
-            weights, pairs = statistics._weights(), None
-        return statistics._moment(state, weights, key, noise, pairs)
+        return statistics.noised_sum(state, place, generator, key, noise)
 
     key = jax.random.key(0)
     direction = released(own, key, 0.0) - released(without, key, 0.0)

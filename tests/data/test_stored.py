@@ -19,6 +19,7 @@ from jaxdp_episodic.data.stored import load_stored, store
 from jaxdp_episodic.data.stored_features import CODE_VALUES, StoredFeatures
 from jaxdp_episodic.data.user_files import load_npz, load_table
 from jaxdp_episodic.files import column_folder, parquet_file
+from jaxdp_episodic.files.atomic import locked
 
 RNG = np.random.default_rng(5)
 
@@ -450,8 +451,8 @@ def test_what_was_begun_otherwise_is_not_gone_on_with(tmp_path, monkeypatch):
     store(out, {"train": records}, made_from={})
     with pytest.raises(FileExistsError, match="is complete"):
         store(out, {"train": records}, made_from={})
-    with store_module.locked(tmp_path / "used"):
-        with pytest.raises(BlockingIOError, match="another process writes there"):
+    with locked(tmp_path / "used"):
+        with pytest.raises(BlockingIOError, match=r"in use by another process \(\d+\)"):
             store(tmp_path / "used", {"train": records}, made_from={})
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "letter.txt").touch()

@@ -11,6 +11,7 @@ from jaxdp_episodic.accounting.dominating_pair import run_of
 from jaxdp_episodic.accounting.exact.solver import ContourSolver
 from jaxdp_episodic.accounting.question import DeltaAt
 from jaxdp_episodic.accounting.rdp.method import rdp_bound
+from jaxdp_episodic.losses.allocated import crowded
 from jaxdp_episodic.losses.allocated_antipodal import AllocatedAntipodalLoss
 from jaxdp_episodic.losses.allocated_gaussian import AllocatedGaussianLoss
 from oracles import allocation
@@ -193,6 +194,33 @@ def test_two_antipodal_steps_are_a_gaussian_move():
     both = jde.epsilon(batch, delta=1e-6, num_steps=6, method="rdp")
     alone = jde.epsilon(step(2, 1.0, "replace_one"), delta=1e-6, num_steps=6)
     assert alone < both[0] < 1.2 * alone
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("shift", "epsilon"), [(1.0, 5.0), (0.5, 2.0)])
+def test_two_epochs_of_three_antipodal_steps(shift, epsilon):
+    # Tables of few steps end early: this was a flagged certified end.
+    exact = allocation.antipodal_epochs_of_three(shift, epsilon)
+    found, info = jde.delta(
+        step(3, 1 / shift, "replace_one"),
+        epsilon=epsilon,
+        num_steps=6,
+        return_info=True,
+    )
+    assert not info.is_certified_bound
+    assert found == pytest.approx(exact, rel=1e-8)
+
+
+def test_nodes_are_close_in_the_middle():
+    # A narrow peak in a long range, which even nodes would be 0.1 apart in.
+    for between in (False, True):
+        place, width = crowded(400, (-5.0, 35.0), 0.3, 0.01, between=between)
+        peak = np.exp(-0.5 * ((place - 0.3) / 0.03) ** 2)
+        assert width @ peak == pytest.approx(0.03 * np.sqrt(2 * np.pi), rel=1e-13)
+        assert place[0] >= -5 and place[-1] <= 35 and width.max() < 0.15
+        assert width.sum() == pytest.approx(40, rel=0.01)
+    even, _ = crowded(401, (-1.0, 3.0), 0.0, 1.0, between=False)
+    np.testing.assert_allclose(even, np.linspace(-1, 3, 401), atol=1e-14)
 
 
 @pytest.mark.slow

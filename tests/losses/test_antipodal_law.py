@@ -245,7 +245,9 @@ def test_a_table_is_kept_only_up_to_where_it_leaves_its_ends(monkeypatch):
     """Between two places that are looked at, too: panel 11 of 40 is the last good."""
     panels, nodes = 40, len(allocation_tables._POINTS)
     edges = 0.1 * np.arange(panels + 1)
-    table = allocation_tables.Table(1.0, edges, np.zeros((3, panels, nodes)), 0.0)
+    table = allocation_tables.Table(
+        1.0, edges, np.zeros((3, panels, nodes)), 0.0, edges[1:]
+    )
     inside = {True: (0.2, 0.3), False: (0.3, 0.4)}  # of 1/4
     monkeypatch.setattr(
         allocation_tables,

@@ -154,3 +154,16 @@ def test_the_larger_saddle_is_one(shift):
     assert np.all(x >= 1 / shift)
     reached = log_p + np.log(shift) + shift * x - 0.5 * shift**2
     np.testing.assert_allclose(reached, np.log(x), atol=1e-9)
+
+
+def test_terms_that_turn_by_more_than_a_quarter_are_the_same_on_a_shared_contour():
+    """K has a negative real part there, of which three terms have an odd power."""
+    log_g = np.array([0.31, 0.55, 1.09, 2.61, 3.15, 3.77, 4.5])
+    terms = Terms(3.0, np.zeros(7), 1.0, log_g, True, 0.0)
+    alone = [
+        np.stack(log_tails(terms._replace(log_g=one, constant=np.zeros(1))))
+        for one in log_g[:, None]
+    ]
+    np.testing.assert_allclose(
+        np.stack(log_tails(terms)), np.concatenate(alone, axis=1), atol=1e-10
+    )

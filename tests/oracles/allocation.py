@@ -42,6 +42,32 @@ def antipodal(steps: int, taken: int, shift: float, epsilon: float) -> float:
     return float(np.sum(w * inner) / steps)
 
 
+def antipodal_epochs_of_three(shift: float, epsilon: float) -> float:
+    """``H_g`` of two whole epochs of three steps each.
+
+    ``E[X D(g Y / X)]`` with ``X = sum A / 3``, ``Y = sum B / 3`` of the first epoch and
+    the other one's profile D, its logarithm interpolated.
+    """
+    s, degree, largest = shift, 72, 2 * (epsilon + 4 * shift)
+    nodes = np.cos(np.pi * (np.arange(degree + 1) + 0.5) / (degree + 1))
+    places = largest / 2 * (nodes + 1)
+    logs = [np.log(antipodal(3, 3, s, u)) for u in places]
+    fit = np.polynomial.chebyshev.Chebyshev.fit(places, logs, degree, [0, largest])
+    x = np.arange(-7 - s, 7.1 + s, 0.2)
+    w = np.exp(-x * x / 2) / np.sqrt(2 * np.pi) * 0.2
+    a, b = np.exp(s * x - s * s / 2), np.exp(-s * x - s * s / 2)
+    total = 0.0
+    for first, other, weight in zip(a, b, w, strict=True):
+        top = (first + np.add.outer(a, a)) / 3
+        base = (other + np.add.outer(b, b)) / 3
+        u = epsilon + np.log(base / top)
+        size = np.minimum(np.abs(u), largest)  # hardly anything is beyond it
+        value = np.exp(fit(size))
+        value = np.where(u >= 0, value, 1 - np.exp(u) + np.exp(u) * value)
+        total += weight * (w @ (top * value) @ w)
+    return float(total)
+
+
 def add_remove(
     steps: int, taken: int, shift: float, epsilon: float, direction: str
 ) -> float:

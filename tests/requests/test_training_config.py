@@ -135,7 +135,7 @@ def test_without_a_stated_population_the_data_give_it(tiny):
         ("shots = 1", "shots = 1\nresplits = 1", "resplits must be true or false"),
         ("[model]", '[features]\nkind = "wavelet"\n[model]', "'wavelets'"),
         ("small = true", 'small = "no"', "small must be true or false"),
-        ("small = true", "size = [14]", "size must be a number"),
+        ("small = true", "size = [14]", "size must be one number"),
     ],
 )
 def test_mistakes_are_named(tiny, old, new, message):

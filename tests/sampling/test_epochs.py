@@ -265,11 +265,6 @@ def test_an_episode_with_a_null_class_is_given_its_step_and_marked():
         ),
         (lambda s, p: s.draw_step(0, 1.5), TypeError, "step must be a whole number"),
         (
-            lambda s, p: s.begin_epoch(step_generator(0, 1))[3],
-            IndexError,
-            "step must lie in 0 .. 2, got 3",
-        ),
-        (
             lambda s, p: units(batches(3), 6, slots_of="unit"),
             NotImplementedError,
             "zero_out at level 'unit' with ShuffledEpochs is not drawn",

@@ -5,7 +5,7 @@ import numpy as np
 import optax
 import pytest
 
-from jaxdp_episodic.training.averaging import average_of, averaged
+from jaxdp_episodic.training.optimizers import average_of, averaged
 from training_runs import assert_same, plain_trainer
 
 

@@ -162,7 +162,7 @@ def test_one_process_a_folder(tmp_path):
     run = trainer()
     try:
         assert other.stdout.readline() == "held\n"
-        with pytest.raises(BlockingIOError, match=f"another run .process {other.pid}"):
+        with pytest.raises(BlockingIOError, match=f"another process .{other.pid}"):
             run.train(tmp_path)
         assert run.num_steps_taken == 0
     finally:

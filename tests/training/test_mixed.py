@@ -115,11 +115,13 @@ def test_no_unit_moves_a_sum_by_more_than_that(unit):
     fewer = ExampleTable(data.features[:left], data.targets[:left], tree)
     both = [statistics(d, relation="zero_out", unit=unit) for d in (data, fewer)]
     state = both[0].initial()._replace(coefficients=np.float32(COEFFICIENTS))
+    key = jax.random.key(0)
     for place in range(2):
         moved = 0.0
         for seed in range(8):  # the last slot has a partner in some
             one, other = (
-                s._mixed_sum(state, place, np.random.default_rng(seed)) for s in both
+                s.noised_sum(state, place, np.random.default_rng(seed), key, 0.0)
+                for s in both
             )
             moved = max(moved, float(np.linalg.norm(one - other)))
         assert 0.1 < moved <= 1

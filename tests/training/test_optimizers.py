@@ -5,9 +5,12 @@ import numpy as np
 import pytest
 
 from jaxdp_episodic.requests.training_parts import OptimizerConfig
-from jaxdp_episodic.training.averaging import averaged
 from jaxdp_episodic.training.checkpoint import TrainingState, updater
-from jaxdp_episodic.training.optimizers import built_optimizer, noise_corrected_adam
+from jaxdp_episodic.training.optimizers import (
+    averaged,
+    built_optimizer,
+    noise_corrected_adam,
+)
 
 RATE, FLOOR = 0.1, 0.25
 START = np.float32([1.0, -2.0, 0.5, 0.0])

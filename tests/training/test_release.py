@@ -148,6 +148,22 @@ def test_statistics_alone_rest_on_no_private_sizes():
     assert public_view(dataclasses.replace(planned, before=tuple(sized))) is None
 
 
+@pytest.mark.parametrize(
+    ("relation", "share"), [("add_remove", 1.0), ("replace_one", 0.5)]
+)
+def test_the_deviation_of_the_noise_of_statistics_is_as_it_is_added(relation, share):
+    (step,) = statistics_steps(
+        ("class", "example"),
+        StartConfig(kind="mean"),
+        privacy_unit="example",
+        neighboring_relation=relation,
+    )
+    step = dataclasses.replace(step, noise_multiplier=8.0)
+    budget = PrivacyBudget(step, 1.0, 1e-5, 1, 1, (step,))
+    text = privacy_statement(budget, 1)
+    assert f"standard deviation {8 * share**0.5:.5g} for each example" in text
+
+
 def test_what_was_computed_from_private_sizes_is_not_released(tmp_path):
     """Noise calibrated to them tells them, and so does epsilon after each step."""
     result, texts, report = released(tmp_path, POINTS)

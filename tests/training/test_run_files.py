@@ -54,10 +54,10 @@ def test_a_line_cut_off_by_a_crash_is_left_out(tmp_path):
 def test_a_damaged_line_in_the_middle_is_refused(tmp_path):
     path = tmp_path / "log.jsonl"
     path.write_text('{"step": 1}\nnonsense\n{"step": 3}\n')
-    with pytest.raises(ValueError, match="line 2: not JSON"):
+    with pytest.raises(ValueError, match="line 2: not valid JSON"):
         read_log(path)
     path.write_text('{"step": 1}\n[1]\n{"step": 3}\n')
-    with pytest.raises(ValueError, match="line 2: not a JSON object"):
+    with pytest.raises(ValueError, match="line 2: must be an object"):
         read_log(path)
 
 

@@ -225,10 +225,10 @@ def test_statistics_of_more_rows_than_a_chunk_are_those_of_all_at_once(monkeypat
     )
     state = own.initial()
     pairs = own._pairs(np.random.default_rng(0))
-    whole = own._moment(state, pairs[2], jax.random.key(0), 0.0, pairs[:2])
+    whole = own._total("pairs", state, pairs[2], pairs[:2])
     for module in (plda, statistics):
         monkeypatch.setattr(module, "ROWS", 32)
-    parts = own._moment(state, pairs[2], jax.random.key(0), 0.0, pairs[:2])
+    parts = own._total("pairs", state, pairs[2], pairs[:2])
     np.testing.assert_allclose(parts, whole, rtol=1e-6, atol=1e-6)
 
 

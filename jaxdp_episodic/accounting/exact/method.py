@@ -141,7 +141,6 @@ def _of_many_steps(question: Question, run: Run) -> Answer:
             rival &= ~state.surely_private(rival, least, backward=True)
         other, other_error = state.solve(rival, backward=True, least=least)
         value, error = _larger(value, error, other, other_error, rival)
-    error = error + np.where(np.isfinite(error), _of_profiles(run), 0.0)
     unsure = ~(error <= TOLERANCE * question.scale(value))
     unsure |= ~wanted | ~np.isfinite(value)
     chosen = np.flatnonzero(unsure)

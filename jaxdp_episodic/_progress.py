@@ -1,0 +1,76 @@
+"""How far long work is: a bar on a terminal, elsewhere a line now and then."""
+
+from __future__ import annotations
+
+import time
+from typing import Any, Self
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+_SECONDS_BETWEEN_LINES = 10.0
+
+
+class ProgressBar:
+    """What is done, of how much, and the time left. Use it as a context.
+
+    The clock of the rate starts with the first count: whatever comes before compiles.
+
+    Args:
+      console: where it is shown.
+      what: is counted ("steps").
+      total: how many there will be, about.
+      done: how many there are already.
+    """
+
+    def __init__(self, console: Console, what: str, total: int, done: int = 0) -> None:
+        self._console, self._what, self._total = console, what, max(total, 1)
+        self._done, self._last = done, time.monotonic()
+        self._first: tuple[float, int] | None = None
+        self._bar = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            TextColumn("{task.completed:,.0f} of {task.total:,.0f}"),
+            TextColumn("{task.fields[text]}"),
+            TimeRemainingColumn(),
+            console=console,
+            disable=not console.is_terminal,
+        )
+        self._task = self._bar.add_task(what, total=total, completed=done, text="")
+
+    def advance(self, number: int) -> None:
+        """Counts so many more as done."""
+        self.show(self._done + number)
+
+    def show(self, done: int, text: str = "") -> None:
+        """Says how many are done, and what else there is to say."""
+        self._done, now = min(done, self._total), time.monotonic()
+        begun, before = self._first = self._first or (now, self._done)
+        rate = (self._done - before) / (now - begun) if now > begun else 0.0
+        said = [text] if text else []
+        if rate:
+            said.append(f"{rate:,.{0 if rate >= 10 else 1}f} a second")
+        self._bar.update(self._task, completed=self._done, text=", ".join(said))
+        if self._console.is_terminal or now - self._last < _SECONDS_BETWEEN_LINES:
+            return
+        self._last = now
+        if rate:
+            said.append(f"{_duration((self._total - self._done) / rate)} left")
+        line = f"{self._done:,} of {self._total:,} {self._what}"
+        self._console.print(", ".join([line, *said]), highlight=False)
+
+    def __enter__(self) -> Self:
+        self._bar.start()
+        return self
+
+    def __exit__(self, *exception: Any) -> None:
+        self._bar.stop()
+
+
+def _duration(seconds: float) -> str:
+    """Hours, minutes and seconds, for a person."""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    if hours:
+        return f"{hours} h {minutes:02d} min"
+    return f"{minutes} min {rest:02d} s" if minutes else f"{rest} s"

@@ -1,0 +1,45 @@
+"""What long work says of itself: a bar on a terminal, lines elsewhere."""
+
+import io
+
+import pytest
+from rich.console import Console
+
+from jaxdp_episodic import _progress
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """A clock that stands still until it is set."""
+    times = [100.0]
+    monkeypatch.setattr(_progress.time, "monotonic", lambda: times[0])
+    return times
+
+
+def test_lines_come_every_ten_seconds_and_count_from_the_first_piece(clock):
+    out = io.StringIO()
+    bar = _progress.ProgressBar(Console(file=out, width=200), "steps", 4000, 1000)
+    with bar:
+        bar.show(1100, "epsilon 0.1")  # compiled before: no rate yet
+        for second in (5, 11, 12, 22):
+            clock[0] = 100.0 + second
+            bar.show(1100 + 10 * second, f"epsilon 0.{second}")
+        clock[0] = 1000.0
+        bar.advance(10_000)  # never more than all
+    assert out.getvalue().splitlines() == [
+        "1,210 of 4,000 steps, epsilon 0.11, 10 a second, 4 min 39 s left",
+        "1,320 of 4,000 steps, epsilon 0.22, 10 a second, 4 min 28 s left",
+        "4,000 of 4,000 steps, 3.2 a second, 0 s left",
+    ]
+
+
+def test_a_terminal_has_a_bar(clock):
+    out = io.StringIO()
+    console = Console(file=out, width=100, force_terminal=True)
+    with _progress.ProgressBar(console, "draws", 20_000) as bar:
+        bar.show(1)
+        clock[0] += 20
+        bar.show(15_001)
+    shown = out.getvalue()
+    assert "15,001 of 20,000" in shown and "750 a second" in shown
+    assert "left" not in shown

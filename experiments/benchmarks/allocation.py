@@ -61,14 +61,13 @@ def our_ends(setting: tuple[int, float, int, float]) -> dict[str, float]:
     from jaxdp_episodic.losses.allocated_law import epoch_law
     from jaxdp_episodic.losses.allocation_tables import sum_table, sum_tables
     from jaxdp_episodic.numerics.convex_sums import lognormal_sum
-    from jaxdp_episodic.numerics.skewed_starts import axis_of
 
     steps, noise, epochs, delta = setting
     drawn = jde.RandomAllocation("example", steps_per_epoch=steps)
     step = jde.GaussianStep(
         drawn, noise_multiplier=noise, neighboring_relation="add_remove"
     )
-    for cached in (lognormal_sum, epoch_law, sum_table, sum_tables, axis_of):
+    for cached in (lognormal_sum, epoch_law, sum_table, sum_tables):
         cached.cache_clear()
     start = time.process_time()
     sum_tables(steps, 1 / noise)

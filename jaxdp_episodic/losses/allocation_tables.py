@@ -17,7 +17,7 @@ import numpy as np
 
 from jaxdp_episodic.losses.antipodal_law import bound_at
 from jaxdp_episodic.numerics.convex_sums import lognormal_sum
-from jaxdp_episodic.numerics.skewed_starts import log_sizes
+from jaxdp_episodic.numerics.lognormal_sums import Contours, contours, log_bounds
 from jaxdp_episodic.numerics.skewed_sums import log_tails
 from jaxdp_episodic.numerics.skewed_terms import Terms, gauss
 from jaxdp_episodic.numerics.two_terms import log_tails_of_two
@@ -248,15 +248,15 @@ def sum_table(count: int, shift: float, *, rising: bool) -> Table:
         spread = shift * min(1.0, math.sqrt(math.expm1(shift**2) / count) / shift)
         end = _REACH * spread + 0.5 * shift * shift
         # As far as what no tail is above is not too small.
-        ends = end * 0.95 ** np.arange(50)
-        x = count * np.exp(-ends)
-        sizes = log_sizes(Terms(count, x, shift, None, False, 0.0))
-        end = float(ends[np.argmax(sizes > _LEAST)])
+        ends = end * 0.93 ** np.arange(100)
+        end = float(ends[np.argmax(log_bounds(count, shift, ends) > _LEAST)])
+
+    @functools.cache
+    def along(finer: bool) -> Contours:
+        return contours(count, shift, end, rising=rising, finer=finer)
 
     def evaluate(place: np.ndarray, *, finer: bool = False) -> np.ndarray:
-        x = count * np.exp(place if rising else -place)
-        terms = Terms(count, -x if rising else x, shift, None, rising, 0.0)
-        return np.stack(log_tails(terms, finer=finer))
+        return along(finer).log_tails(place)
 
     return _tabulated(core, end, evaluate)
 
@@ -276,7 +276,7 @@ def antipodal_table(bins: int, count: int, shift: float) -> Table:
         constant = -np.expm1(place) * idle
         if count == 2:
             return np.stack(log_tails_of_two(constant, shift, place, idle))
-        terms = Terms(count, constant, shift, place, True, idle)
+        terms = Terms(count, constant, shift, place, idle)
         return np.stack(log_tails(terms, finer=finer))
 
     most = _MOST_OF_TWO if count == 2 else _MOST_HALVINGS

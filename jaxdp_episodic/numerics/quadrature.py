@@ -158,3 +158,22 @@ def _edges(
     rights = xp.min(xp.where(ended, position[:, 1:], xp.inf), axis=0)
     # Panels beyond the last whole one are empty; keep their nodes finite.
     return lefts, xp.where(xp.isfinite(rights), rights, lefts)
+
+
+def chebyshev_points(number: int) -> np.ndarray:
+    """Of the second kind, on [-1, 1], rising."""
+    return -np.cos(np.pi * np.arange(number) / (number - 1))
+
+
+def through_points(points: np.ndarray, rows: np.ndarray, x: np.ndarray) -> np.ndarray:
+    """Polynomials through rows (R, n) at n such points of an interval, at x.
+
+    Returns:
+      (R, ...), of the shape of x.
+    """
+    weight = (-1.0) ** np.arange(len(points))
+    weight[[0, -1]] /= 2
+    away = x[..., None] - points
+    share = weight / np.where(away == 0, 1e-300, away)
+    share = share / share.sum(axis=-1, keepdims=True)
+    return np.moveaxis(share @ rows.T, -1, 0)

@@ -1,13 +1,13 @@
 """Tails of a sum of independent ``A - g B``, lognormal on both sides; NumPy only.
 
 With ``A = e^{s x - s²/2}``, ``B = e^{-s x - s²/2}``, x standard normal, and the sum
-``T = k + U_1 + ... + U_n`` of n copies of ``U = A - g B`` (or A, or -A),
+``T = k + U_1 + ... + U_n`` of n copies of ``U = A - g B``,
 
     E[T_+] = (1/2 pi i) int K(p)^n e^{p k} / p² dp,   K(p) = E e^{p U},
 
 P(T > 0) is the same with 1/p and the density of T at 0 with 1 in place of 1/p². K is
-infinite for p > 0 where U has A in it, yet it is the boundary value of a function that
-is analytic off the positive axis. So the contour comes from infinity below, runs to the
+infinite for p > 0, yet it is the boundary value of a function that is analytic off the
+positive axis. So the contour comes from infinity below, runs to the
 axis on its lower side, back to 0, and returns on the upper side: as the two halves are
 conjugate only imaginary parts are left. Those of the part along the axis are integrals
 of a positive function (`_jump`), by the path of steepest descent from the larger saddle
@@ -29,7 +29,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from jaxdp_episodic.numerics.skewed_starts import axis_of, crossing, place_of
+from jaxdp_episodic.numerics.skewed_starts import crossing
 from jaxdp_episodic.numerics.skewed_terms import (
     FINE,
     ROUGH,
@@ -43,13 +43,13 @@ from jaxdp_episodic.numerics.skewed_terms import (
     law_on_axis,
     log_last,
     log_law,
+    place_of,
 )
 
 # Slope of the ray against the vertical; shifts below it have light tails.
 _LEAN, _LIGHT = 0.4, 0.25
-# Nodes of the ray, and of the law of one term on it; of -A alone so many for a shift,
-# as paths turn less, within 1/s.
-_NODES, _LIGHT_NODES, _FEWEST, _NODES_EACH = (96, 224), (128, 448), 96, 144
+# Nodes of the ray, and of the law of one term on it.
+_NODES, _LIGHT_NODES = (96, 224), (128, 448)
 # The law is integrated along one path for so many nodes of the ray at a time.
 _BLOCK = 8
 # Places in asinh where ends of the ray are looked for, in widths of the integrand,
@@ -61,9 +61,9 @@ _LARGEST_RAY = 3.0
 _NO_RAY = 38.0
 # Largest phase of a member's K^n at the start.
 _STEADY = 6.5
-# Neighbours that may share a contour: so many at a time, of one law or of different
-# ones, that are no more deviations apart, where no more nats cancel on it.
-_SHARING, _SHARING_LAWS, _ALIKE, _CANCELLED = 256, 16, 3.4, 6.0
+# Neighbours that may share a contour: so many at a time that are no more deviations
+# apart, where no more nats cancel on it.
+_SHARING, _ALIKE, _CANCELLED = 16, 3.4, 6.0
 
 
 class _Group(NamedTuple):
@@ -72,13 +72,13 @@ class _Group(NamedTuple):
     Attributes:
       middle: its terms, of one place.
       constant: ``k h`` of all of them.
-      move: delta; None where it is 0.
+      move: delta.
       scale: h.
     """
 
     middle: Terms
     constant: np.ndarray
-    move: np.ndarray | None
+    move: np.ndarray
     scale: np.ndarray
 
 
@@ -87,23 +87,21 @@ def log_tails(
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Logarithms of ``E[T_+]``, ``E[D; T > 0]`` and ``E[D² delta(T)]``.
 
-    D is 1, or with ``log_g`` the sum of the B plus ``idle``: minus the derivative of
-    T in g. n >= 2 and E T <= 0. NaN where more cancels than double precision has;
-    ``finer`` takes half as many nodes more, to compare with.
+    D is the sum of the B plus ``idle``: minus the derivative of T in g. n >= 2 and
+    E T <= 0. NaN where more cancels than double precision has; ``finer`` takes half as
+    many nodes more, to compare with.
     """
     result = np.full((3, len(terms.constant)), np.nan)
-    most = _SHARING if terms.log_g is None else _SHARING_LAWS
-    key = terms.constant if terms.log_g is None else terms.log_g
-    stretches = [np.argsort(key, kind="stable")]
+    stretches = [np.argsort(terms.log_g, kind="stable")]
     with np.errstate(all="ignore"):
         while stretches:
             parts = [
                 part
                 for left in stretches
-                for part in np.array_split(left, -(-len(left) // most))
+                for part in np.array_split(left, -(-len(left) // _SHARING))
             ]
             middles = np.array([part[len(part) // 2] for part in parts])
-            starts = crossing(_taken(terms, middles), finer)
+            starts = crossing(_taken(terms, middles))
             stretches = []
             for i, part in enumerate(parts):
                 at = len(part) // 2
@@ -118,23 +116,19 @@ def log_tails(
 
 
 def _taken(terms: Terms, cut: np.ndarray) -> Terms:
-    log_g = None if terms.log_g is None else terms.log_g[cut]
-    return terms._replace(constant=terms.constant[cut], log_g=log_g)
+    return terms._replace(constant=terms.constant[cut], log_g=terms.log_g[cut])
 
 
 def _group(terms: Terms, part: np.ndarray, at: int) -> _Group:
     """The places of one part, the middle of which is ``part[at]``."""
     middle, constant = _taken(terms, part[at : at + 1]), terms.constant[part]
-    if terms.log_g is None or middle.log_g is None:
-        return _Group(middle, constant, None, np.ones(len(part)))
     half = 0.5 * (terms.log_g[part] - middle.log_g)
     return _Group(middle, constant * np.exp(-half), half / terms.shift, np.exp(-half))
 
 
 def _members(group: _Group, cut: slice) -> _Group:
-    move = None if group.move is None else group.move[cut]
     return group._replace(
-        constant=group.constant[cut], move=move, scale=group.scale[cut]
+        constant=group.constant[cut], move=group.move[cut], scale=group.scale[cut]
     )
 
 
@@ -158,19 +152,16 @@ def _on_one_contour(
     powers = np.array([[2], [1], [0]])
     scale = base - powers * math.log(c)
     # Parts, what they would be if nothing cancelled, and the logarithm of their scale.
-    part = every = np.zeros(scale.shape)
-    top, needed = scale, np.ones(len(base), bool)
-    if middle.rising:
-        part, every, top = _jump(group, c, finer)
-        largest = scale + math.log(_LARGEST_RAY * width)
-        needed = np.any(largest > np.log(np.abs(part)) + top - _NO_RAY, axis=0)
+    part, every, top = _jump(group, c, finer)
+    largest = scale + math.log(_LARGEST_RAY * width)
+    needed = np.any(largest > np.log(np.abs(part)) + top - _NO_RAY, axis=0)
     near = ~needed
     if needed[at]:
         points = _Points(c, width, _direction(middle))
         ends = _ends(group, points, base)
         alike = np.abs(slope - slope[at]) * width <= _ALIKE
         near |= alike & (ends <= min(ends[at], _SCOUTS[-1]) + _LONGER)
-    near = _around(near & (steady | (not middle.rising)), at)
+    near = _around(near & steady, at)
     cut = slice(near[0], near[-1] + 1)
     scale, part, every, top = (a[:, cut] for a in (scale, part, every, top))
     on_ray = np.zeros(scale.shape)
@@ -197,8 +188,6 @@ def _around(good: np.ndarray, at: int) -> np.ndarray:
 
 def _factors(group: _Group, law: Law) -> tuple:
     """What K^n is multiplied with in the three integrands."""
-    if group.middle.log_g is None:
-        return 1.0, 1.0, 1.0
     n, idle = group.middle.count, group.middle.idle
     first = group.scale * law.first / law.whole
     second = group.scale**2 * law.second / law.whole
@@ -221,7 +210,7 @@ def _path(p: np.ndarray, group: _Group, nodes: int) -> tuple[np.ndarray, np.ndar
     last = log_last(s)
     # Where the ray is vertical, e^{pA} is no larger than at its start.
     growth = largest
-    if terms.rising and s < _LIGHT:
+    if s < _LIGHT:
         growth = math.log(max(float(np.real(p).max()), 1e-300))
     turn = float(larger_saddle(np.array(min(growth, last)), s))
     if growth >= last:
@@ -230,32 +219,28 @@ def _path(p: np.ndarray, group: _Group, nodes: int) -> tuple[np.ndarray, np.ndar
     end = (math.log(60.0) - smallest + 0.5 * s * s) / s
     low, edge = ends_of(s, group.move)
     high = min(max(end, turn + 3 / s), edge)
-    if terms.log_g is not None:
-        # |e^{-p g B}| has vanished.
-        fall = np.maximum(np.cos(angles), 0.3)
-        gone = (sizes + terms.log_g - 0.5 * s * s - np.log(60.0 / fall)) / s
-        low = max(low, min(float(gone.min()), high - 2))
+    # |e^{-p g B}| has vanished.
+    fall = np.maximum(np.cos(angles), 0.3)
+    gone = (sizes + terms.log_g - 0.5 * s * s - np.log(60.0 / fall)) / s
+    low = max(low, min(float(gone.min()), high - 2))
     spacing = (high - low) / (nodes - 1)
     w = low + spacing * np.arange(nodes)
     bent = 0.5 * (1 + np.tanh(slope * (w - turn)))
-    height = ((math.pi if terms.rising else 0.0) - angle) / s
+    height = (math.pi - angle) / s
     rise = 2 * slope * height * bent * (1 - bent)
     return w + 1j * height * bent, spacing * (1 + 1j * rise)
 
 
 def _law_off_axis(p: np.ndarray, group: _Group, nodes: int) -> tuple[np.ndarray, Law]:
-    """``n log K``, and what it is made of, at complex p (M,): (M, E) or (M, 1)."""
+    """``n log K``, and what it is made of, at complex p (M,): (M, E)."""
     terms, s = group.middle, group.middle.shift
     parts = []
     for start in range(0, len(p), _BLOCK):
         some = p[start : start + _BLOCK]
         v, dv = _path(some, group, nodes)
         normal = -0.5 * v * v
-        exponent = np.exp(s * v - 0.5 * s * s) * (1 if terms.rising else -1)
-        opposite = None
-        if terms.log_g is not None:
-            opposite = np.exp(-s * v - 0.5 * s * s)
-            exponent = exponent - np.exp(terms.log_g) * opposite
+        opposite = np.exp(-s * v - 0.5 * s * s)
+        exponent = np.exp(s * v - 0.5 * s * s) - np.exp(terms.log_g) * opposite
         dv = dv / SQRT_2PI
         grown = np.exp(normal + np.multiply.outer(some, exponent)) * dv
         # Near 1 the law's own mass is taken off term by term, if all of it is there.
@@ -280,8 +265,7 @@ class _Points(NamedTuple):
 
 def _direction(terms: Terms) -> complex:
     """Of light tails the ray is vertical: K falls off like a Gaussian's."""
-    lean = 0.0 if terms.shift < _LIGHT else _LEAN
-    return 1j + (lean if terms.rising else -lean)
+    return 1j + (0.0 if terms.shift < _LIGHT else _LEAN)
 
 
 def _ends(group: _Group, points: _Points, base: np.ndarray) -> np.ndarray:
@@ -300,8 +284,6 @@ def _ray(
     terms = group.middle
     light = terms.shift < _LIGHT
     ray_nodes, law_nodes = _LIGHT_NODES if light else _NODES
-    if not terms.rising:
-        law_nodes = min(law_nodes, max(_FEWEST, round(_NODES_EACH * terms.shift)))
     if finer:
         ray_nodes, law_nodes = 3 * ray_nodes // 2, 3 * law_nodes // 2
     place, weight = gauss(ray_nodes, 1)
@@ -334,21 +316,12 @@ def _jump(
     """
     s, n = group.middle.shift, group.middle.count
     start = float(larger_saddle(np.log(c), s))
-    if group.middle.log_g is None:
-        axis = axis_of(s, True, finer)
-        cut = slice(int(np.searchsorted(axis.x, start)), None)
-        x, weight = axis.x[cut], axis.weight[cut]
-        law = Law(*(part[cut] for part in axis.law))
-    else:
-        # The logarithm of p falls by s as x grows by 1, and e^{pk} with it.
-        end = max(start + 1, ends_of(s, group.move)[1])
-        place, weight = gauss(24, (6 if finer else 4) * math.ceil(1 + s))
-        x, weight = start + (end - start) * place, (end - start) * weight
-        law = law_on_axis(np.exp(place_of(x, s)), group.middle, FINE, group.move)
-    if not len(x):
-        nothing = np.zeros((3, len(group.constant)))
-        return nothing, nothing, nothing - np.inf
+    # The logarithm of p falls by s as x grows by 1, and e^{pk} with it.
+    end = max(start + 1, ends_of(s, group.move)[1])
+    place, weight = gauss(24, (6 if finer else 4) * math.ceil(1 + s))
+    x, weight = start + (end - start) * place, (end - start) * weight
     p = np.exp(place_of(x, s))
+    law = law_on_axis(p, group.middle, FINE, group.move)
     real = Law(*(np.real(part) for part in law))
     aside = np.imag(law.whole) / real.whole
     size = n * (np.real(log_law(real)) + 0.5 * np.log1p(aside * aside))

@@ -27,16 +27,14 @@ class Terms(NamedTuple):
       count: n, how many terms.
       constant: (E,) k.
       shift: s > 0.
-      log_g: (E,) log of g where ``U = A - g B``; None where it is A or -A.
-      rising: whether A counts positive.
+      log_g: (E,) log of g.
       idle: constant that goes along with the B in the second result.
     """
 
     count: float
     constant: np.ndarray
     shift: float
-    log_g: np.ndarray | None
-    rising: bool
+    log_g: np.ndarray
     idle: float
 
 
@@ -57,6 +55,11 @@ def larger_saddle(log_p: np.ndarray, s: float) -> np.ndarray:
         if np.all(np.abs(step) < _FOUND):
             break
     return y / s
+
+
+def place_of(x: np.ndarray, s: float) -> np.ndarray:
+    """The ``log p`` of which x is the larger saddle."""
+    return np.log(x / s) - s * x + 0.5 * s * s
 
 
 # On the upper side of the axis.
@@ -92,7 +95,7 @@ def ends_of(s: float, move: np.ndarray | None) -> tuple[float, float]:
 def contracted(
     grown: np.ndarray,
     excess: np.ndarray,
-    opposite: np.ndarray | None,
+    opposite: np.ndarray,
     v: np.ndarray,
     move: np.ndarray | None,
 ) -> Law:
@@ -101,7 +104,7 @@ def contracted(
     Args:
       grown: (M, N) masses times ``e^{pU}``.
       excess: (M, N) the same, less the masses.
-      opposite: B, (N,) or (M, N), or None.
+      opposite: B, (N,) or (M, N).
       v: (N,) or (M, N) places.
       move: (E,) distances by which the normal variable is moved down, or None.
 
@@ -110,13 +113,10 @@ def contracted(
     """
     if move is None:
         whole, excess = (np.sum(a, axis=-1, keepdims=True) for a in (grown, excess))
-        if opposite is None:
-            return Law(whole, excess, whole, whole)
         first = grown * opposite
         second = first * opposite
         first, second = (a.sum(axis=-1, keepdims=True) for a in (first, second))
         return Law(whole, excess, first, second)
-    assert opposite is not None  # only these have moves
     share = np.exp(-np.multiply.outer(np.real(v), move) - 0.5 * move * move)
     if np.iscomplexobj(v):
         height = np.imag(v if v.ndim == 1 else v[0])  # that of all
@@ -128,7 +128,7 @@ def contracted(
     return Law(*np.moveaxis(np.stack(rows, axis=1) @ share, 1, 0))
 
 
-def _steepest(x: np.ndarray, s: float, rule: tuple) -> tuple[np.ndarray, ...]:
+def steepest(x: np.ndarray, s: float, rule: tuple) -> tuple[np.ndarray, ...]:
     """Nodes from the larger saddle x on: v, dv with weights and the real exponent.
 
     On ``v = x + (zeta + i y)/s`` the imaginary part is 0 where ``e^zeta sin(y)/y = 1 +
@@ -159,35 +159,26 @@ def law_on_axis(
     ``log_g`` of the terms is one number, or one for each p.
     """
     s = terms.shift
-    jumps = terms.rising
-    end = np.full(p.shape, 10.0 if move is None else 10.0 - move.min())
-    if jumps:
-        end = larger_saddle(np.log(p), s)
+    end = larger_saddle(np.log(p), s)
     low, edge = ends_of(s, move)
     far = end >= edge
     end = np.minimum(end, edge)
     place, weight = rules[0]
     v = low + (end - low)[:, None] * place
     normal = (end - low)[:, None] * weight * np.exp(-0.5 * v * v) / SQRT_2PI
-    exponent = np.exp(s * v - 0.5 * s * s) * (p if jumps else -p)[:, None]
-    opposite, against = None, np.zeros(1)
-    if terms.log_g is not None:
-        opposite = np.exp(-s * v - 0.5 * s * s)
-        against = (p * np.exp(terms.log_g))[:, None]
-        exponent = exponent - against * opposite
-    exponent = np.minimum(exponent, 700.0)
+    exponent = np.exp(s * v - 0.5 * s * s) * p[:, None]
+    opposite = np.exp(-s * v - 0.5 * s * s)
+    against = (p * np.exp(terms.log_g))[:, None]
+    exponent = np.minimum(exponent - against * opposite, 700.0)
     grown = np.exp(exponent) * normal
     law = contracted(grown, np.expm1(exponent) * normal, opposite, v, move)
     beyond = np.add.outer(end, 0.0 if move is None else move).reshape(len(p), -1)
     law = law._replace(excess=law.excess - np.exp(log_normal_tail(beyond)))
-    if not jumps:
-        return law
-    v, dv, exponent = _steepest(end, s, rules[1])
+    v, dv, exponent = steepest(end, s, rules[1])
     exponent = np.exp(np.clip(exponent, -745, 700))
     grown = np.where(far[:, None], 0.0, exponent * dv / SQRT_2PI)
-    if terms.log_g is not None:
-        opposite = np.exp(-s * v - 0.5 * s * s)
-        grown = grown * np.exp(-against * opposite)
+    opposite = np.exp(-s * v - 0.5 * s * s)
+    grown = grown * np.exp(-against * opposite)
     jump = contracted(grown, grown, opposite, v, move)
     return Law(*(a + b for a, b in zip(law, jump, strict=True)))
 

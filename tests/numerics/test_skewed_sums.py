@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from jaxdp_episodic.numerics.lognormal_sums import contours
 from jaxdp_episodic.numerics.skewed_sums import log_tails
 from jaxdp_episodic.numerics.skewed_terms import Terms, larger_saddle
 from jaxdp_episodic.numerics.two_terms import log_tails_of_two
@@ -18,9 +19,13 @@ def sums(count, constant, shift, log_g=None, *, rising=True, idle=0.0):
     """Each place by itself."""
     parts = []
     for n, k, s in np.broadcast(count, constant, shift):
-        at = None if log_g is None else np.array([float(log_g)])
-        constants = np.array([float(k)])
-        parts.append(log_tails(Terms(int(n), constants, float(s), at, rising, idle)))
+        if log_g is None:
+            place = np.array([abs(np.log(abs(k) / n))])
+            along = contours(int(n), float(s), place[0], rising=rising)
+            parts.append(along.log_tails(place))
+        else:
+            at, constants = np.array([float(log_g)]), np.array([float(k)])
+            parts.append(log_tails(Terms(int(n), constants, float(s), at, idle)))
     return np.concatenate(parts, axis=1)
 
 
@@ -28,12 +33,13 @@ def sums(count, constant, shift, log_g=None, *, rising=True, idle=0.0):
 @pytest.mark.parametrize("kind", ["rising", "falling", "antipodal"])
 def test_neighbours_share_contours(count, shift, kind):
     place = np.linspace(0.0, 6 * np.sqrt(np.log1p(np.expm1(shift**2) / count)), 12)
-    constant, log_g, up = -count * np.exp(place), None, kind != "falling"
-    if kind == "falling":
-        constant = count * np.exp(-place)
+    up = kind != "falling"
     if kind == "antipodal":
         constant, log_g = -5 * np.expm1(place), place
-    together = np.array(log_tails(Terms(count, constant, shift, log_g, up, 5.0)))
+        together = np.array(log_tails(Terms(count, constant, shift, log_g, 5.0)))
+    else:
+        constant, log_g = (count * np.exp(-place), -count * np.exp(place))[up], None
+        together = contours(count, shift, place[-1], rising=up).log_tails(place)
     for i in range(0, 12, 5):
         at = None if log_g is None else log_g[i]
         alone = sums(count, constant[i], shift, at, rising=up, idle=5.0)[:, 0]
@@ -92,7 +98,7 @@ def test_two_terms_and_idle_steps():
 def test_distant_neighbours_do_not():
     # K^n of small g turns where that of large g has not begun to.
     log_g = np.geomspace(0.1, 14.0, 16)
-    together = log_tails(Terms(7, np.zeros(16), 1.22, log_g, True, 0.0))
+    together = log_tails(Terms(7, np.zeros(16), 1.22, log_g, 0.0))
     for i in (0, 2, 8):
         alone = sums(7, 0.0, 1.22, log_g[i])[:, 0]
         np.testing.assert_allclose(np.array(together)[:, i], alone, atol=1e-11)

@@ -147,11 +147,14 @@ def _law(
     if not len(kept):
         nothing = np.full(size, np.nan)
         return nothing, nothing, nothing
-    range_ = scouts[max(kept[0] - 1, 0)], scouts[min(kept[-1] + 1, _SCOUTS - 1)]
+    low = float(scouts[max(kept[0] - 1, 0)])
+    high = float(scouts[min(kept[-1] + 1, _SCOUTS - 1)])
     # Most of W is near its peak, as far as the density there allows.
     peak = np.argmax(density)
     gap = _OF_WIDTH * math.exp(-density[peak]) / math.sqrt(2 * math.pi)
-    place, width = crowded(size, range_, scouts[peak], gap, between=checking)
+    place, width = crowded(
+        size, (low, high), float(scouts[peak]), gap, between=checking
+    )
     loss, density = _log_density(place, s, t, j)
     mass = np.exp(density) * width
     if checking:

@@ -257,8 +257,12 @@ class _Calls:
     def _in_turn(
         self, key: jax.Array, number: int, scored: Callable[[jax.Array], Any]
     ) -> Iterator[np.ndarray]:
-        for one in jax.random.split(key, number):
-            yield np.asarray(scored(one), np.float64)[None]
+        # JAX compiles for seconds to take an array of keys apart; NumPy does not.
+        data = np.asarray(jax.random.key_data(jax.random.split(key, number)))
+        kind = jax.random.key_impl(key)
+        for one in data:
+            row = scored(jax.random.wrap_key_data(one, impl=kind))
+            yield np.asarray(row, np.float64)[None]
             self._count(1)
 
     def _vectorized(

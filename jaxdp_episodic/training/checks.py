@@ -7,6 +7,7 @@ import warnings
 from typing import Any
 
 import jax
+import numpy as np
 
 from jaxdp_episodic import _validation
 from jaxdp_episodic.accounting.budget import PrivacyBudget
@@ -167,7 +168,8 @@ def check_finite(params: Any, step: int) -> None:
     """
     for path, leaf in jax.tree_util.tree_flatten_with_path(params)[0]:
         if jax.numpy.issubdtype(leaf.dtype, jax.numpy.inexact):
-            if not bool(jax.numpy.all(jax.numpy.isfinite(leaf))):
+            # On the host: XLA would compile two functions for every shape.
+            if not np.all(np.isfinite(np.asarray(leaf))):
                 name = jax.tree_util.keystr(path, simple=True, separator="/")
                 raise ValueError(
                     f"params must be finite, {name} is not after step {step}; with a "

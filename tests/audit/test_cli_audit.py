@@ -42,7 +42,7 @@ def run_file(tmp_path):
 
 def test_a_request_is_audited(request_file, tmp_path, capsys):
     out = tmp_path / "new" / "folder"
-    command = ["audit", str(request_file), "--out", str(out), "--draws", "200000"]
+    command = ["audit", str(request_file), "--out", str(out), "--draws", "50000"]
     assert cli.run([*command, "--seed", "1"]) == 0
     printed = capsys.readouterr().out
     assert "audited" in printed
@@ -72,7 +72,7 @@ def test_a_claim_that_is_disproved_has_an_exit_code(
 ):
     monkeypatch.setattr(mechanism, "epsilon", lambda *_, **__: 0.01)
     command = ["audit", str(request_file), "--out", str(tmp_path / "o")]
-    assert cli.run([*command, "--draws", "100000"]) == 3
+    assert cli.run([*command, "--draws", "20000"]) == 3
     assert "VIOLATED" in capsys.readouterr().out
     assert json.loads((tmp_path / "o" / "audit.json").read_text())["is_violated"]
 

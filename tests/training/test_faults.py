@@ -408,7 +408,9 @@ def test_a_bad_input_costs_its_own_episode_only(value):
 def test_a_bad_first_example_is_in_no_masked_slot():
     """Masked slots are filled from example 0: by selection, not by a product."""
     run = plain_trainer(data=poisoned(np.nan))
-    empty = Draw(np.zeros((2, 3, 3), np.int64), np.zeros((2, 3, 3), bool), [-1, -1])
+    empty = Draw(
+        np.zeros((2, 3, 3), np.int64), np.zeros((2, 3, 3), bool), np.array([-1, -1])
+    )
     (block,) = make_blocks(empty, run.data, block_size=4)
     assert not np.any(block.inputs)
 

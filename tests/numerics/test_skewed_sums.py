@@ -160,7 +160,7 @@ def test_the_larger_saddle_is_one(shift):
 def test_terms_that_turn_by_more_than_a_quarter_are_the_same_on_a_shared_contour():
     """K has a negative real part there, of which three terms have an odd power."""
     log_g = np.array([0.31, 0.55, 1.09, 2.61, 3.15, 3.77, 4.5])
-    terms = Terms(3.0, np.zeros(7), 1.0, log_g, True, 0.0)
+    terms = Terms(3.0, np.zeros(7), 1.0, log_g, 0.0)
     alone = [
         np.stack(log_tails(terms._replace(log_g=one, constant=np.zeros(1))))
         for one in log_g[:, None]

@@ -192,8 +192,8 @@ def contours(
     with np.errstate(all="ignore"):
         log_p, power = _axis(terms)
         best = _crossing(terms, log_p, power, terms.constant(end * _PLACES))
+        # The integrand is as wide as the tilted sum's variance makes it.
         p, power = np.exp(log_p), np.real(power)
-        # The curvature of the integrand's logarithm is the tilted sum's variance.
         slope = np.diff(power) / np.diff(p)
         bend = np.diff(slope) / (0.5 * (p[2:] - p[:-2])) * p[1:-1] ** 2
         bend = np.clip(np.nan_to_num(np.pad(bend, 1, mode="edge")), 0.0, 1e6)
@@ -320,9 +320,6 @@ def _law_on_rays(terms: _Sum, p: np.ndarray, nodes: int) -> _Law:
     return _Law(whole, whole - mass.sum(axis=1) + missing)
 
 
-# --- Parts of contours ---
-
-
 def _rays(
     terms: _Sum,
     start: np.ndarray,
@@ -337,13 +334,13 @@ def _rays(
     direction = 1j + (lean if terms.rising else -lean)
     unit = (start / narrowness * direction)[:, None]
 
-    def power_at(away: np.ndarray, nodes: float) -> np.ndarray:
-        p = (start[:, None] + away).reshape(-1, _BLOCK)
+    def power_at(away: np.ndarray, nodes: float, block: int) -> np.ndarray:
+        p = (start[:, None] + away).reshape(-1, block)
         power = terms.count * _log(_law_on_rays(terms, p, round(nodes)))
         return power.reshape(away.shape) - base[:, None]
 
     away = np.sinh(_SCOUTS) * unit
-    power = np.real(power_at(away, _SCOUT_NODES))
+    power = np.real(power_at(away, _SCOUT_NODES, 2))
     above = power + np.real(away) * slowest[:, None] + _FALL
     is_gone = above < 0
     at = np.where(is_gone.any(axis=1), np.argmax(is_gone, axis=1), len(_SCOUTS) - 1)
@@ -355,11 +352,12 @@ def _rays(
     if terms.is_light and terms.count < _FEW:
         nodes *= 2
     law_nodes = _LAW_NODES if terms.rising else _LAW_NODES_FALLING
-    law_nodes *= finer * (terms.highest - terms.lowest) / 23
+    more = finer * (_MORE if terms.is_light else 1.0)
+    law_nodes *= more * (terms.highest - terms.lowest) / 23
     place, weight = gauss(nodes, 1)
     away = np.sinh(place * end) * unit
     step = np.cosh(place * end) * unit * weight * end / math.pi
-    power = power_at(away, law_nodes * (_MORE if terms.is_light else 1.0))
+    power = power_at(away, law_nodes, _BLOCK)
     return _nodes(start, start[:, None] + away, power + np.log(step), away, 1.0)
 
 
@@ -368,7 +366,7 @@ def _nodes(
 ) -> _Nodes:
     over = start[:, None] / p
     powers = np.stack([over**2, over, np.ones_like(over)], axis=-1)
-    return _Nodes(power, moved, powers * np.broadcast_to(factor, p.shape)[..., None])
+    return _Nodes(power, moved, powers * np.asarray(factor)[..., None])
 
 
 def _jumps(terms: _Sum, start: np.ndarray, finer: bool) -> _Nodes:
@@ -384,7 +382,8 @@ def _jumps(terms: _Sum, start: np.ndarray, finer: bool) -> _Nodes:
     x = first + (end - first) * place
     p = np.exp(place_of(x, s))
     low, high = float(first.min()), end - 1e-9
-    nodes = 0.5 * (low + high) + 0.5 * (high - low) * chebyshev_points(_CHEBYSHEV[finer])
+    known = chebyshev_points(_CHEBYSHEV[finer])
+    nodes = 0.5 * (low + high) + 0.5 * (high - low) * known
     known = np.exp(place_of(nodes, s))
     law, imaginary = _law_on_axis(terms, known, _FINE)
     # Smooth where they are tiny, too.
@@ -397,4 +396,5 @@ def _jumps(terms: _Sum, start: np.ndarray, finer: bool) -> _Nodes:
     size = n * (real * p**order + 0.5 * np.log1p(ratio * ratio))
     size = size + np.log(p * (s - 1 / x) * (end - first) * weight / math.pi)
     size = np.where(are_rare, -1e300, size)
-    return _nodes(start, p, size, p, np.sin(n * np.arctan(ratio)))
+    factor = np.where(are_rare, 0.0, np.sin(n * np.arctan(ratio)))
+    return _nodes(start, p, size, p, factor)

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from scipy.stats import norm
 
 from jaxdp_episodic.numerics.lognormal_sums import contours
 from jaxdp_episodic.numerics.skewed_sums import log_tails
@@ -167,3 +168,37 @@ def test_terms_that_turn_by_more_than_a_quarter_are_the_same_on_a_shared_contour
     np.testing.assert_allclose(
         np.stack(log_tails(terms)), np.concatenate(alone, axis=1), atol=1e-10
     )
+
+
+@pytest.mark.parametrize("rising", [True, False])
+@pytest.mark.parametrize("shift", [0.02, 0.3, 1.0, 3.0])
+def test_two_lognormal_terms_far_out(shift, rising):
+    # Given one term the other's gain is a price of Black and Scholes: all positive.
+    core = np.sqrt(np.log1p(np.expm1(shift**2) / 2))
+    place = core * np.array([0.0, 1.0, 4.0, 8.0])
+    found = contours(2, shift, place[-1], rising=rising).log_tails(place)[0]
+    y = np.linspace(-20, 20, 400_001)
+    weight = 1e-4 * norm.pdf(y)
+    left = 2 * np.exp(place if rising else -place)[:, None] - np.exp(
+        shift * y - shift**2 / 2
+    )
+    sign = 1 if rising else -1
+    with np.errstate(divide="ignore", invalid="ignore"):
+        d = -np.log(left) / shift
+        price = sign * (
+            norm.cdf(sign * (d + shift / 2))
+            - np.maximum(left, 0) * norm.cdf(sign * (d - shift / 2))
+        )
+    price = np.where(left > 0, price, (1 - left) if rising else 0.0)
+    np.testing.assert_allclose(np.exp(found), price @ weight, rtol=2e-7)
+
+
+@pytest.mark.parametrize(("count", "shift"), [(4, 0.11), (30, 3.0), (1e6, 1.0)])
+@pytest.mark.parametrize("rising", [True, False])
+def test_other_contours_with_more_nodes_agree(count, shift, rising):
+    place = np.linspace(0, 6, 20) * np.sqrt(np.log1p(np.expm1(shift**2) / count))
+    one, other = (
+        contours(count, shift, place[-1], rising=rising, finer=finer).log_tails(place)
+        for finer in (False, True)
+    )
+    np.testing.assert_allclose(one, other, atol=1e-8)

@@ -30,20 +30,27 @@ def ended_by_sigterm() -> Iterator[None]:
     """Makes SIGTERM end the body as Ctrl-C does, with `Terminated`.
 
     The first one counts; those that come while the body winds up are ignored. One that
-    is raised where exceptions are not heard comes again, and so does Ctrl-C. Outside
-    of the main thread, where Python hears no signals, nothing changes.
+    is raised where exceptions are not heard comes again, and so does Ctrl-C; what the
+    body swallows is raised at its end. Outside of the main thread, where Python hears
+    no signals, nothing changes.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
 
-    has_come, timers = False, []
+    has_come: type[KeyboardInterrupt] | None = None
+    timers = []
 
     def end(number: int, frame: Any) -> None:
         nonlocal has_come
-        has_come = True
+        has_come = Terminated
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         raise Terminated
+
+    def interrupt(number: int, frame: Any) -> None:
+        nonlocal has_come
+        has_come = has_come or KeyboardInterrupt
+        raise KeyboardInterrupt
 
     def not_raised(args: Any) -> None:
         again = {Terminated: signal.SIGTERM, KeyboardInterrupt: signal.SIGINT}
@@ -58,6 +65,10 @@ def ended_by_sigterm() -> Iterator[None]:
         timer.start()
 
     before, hook = signal.signal(signal.SIGTERM, end), sys.unraisablehook
+    # Whoever ignores Ctrl-C, or hears it otherwise, goes on to.
+    hears = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    if hears:
+        signal.signal(signal.SIGINT, interrupt)
     # Modules run callbacks while they are imported, whose exceptions go nowhere else.
     sys.unraisablehook = not_raised
     try:
@@ -67,8 +78,10 @@ def ended_by_sigterm() -> Iterator[None]:
             timer.cancel()
         sys.unraisablehook = hook
         signal.signal(signal.SIGTERM, before or signal.SIG_DFL)
+        if hears:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
     if has_come:  # and somebody has swallowed it
-        raise Terminated
+        raise has_come
 
 
 def use_all_cores() -> None:

@@ -260,10 +260,13 @@ class Unit:
     """What can be referred to weakly."""
 
 
-@pytest.mark.parametrize(
+SIGNALS = pytest.mark.parametrize(
     "sent, raised",
     [(signal.SIGTERM, Terminated), (signal.SIGINT, KeyboardInterrupt)],
 )
+
+
+@SIGNALS
 def test_a_signal_in_a_callback_comes_again(monkeypatch, sent, raised):
     """Python tells `sys.unraisablehook` alone of what a callback raises."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -282,11 +285,18 @@ def test_a_signal_in_a_callback_comes_again(monkeypatch, sent, raised):
     assert not told and sys.unraisablehook == told.append
 
 
-def test_a_sigterm_that_somebody_swallows_counts_in_the_end():
-    """As what comes while a callback runs, of whose exceptions nobody hears."""
-    with pytest.raises(Terminated), ended_by_sigterm():
-        with contextlib.suppress(KeyboardInterrupt):
-            os.kill(os.getpid(), signal.SIGTERM)
+@SIGNALS
+def test_a_signal_that_somebody_swallows_counts_in_the_end(sent, raised):
+    """As modules do, with a bare ``except``, while they are imported."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with pytest.raises(raised) as end, ended_by_sigterm():
+            with contextlib.suppress(KeyboardInterrupt):
+                os.kill(os.getpid(), sent)
+        assert end.type is raised
+        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def test_elsewhere_than_in_the_main_thread_signals_are_left_alone():

@@ -156,7 +156,9 @@ def antipodal_of_many(
     weight = np.exp(-((y + middle) ** 2) / 2) / np.sqrt(2 * np.pi) * spacing
     term = 2 * np.sqrt(g) * np.exp(-s * s / 2) * np.sinh(s * y)
     step = 0.05 / fineness
-    log_theta = np.arange(-45, 12, step)
+    # As far down as ``theta E S²`` counts beside the mean.
+    lowest = -35 - epsilon - s * s - np.log(steps)
+    log_theta = np.arange(lowest, 12, step)
     moved = np.array([np.expm1(1j * np.exp(v) * term) @ weight for v in log_theta])
     # |1 + z|² - 1 keeps what is small against 1.
     size = 0.5 * np.log1p(np.maximum(2 * moved.real + np.abs(moved) ** 2, -1 + 1e-16))

@@ -141,6 +141,7 @@ def _of_many_steps(question: Question, run: Run) -> Answer:
             rival &= ~state.surely_private(rival, least, backward=True)
         other, other_error = state.solve(rival, backward=True, least=least)
         value, error = _larger(value, error, other, other_error, rival)
+    error = error + _of_composed_profiles(question, run, bound, order)
     unsure = ~(error <= TOLERANCE * question.scale(value))
     unsure |= ~wanted | ~np.isfinite(value)
     chosen = np.flatnonzero(unsure)
@@ -157,12 +158,35 @@ def _has_certified_ends(run: Run) -> bool:
 
 
 def _of_profiles(run: Run) -> np.ndarray:
-    """Relative error of delta by that of profiles which are not closed forms."""
-    total = np.zeros(run.num_steps.shape)
+    """Relative error of a single step's delta by that of what is no closed form."""
+    largest = np.zeros(run.num_steps.shape)
     for loss, count in zip(run.losses, run.counts, strict=True):
         if loss.is_estimate:
-            total = total + count * np.where(count > 0, loss.profile_error(), 0.0)
-    return total
+            error = np.where(count > 0, loss.profile_error(), 0.0)
+            largest = np.maximum(largest, error)
+    return largest
+
+
+def _of_composed_profiles(
+    question: Question, run: Run, bound: np.ndarray, order: np.ndarray
+) -> np.ndarray:
+    """The same of many steps, if an error of a law has one sign wherever it counts.
+
+    Where the law's mass and mean are right, an error e of its density moves the moment
+    of each step by at most e times what it is above 1, and so delta, relative, by the
+    logarithm of the whole run's moment times e. That is in Rényi's bound.
+    """
+    error = _of_profiles(run)
+    if not np.any(error):
+        return error
+    moved = order - 1
+    epsilon, log_delta = question.target, bound
+    if question.is_epsilon:
+        epsilon, log_delta = bound, question.target
+    with np.errstate(invalid="ignore"):
+        spent = 1 + np.maximum(moved * epsilon + log_delta, 0.0)
+        added = error * spent / (moved if question.is_epsilon else 1.0)
+    return np.where(error > 0, added, 0.0)
 
 
 def _of_rounded_losses(epsilon: np.ndarray, run: Run) -> np.ndarray:

@@ -60,13 +60,14 @@ def test_reference(row):
     if value is not None:
         assert value == pytest.approx(delta, rel=1e-8)
         return
-    # Two steps an epoch: the table ends too early, which is said.
-    assert steps == 2
+    # Of two steps the table ends too early. Of very many, where delta is due to rare
+    # jumps alone, what the core adds must cancel to more digits than tables vouch for.
+    assert steps == 2 or (steps == 10_000 and delta < 1e-9)
     upper, info = jde.delta(
-        step(steps, noise), epsilon=epsilon, num_steps=2 * epochs, return_info=True
+        step(steps, noise), epsilon=epsilon, num_steps=steps * epochs, return_info=True
     )
     assert info.is_certified_bound
-    assert upper >= delta
+    assert delta <= upper <= 1.4 * delta
 
 
 @pytest.mark.slow

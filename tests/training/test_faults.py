@@ -23,7 +23,6 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from flax import nnx
 from PIL import Image
 
 import jaxdp_episodic as jde
@@ -33,10 +32,11 @@ from jaxdp_episodic.data.folders import load_class_folders
 from jaxdp_episodic.data.table import ExampleTable
 from jaxdp_episodic.draw.sampler import Draw
 from jaxdp_episodic.report.ledger_file import read_ledger
-from jaxdp_episodic.training import MLP, ProtoNet, Trainer, run_files, split_model
+from jaxdp_episodic.training import ProtoNet, Trainer, run_files
 from jaxdp_episodic.training.checkpoint import Checkpoints
 from jaxdp_episodic.training.description import RunMismatchError
 from jaxdp_episodic.training.episode import make_blocks
+from jaxdp_episodic.training.private_gradient import PrivateGradient
 from jaxdp_episodic.training.report import export_run, load_parameters
 from training_runs import (
     TINY,
@@ -91,9 +91,20 @@ def killed(folder, *options):
     return done.returncode, json.loads((folder / "summary.json").read_text())
 
 
-@pytest.mark.parametrize(
-    "kills", [1, pytest.param(25, marks=pytest.mark.slow)], ids=["one", "many"]
-)
+@pytest.fixture
+def rig(monkeypatch):
+    """The rig as a module."""
+    monkeypatch.syspath_prepend(RIG.parent)  # as where the rig is run
+    spec = importlib.util.spec_from_file_location("kill_training", RIG)
+    assert spec is not None and spec.loader is not None
+    rig = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, "kill_training", rig)
+    spec.loader.exec_module(rig)
+    return rig
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kills", [1, 25], ids=["one", "many"])
 def test_killed_runs_are_charged_and_end_as_others(tmp_path, kills):
     code, summary = killed(tmp_path, "--kills", str(kills))
     assert (code, summary["violations"]) == (0, [])
@@ -105,6 +116,63 @@ def test_killed_runs_are_charged_and_end_as_others(tmp_path, kills):
     assert "| processes killed | " in (tmp_path / "summary.md").read_text()
 
 
+class Killed(BaseException):
+    """Ends a run; nothing catches it."""
+
+
+def kill_at(patch, owner, name, call, folder, left):
+    """The folder as it is when this call begins is what a killed process leaves."""
+    function, calls = getattr(owner, name), []
+
+    def counted(*args, **kwargs):
+        calls.append(1)
+        if len(calls) == call:
+            shutil.copytree(folder, left)
+            raise Killed
+        return function(*args, **kwargs)
+
+    patch.setattr(owner, name, counted)
+
+
+@pytest.mark.parametrize("fault", [None, "charge-late"])
+def test_what_is_left_at_any_moment_is_gone_on_with(tmp_path, monkeypatch, rig, fault):
+    """What the rig does and looks at, in one process, with three kills of one run."""
+    # Shapes and optimizer of the other tests, for which everything is compiled.
+    sizes = {"STEPS": 8, "CHECKPOINT_EVERY": 3, "CLASSES": 30, "EXAMPLES": 6}
+    for name, size in sizes.items():
+        monkeypatch.setattr(rig, name, size)
+    monkeypatch.setattr(rig.optax, "adam", adam)
+    moments = [
+        (PrivateGradient, "__call__", 2),  # charged and not released
+        (Checkpoints, "save", 2),  # of step 6
+        (Trainer, "step", 5),  # between steps 7 and 8
+    ]
+    folder, found, wrong = tmp_path / "run", [], []
+    folder.mkdir()
+    for number, moment in enumerate(moments):
+        left = tmp_path / str(number)
+        with monkeypatch.context() as patch, pytest.raises(Killed):
+            kill_at(patch, *moment, folder, left)
+            rig.train_in(folder, 0, fault)
+        folder = left
+        kill, complaints = rig.inspected(folder)
+        found.append((kill.released, kill.charged))
+        wrong += complaints
+    if fault is not None:
+        assert wrong == [
+            "6 steps released, 5 charged",
+            "7 steps released, 6 charged",
+        ]
+        return
+    assert not wrong and found == [(1, 2), (6, 6), (7, 7)]
+    whole = tmp_path / "whole"
+    whole.mkdir()
+    for place in (folder, whole):
+        rig.train_in(place, 0, None)
+    assert rig.finished(folder, whole) == []
+    assert rig.released_in(folder).total > 8  # some were released again
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("fault", ["charge-late", "forget"])
 def test_the_rig_notices_a_planted_fault(tmp_path, fault):
@@ -112,13 +180,7 @@ def test_the_rig_notices_a_planted_fault(tmp_path, fault):
     assert code == 1 and summary["violations"]
 
 
-def test_what_the_rig_calls_a_violation(monkeypatch):
-    monkeypatch.syspath_prepend(RIG.parent)  # as where the rig is run
-    spec = importlib.util.spec_from_file_location("kill_training", RIG)
-    assert spec is not None and spec.loader is not None
-    rig = importlib.util.module_from_spec(spec)
-    sys.modules["kill_training"] = rig
-    spec.loader.exec_module(rig)
+def test_what_the_rig_calls_a_violation(rig):
     fine = {1: {"a"}, 2: {"b"}}
     assert rig.violations(fine, 2) == rig.violations(fine, 3) == []
     assert rig.violations(fine, 1) == ["2 steps released, 1 charged"]
@@ -447,7 +509,9 @@ class Odd:
         return jnp.zeros(episode.query_labels.shape, jnp.int32)
 
 
-@pytest.mark.parametrize("factor", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize(
+    "factor", [math.nan, math.inf, pytest.param(-math.inf, marks=pytest.mark.slow)]
+)
 def test_gradients_that_are_not_finite_leave_noise_alone(tmp_path, factor):
     _, params = protonet()
     odd = plain_trainer(learner=(Odd(factor), params))
@@ -608,12 +672,12 @@ def run_on(images, **changes):
 
 @functools.cache  # it is compiled once
 def of_flat_images():
-    apply, params = split_model(MLP(16, (4,), 2, rngs=nnx.Rngs(0)))
+    weights = np.random.default_rng(0).normal(size=(16, 4)).astype(np.float32)
 
     def flat(params, inputs):
-        return apply(params, inputs.reshape(len(inputs), -1))
+        return inputs.reshape(len(inputs), -1) @ params["weights"]
 
-    return ProtoNet(flat, ways=2), params
+    return ProtoNet(flat, ways=2), {"weights": weights}
 
 
 def test_a_class_that_vanished_stops_a_resume_and_is_named(images, tmp_path):

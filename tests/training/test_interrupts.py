@@ -142,9 +142,10 @@ def test_resume_does_not_forget_steps(tmp_path):
 HOLD = """
 import sys
 from pathlib import Path
-from jaxdp_episodic.training import run_files
+from jaxdp_episodic.files import atomic
 
-with run_files.locked(Path(sys.argv[1])):
+# What a run takes; without all that training imports.
+with atomic.locked(Path(sys.argv[1])):
     print("held", flush=True)
     sys.stdin.read()
 """

@@ -59,6 +59,22 @@ def released(tmp_path, text):
     return result, texts, (tmp_path / "out" / "report.md").read_text()
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _undrawn():
+    """Pictures are private; one is drawn in `test_run`."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("jaxdp_episodic.training.run.draw_run", lambda *_, **__: None)
+        patch.setattr("jaxdp_episodic.training.run._meaning", lambda _: "")
+        yield
+
+
+@pytest.fixture(scope="module")
+def hardened(tmp_path_factory):
+    """A run on public sizes, with the hardened noise."""
+    text = POINTS.replace("size = 20 }", "size = 20, population = 40 }")
+    return released(tmp_path_factory.mktemp("hardened"), 'noise = "discrete"\n' + text)
+
+
 @pytest.mark.slow
 def test_the_number_of_protected_units_is_not_released(tmp_path):
     """Neither as it is nor through the mean of a draw."""
@@ -183,10 +199,9 @@ def test_what_was_computed_from_private_sizes_is_not_released(tmp_path):
     }
 
 
-def test_public_sizes_are_released(tmp_path):
+def test_public_sizes_are_released(hardened):
     """Here of a run with the hardened noise."""
-    text = POINTS.replace("size = 20 }", "size = 20, population = 40 }")
-    result, texts, _ = released(tmp_path, 'noise = "discrete"\n' + text)
+    result, texts, _ = hardened
     facts = json.loads(texts["run.json"])
     assert facts["noise"] == "discrete"
     words = " ".join(texts["privacy.md"].split())
@@ -196,10 +211,9 @@ def test_public_sizes_are_released(tmp_path):
     assert len(texts["log.jsonl"].splitlines()) == 3
 
 
-def test_no_epsilon_where_the_divisor_is_private(tmp_path):
+def test_no_epsilon_where_the_divisor_is_private(hardened):
     """By default it is 0.04 times the number of tasks, which a task would change."""
-    text = POINTS.replace("size = 20 }", "size = 20, population = 40 }")
-    result, texts, report = released(tmp_path, text)
+    result, texts, report = hardened
     for page in (texts["privacy.md"], report):
         assert "task   not covered: the divisor was the mean number" in page
     budget = result.trainer.budget

@@ -1,7 +1,10 @@
 """One command: from a config to a checkpoint, a log, a report and a release."""
 
+import contextlib
+import io
 import json
 import re
+import shutil
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -61,9 +64,24 @@ def test_the_score_without_noise_stands_below_the_private_one():
     assert third.startswith("validation  accuracy 0.9000")
 
 
-def test_everything_is_left_in_the_folder(train, tmp_path, capsys):
-    assert train() == 0
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """The folder of a finished run, to copy, and what was printed to both streams."""
+    folder = tmp_path_factory.mktemp("finished")
+    (folder / "tiny.toml").write_text(TINY, encoding="utf-8")
+    out, err = io.StringIO(), io.StringIO()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(cli, "use_all_cores", lambda: None)
+        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+            arguments = [str(folder / "tiny.toml"), "--out", str(folder / "out")]
+            assert cli.run(["train", *arguments]) == 0
+    return folder / "out", SimpleNamespace(out=out.getvalue(), err=err.getvalue())
+
+
+def test_everything_is_left_in_the_folder(train, finished, tmp_path, capsys):
+    folder, printed = finished
     out = tmp_path / "out"
+    shutil.copytree(folder, out)
     assert {p.name for p in out.iterdir()} == {
         ".lock",
         "checkpoints",
@@ -73,7 +91,6 @@ def test_everything_is_left_in_the_folder(train, tmp_path, capsys):
         "report.md",
         "report.png",
     }
-    printed = capsys.readouterr()
     assert "validation  accuracy 0." in printed.out
     assert "target 8, delta 1e-05, one example" in printed.out
     assert "step 3 is the last" in " ".join(printed.err.split())
@@ -96,10 +113,11 @@ def test_everything_is_left_in_the_folder(train, tmp_path, capsys):
     assert (out / "log.jsonl").read_bytes() == before
 
 
-def test_resume(train, tmp_path, capsys, config):
+def test_resume(train, finished, tmp_path, capsys, config):
     assert train("--resume") == 2
     assert "no complete checkpoint" in capsys.readouterr().err
-    assert train() == 0
+    shutil.rmtree(tmp_path / "out", ignore_errors=True)
+    shutil.copytree(finished[0], tmp_path / "out")
     parameters = (tmp_path / "out" / "release" / "parameters.npz").read_bytes()
     assert train("--resume") == 0  # nothing is left to do: the same release again
     again = tmp_path / "out" / "release" / "parameters.npz"

@@ -15,7 +15,7 @@ from jaxdp_episodic.data.table import ExampleTable
 from jaxdp_episodic.draw.sampler import step_generator
 from jaxdp_episodic.training.description import RunMismatchError
 from jaxdp_episodic.training.evaluation import Evaluation
-from jaxdp_episodic.training.learners import Supervised
+from jaxdp_episodic.training.learners import MAML, Supervised
 from jaxdp_episodic.training.models import MLP, split_model
 from jaxdp_episodic.training.run_files import HELD_OUT, PRIVATE, read_log
 from training_runs import (
@@ -370,7 +370,9 @@ def test_regression_on_a_tree_of_three_levels(tmp_path, clip_unit):
         clip_unit=clip_unit,
         population=data.population,
     )
-    run = trainer(data=data, step=step, learner=sinusoid_learner(), shots=3)
+    apply, params = split_model(MLP(1, (), 1, rngs=nnx.Rngs(0)))
+    maml = MAML(apply, inner_steps=1, task_loss="squared_error")
+    run = trainer(data=data, step=step, learner=(maml, params), shots=3)
     records = run.train(tmp_path)
     assert np.isfinite(records[-1][PRIVATE]["mean_loss"])
     assert run.sampler.slot_shape == ((5, 6) if clip_unit == "group" else (6,))

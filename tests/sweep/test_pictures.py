@@ -109,7 +109,14 @@ def test_the_default_picture(folder):
     assert without[0] == without[1]
 
 
-@pytest.mark.parametrize("kind", pictures.KINDS)
+@pytest.mark.parametrize(
+    "kind",
+    [
+        # The default picture is of this kind.
+        pytest.param(kind, marks=pytest.mark.slow) if kind == "contours" else kind
+        for kind in pictures.KINDS
+    ],
+)
 def test_every_kind(folder, tmp_path, kind):
     png, svg = pictures.draw(folder, kind=kind, out=tmp_path / f"my.{kind}.png")
     assert png.name == f"my.{kind}.png" and svg.name == f"my.{kind}.svg"

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+import jaxdp_episodic as jde
 from jaxdp_episodic import cli
 from jaxdp_episodic.audit import mechanism
 from jaxdp_episodic.training import statistics
@@ -24,6 +25,10 @@ type = "Poisson"
 name = "user"
 sampling_probability = 0.3
 """
+
+STEP = jde.GaussianStep(
+    jde.Poisson("user", sampling_probability=0.3), noise_multiplier=1.0
+)
 
 
 @pytest.fixture
@@ -56,15 +61,21 @@ def test_a_request_is_audited(request_file, tmp_path, capsys):
 
 
 def test_flags_take_the_place_of_the_file(request_file, tmp_path):
-    claims = []
-    for flags in ([], ["--delta", "1e-2"], ["--num-steps", "5"]):
-        out = tmp_path / str(len(claims))
-        command = ["audit", str(request_file), "--out", str(out), "--draws", "2000"]
-        assert cli.run([*command, *flags, "--confidence", "0.9", "--seed", "3"]) == 0
-        document = json.loads((out / "audit.json").read_text())
-        claims.append(document["rows"][0]["claimed_exact"])
-        assert document["seed"] == 3
-    assert claims[1] < claims[0] < claims[2]
+    flags = {"delta": "1e-2", "num-steps": "5", "confidence": "0.9", "seed": "3"}
+    command = ["audit", str(request_file), "--out", str(tmp_path), "--draws", "2000"]
+    assert cli.run([*command, *(f"--{k}={v}" for k, v in flags.items())]) == 0
+    document = json.loads((tmp_path / "audit.json").read_text())
+    (row,) = document["rows"]
+    assert document["seed"] == 3
+    assert row["delta"] == 1e-2
+    assert row["evidence"]["confidence"] == 0.9
+    claims = {
+        (num_steps, delta): jde.epsilon(STEP, num_steps=num_steps, delta=delta)
+        for num_steps in (2, 5)
+        for delta in (1e-3, 1e-2)
+    }
+    assert len(set(claims.values())) == 4
+    assert row["claimed_exact"] == pytest.approx(claims[5, 1e-2], rel=1e-9)
 
 
 def test_a_claim_that_is_disproved_has_an_exit_code(
@@ -95,7 +106,9 @@ def test_a_claim_that_is_disproved_has_an_exit_code(
         ),
     ],
 )
-def test_runs_are_audited(kind, flags, run_file, tmp_path):
+def test_runs_are_audited(kind, flags, run_file, tmp_path, request):
+    if request.node.get_closest_marker("slow") is None:  # quicker to compile
+        run_file.write_text(TINY.replace("conv_embedding", "linear"))
     out = tmp_path / "o"
     command = ["audit", str(run_file), "--out", str(out), "--kind", kind]
     assert cli.run([*command, *flags]) == 0

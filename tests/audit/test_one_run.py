@@ -44,9 +44,10 @@ def test_the_epsilon_is_where_the_p_value_is_the_error():
 
 
 @pytest.mark.parametrize(("epsilon", "delta"), [(0.5, 0.0), (2.0, 0.0), (1.0, 0.01)])
-def test_a_mechanism_that_is_as_private_as_it_says_is_rarely_accused(epsilon, delta):
+@pytest.mark.parametrize("m", [60, pytest.param(200, marks=pytest.mark.slow)])
+def test_a_mechanism_that_is_as_private_as_it_says_is_rarely_accused(epsilon, delta, m):
     """Randomized response that gives itself away with probability delta."""
-    m, runs = 200, 2_000
+    runs = 2_000
     rng = np.random.default_rng(7)
     coins = rng.random((runs, m)) < 0.5
     keeps = rng.random((runs, m)) < 1 / (1 + math.exp(-epsilon))
@@ -78,13 +79,14 @@ def test_guesses_take_the_ends_of_the_scores():
     assert best_guesses(-scores, is_in, delta=1e-5).epsilon == 0
 
 
-def test_choosing_the_number_of_guesses_is_paid_for():
+@pytest.mark.parametrize("runs", [100, pytest.param(400, marks=pytest.mark.slow)])
+def test_choosing_the_number_of_guesses_is_paid_for(runs):
     rng = np.random.default_rng(1)
     accused = 0
-    for _ in range(400):
+    for _ in range(runs):
         is_in = rng.random(60) < 0.5
         accused += best_guesses(rng.normal(size=60), is_in, delta=0.0).epsilon > 0
-    assert accused <= 0.05 * 400 + 3 * math.sqrt(400 * 0.05 * 0.95)
+    assert accused <= 0.05 * runs + 3 * math.sqrt(runs * 0.05 * 0.95)
 
 
 @pytest.mark.parametrize(

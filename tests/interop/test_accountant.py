@@ -55,7 +55,7 @@ def test_nothing_and_everything():
 @pytest.mark.parametrize("relation", list(NeighboringRelation))
 def test_against_their_accountants(relation):
     event = COMPOSED([dp_event.SelfComposedDpEvent(poisson(), 10), gaussian(4.0)])
-    theirs = PLDAccountant(relation).compose(event)
+    theirs = PLDAccountant(relation, 1e-3).compose(event)  # quicker; 1e-6 off
     value = {}
     for method in ("exact", "pld", "rdp"):
         ours = EpisodicAccountant(relation, method).compose(event)
@@ -64,7 +64,7 @@ def test_against_their_accountants(relation):
         assert value[method] == jde.epsilon(run, delta=DELTA, method=method)
         assert ours.get_delta(1.0) == jde.delta(run, epsilon=1.0, method=method)
         assert jde.epsilon(ours.run, delta=DELTA, method=method) == value[method]
-    assert value["exact"] <= theirs.get_epsilon(DELTA) <= value["exact"] * (1 + 1e-3)
+    assert value["exact"] <= theirs.get_epsilon(DELTA) <= value["exact"] * (1 + 1e-4)
     assert value["exact"] <= value["pld"] <= value["rdp"]
 
 

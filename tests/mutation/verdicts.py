@@ -35,7 +35,7 @@ QUICK = Effort(
     hardened=250,
     trainer_steps=300,
     simulated=50_000,
-    draws=1_500,
+    draws=1_000,
     method="rdp",
 )
 FULL = Effort(

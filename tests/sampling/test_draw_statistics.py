@@ -27,6 +27,10 @@ from oracles.draws import Inclusion, Tally, false_alarm
 from oracles.trees import Scheme
 
 FALSE_ALARMS = 1e-6
+# At so many the wrong samplers at the end are rejected at 1e-28 and below.
+STEPS = 600
+# Of a design whose whole law is known: more often in the slow tests.
+TIMES = pytest.mark.parametrize("times", [1, pytest.param(4, marks=pytest.mark.slow)])
 
 TWO_LEVELS = [3, 1, 0, 5]
 THREE_LEVELS = [[3, 2, 0], [2, 4], [1]]
@@ -174,7 +178,7 @@ def test_inclusion_of_examples_and_pairs(name):
 
     The tests below plant wrong samplers, which so many steps give away.
     """
-    steps = 2_500 if name.startswith("independent") else 1_500
+    steps = 800 if name.startswith("independent") else STEPS
     assert check(CASES[name](), steps, seed=1) > FALSE_ALARMS
 
 
@@ -205,15 +209,17 @@ TINY_TREES = [
 ]
 
 
+@TIMES
 @pytest.mark.parametrize(("nested", "schemes", "clip_level"), TINY_TREES)
-def test_law_of_tiny_trees(nested, schemes, clip_level):
+def test_law_of_tiny_trees(nested, schemes, clip_level, times):
     case = tree_case(nested, schemes, clip_level)
     law = oracle.rows_law(oracle.numbered(nested), schemes, clip_level)
-    outcomes = [outcome(draw) for draw in take(case.sampler, 3_000, seed=3)]
+    outcomes = [outcome(draw) for draw in take(case.sampler, times * 1_000, seed=3)]
     assert abs(sum(law.values()) - 1) < 1e-12
     assert false_alarm(oracle.outcome_tally(outcomes, law)) > FALSE_ALARMS
 
 
+@TIMES
 @pytest.mark.parametrize(
     ("drawn", "scheme"),
     [
@@ -223,12 +229,12 @@ def test_law_of_tiny_trees(nested, schemes, clip_level):
         ("classes", subset(4)),
     ],
 )
-def test_law_of_tiny_grouped_classes(drawn, scheme):
+def test_law_of_tiny_grouped_classes(drawn, scheme, times):
     """Five classes, one of them empty, in pairs."""
     sizes = [2, 1, 0, 1, 3]
     case = grouped_case(drawn, scheme, sizes=sizes, ways=2, size=2)
     law = oracle.grouped_rows_law(sizes, 2, drawn, scheme, 2)
-    outcomes = [outcome(draw) for draw in take(case.sampler, 3_000, seed=4)]
+    outcomes = [outcome(draw) for draw in take(case.sampler, times * 1_000, seed=4)]
     assert false_alarm(oracle.outcome_tally(outcomes, law)) > FALSE_ALARMS
 
 
@@ -247,24 +253,26 @@ def test_law_of_tiny_independent_episodes():
     assert false_alarm(oracle.outcome_tally(outcomes, pairs)) > FALSE_ALARMS
 
 
+@TIMES
 @pytest.mark.parametrize("number", [1, 3, 40])
-def test_every_order_of_the_slots_is_alike(number):
+def test_every_order_of_the_slots_is_alike(number, times):
     """So support and query are exchangeable: 60 ordered triples of five examples."""
     case = independent_case([5], [subset(1), subset(3)], number)
     triples = [
         tuple(row)
-        for draw in take(case.sampler, 6_000 // number, seed=6)
+        for draw in take(case.sampler, times * 2_400 // number, seed=6)
         for row in draw.examples.reshape(number, 3).tolist()
     ]
     law = {order: 1 / 60 for order in itertools.permutations(range(5), 3)}
     assert false_alarm(oracle.outcome_tally(triples, law)) > FALSE_ALARMS
 
 
-def test_every_order_of_poisson_slots_is_alike():
+@TIMES
+def test_every_order_of_poisson_slots_is_alike(times):
     case = tree_case([4, 4, 4], [poisson(1.0), poisson(0.8)], 1)
     orders = [
         tuple(examples[mask] - 4 * unit)
-        for draw in take(case.sampler, 3_000, seed=7)
+        for draw in take(case.sampler, times * 1_000, seed=7)
         for examples, mask, unit in zip(*draw[:3], strict=True)
     ]
     law = {
@@ -278,10 +286,11 @@ def test_every_order_of_poisson_slots_is_alike():
     assert false_alarm(oracle.outcome_tally(orders, law)) > FALSE_ALARMS
 
 
-def test_every_class_stands_at_every_place_of_an_episode():
+@TIMES
+def test_every_class_stands_at_every_place_of_an_episode(times):
     """The label of a class within its episode is uniformly random."""
     case = grouped_case("classes", subset(4), sizes=[1] * 5, ways=2, size=1)
-    drawn = take(case.sampler, 5_000, seed=8)
+    drawn = take(case.sampler, times * 1_500, seed=8)
     first = np.concatenate([draw.examples[:, 0, 0] for draw in drawn])
     counts = np.bincount(first, minlength=5)
     assert false_alarm(Tally(counts, len(first), 1 / 5)) > FALSE_ALARMS
@@ -308,9 +317,10 @@ def test_number_of_drawn_units_is_binomial():
     assert false_alarm(oracle.number_tally(found, law)) > FALSE_ALARMS
 
 
-def test_episodes_of_1800_classes():
+@TIMES
+def test_episodes_of_1800_classes(times):
     """Each class, each example, and each example at the first slot of its class."""
-    steps, rate = 2_000, 64 / 360
+    steps, rate = times * 800, 64 / 360
     design = GroupedClasses(
         num_classes=1_800,
         ways=5,
@@ -320,7 +330,7 @@ def test_episodes_of_1800_classes():
     population = Population.from_sizes([20] * 1_800)
     drawn = take(EpisodeSampler(design, population, clip_unit="episode"), steps, 10)
     episodes = np.concatenate([draw.examples for draw in drawn])
-    assert len(episodes) > 100_000
+    assert len(episodes) > times * 40_000
     counts = np.bincount(episodes.reshape(-1), minlength=36_000)
     first = np.bincount(episodes[..., 0].reshape(-1), minlength=36_000)
     classes = np.bincount(episodes[..., 0].reshape(-1) // 20, minlength=1_800)
@@ -336,11 +346,12 @@ def test_episodes_of_1800_classes():
     )
 
 
-def test_schools_of_very_unequal_sizes():
+@TIMES
+def test_schools_of_very_unequal_sizes(times):
     """Each school and each pupil; small schools give all, at their school's rate."""
     sizes = np.minimum(np.random.default_rng(11).geometric(1 / 13, 2_410) - 1, 188)
     assert sizes.min() == 0
-    steps, rate = 2_000, 0.05
+    steps, rate = times * 800, 0.05
     sampling = MultistageSampling(
         Poisson("school", sampling_probability=rate),
         WithoutReplacement("pupil", size=8),
@@ -499,19 +510,19 @@ WRONG = [
 
 @pytest.mark.parametrize(("wrong", "name"), WRONG)
 def test_a_wrong_sampler_is_caught(wrong, name):
+    """The right one passes the same check at the top."""
     case = CASES[name]()
-    assert check(case, 1_500, seed=13) > FALSE_ALARMS
-    assert check(case, 1_500, seed=13, sampler=wrong(case.sampler)) < FALSE_ALARMS
+    assert check(case, STEPS, seed=13, sampler=wrong(case.sampler)) < FALSE_ALARMS
 
 
 def test_the_product_of_rates_in_one_stage_is_caught():
     """Every pupil has the right rate; only classmates give it away."""
     case = tree_case(TWO_LEVELS, [poisson(0.4), poisson(0.6)], 1)
-    assert check(case, 1_500, seed=14) > FALSE_ALARMS
+    assert check(case, STEPS, seed=14) > FALSE_ALARMS
     wrong = PupilsAtTheProductOfRates(case.sampler)
-    found = oracle.incidence(take(wrong, 1_500, seed=14), case.num_examples)
+    found = oracle.incidence(take(wrong, STEPS, seed=14), case.num_examples)
     pairs = oracle.step_tallies(found, case.inclusion)[0]
-    singles = Tally(*(np.diagonal(pairs[i]) if i != 1 else 1_500 for i in range(3)))
+    singles = Tally(*(np.diagonal(pairs[i]) if i != 1 else STEPS for i in range(3)))
     assert false_alarm(singles) > FALSE_ALARMS
     assert false_alarm(pairs) < FALSE_ALARMS
 

@@ -139,7 +139,7 @@ def pairs_of_epochs(second_epoch):
             *places(sampler, 2, entropy).ravel().tolist(),
             *places(sampler, 2, entropy, second_epoch).ravel().tolist(),
         )
-        for entropy in range(1_500)
+        for entropy in range(700)
     ]
 
 

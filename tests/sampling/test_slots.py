@@ -60,10 +60,11 @@ def test_which_slots_are_filled_does_not_change_the_draw():
 
 def test_frequencies_of_nulls():
     """A task of 2 of 5 slots holds no null with chance 1/10."""
-    rows = [draw.holds_null[draw.units == 0] for draw in draws(sampler(), 4_000)]
+    rows = [draw.holds_null[draw.units == 0] for draw in draws(sampler(), 2_000)]
     rows = np.concatenate(rows)
-    assert 1_800 < len(rows) < 2_200
-    assert np.mean(~rows) == pytest.approx(0.1, abs=0.025)
+    assert 860 < len(rows) < 1_140
+    # Within 3.7 standard deviations; above, 6.3.
+    assert np.mean(~rows) == pytest.approx(0.1, abs=0.035)
 
 
 def table(sizes):

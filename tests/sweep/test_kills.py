@@ -33,18 +33,22 @@ run_sweep(read_sweep(sys.argv[1]), sys.argv[2])
 """
 
 
-def killed_until_done(tmp_path, expected, kills, seconds, text=SWEEP):
-    """Starts a sweep again and again and kills it at random moments of its work."""
+def killed_until_done(tmp_path, expected, kills, seconds, text=SWEEP, chunks=1):
+    """Starts a sweep again and again and kills it at random moments of its work.
+
+    They come at most ``seconds`` behind the beginning of so many chunks.
+    """
     (tmp_path / "sweep.toml").write_text(text)
     rng = random.Random(5)
     landed, begun = 0, 0
     for _ in range(kills):
         process = start(PROGRAM, tmp_path / "sweep.toml", tmp_path / "out")
         assert process.stdout is not None
-        process.stdout.readline()  # work has begun
+        for _ in range(chunks):
+            process.stdout.readline()
         time.sleep(rng.uniform(0, seconds))
         process.send_signal(signal.SIGKILL)
-        begun += 1 + process.communicate()[0].count("chunk")
+        begun += chunks + process.communicate()[0].count("chunk")
         landed += process.returncode == -signal.SIGKILL
         if (tmp_path / "out" / MANIFEST).exists():
             assert json.loads((tmp_path / "out" / MANIFEST).read_text())
@@ -59,8 +63,9 @@ def killed_until_done(tmp_path, expected, kills, seconds, text=SWEEP):
     return landed
 
 
-def test_killed_twice(undisturbed, tmp_path):
-    assert killed_until_done(tmp_path, undisturbed[1], 2, 1.0) >= 1
+def test_killed_halfway(undisturbed, tmp_path):
+    """With the third of six chunks begun, so that the first is saved."""
+    assert killed_until_done(tmp_path, undisturbed[1], 1, 0.0, chunks=3) == 1
 
 
 @pytest.mark.slow

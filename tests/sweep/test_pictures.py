@@ -2,6 +2,8 @@
 
 import json
 import re
+import shutil
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,6 +12,7 @@ from jaxdp_episodic.files import optional
 from jaxdp_episodic.plots import labels, pareto, pictures
 from jaxdp_episodic.plots.pareto import front_of
 from jaxdp_episodic.plots.selection import SweepTable
+from jaxdp_episodic.sweep.description import read_sweep
 from jaxdp_episodic.sweep.folder import SweepFolder
 from jaxdp_episodic.sweep.run import collect
 
@@ -60,9 +63,17 @@ def cost(num_steps, noise_multiplier, sampling_probability, **_):
     return sampling_probability * np.sqrt(num_steps) / noise_multiplier
 
 
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """What `folder` is a copy of."""
+    made = tmp_path_factory.mktemp("finished")
+    (made / "sweep.toml").write_text(TEXT.replace("epsilon = 1.0", ""))
+    return pretended(read_sweep(made / "sweep.toml"), made / "out", cost)
+
+
 @pytest.fixture
-def folder(read, tmp_path):
-    return pretended(read(TEXT.replace("epsilon = 1.0", "")), tmp_path / "out", cost)
+def folder(finished, tmp_path):
+    return Path(shutil.copytree(finished, tmp_path / "out"))
 
 
 def words(svg):
@@ -98,7 +109,14 @@ def test_the_default_picture(folder):
     assert without[0] == without[1]
 
 
-@pytest.mark.parametrize("kind", pictures.KINDS)
+@pytest.mark.parametrize(
+    "kind",
+    [
+        # The default picture is of this kind.
+        pytest.param(kind, marks=pytest.mark.slow) if kind == "contours" else kind
+        for kind in pictures.KINDS
+    ],
+)
 def test_every_kind(folder, tmp_path, kind):
     png, svg = pictures.draw(folder, kind=kind, out=tmp_path / f"my.{kind}.png")
     assert png.name == f"my.{kind}.png" and svg.name == f"my.{kind}.svg"

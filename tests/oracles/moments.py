@@ -22,6 +22,7 @@ y = position measured from the point where L = 1, v = L - 1, ell = log L.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 from typing import NamedTuple
@@ -342,14 +343,15 @@ def rdp_to_epsilon(
     Reference: Canonne, Kamath, Steinke (2020), arXiv:2004.00010, Proposition 12.
     """
 
+    @functools.cache  # both ends of a finer grid are known
     def epsilon(log_z: float) -> float:
         z = math.exp(log_z)
         alpha = 1 + z
         drop = (math.log(delta) + math.log1p(z)) / z
         return rdp(alpha) + math.log(z / alpha) - drop
 
-    grid = np.linspace(math.log(1e-3), math.log(max_alpha - 1), 160)
-    for _ in range(10):
+    grid = np.linspace(math.log(1e-3), math.log(max_alpha - 1), 80)
+    for _ in range(9):
         values = [epsilon(t) for t in grid]
         best = int(np.argmin(values))
         low, high = grid[max(best - 1, 0)], grid[min(best + 1, len(grid) - 1)]

@@ -240,6 +240,7 @@ def _half(ratio: Ratio, alpha: float, side: int, dual: bool) -> np.longdouble:
         return _log_integral(logf, _mesh(logf, ratio, alpha, side))
 
 
+@functools.cache
 def fine_sampled_gaussian(
     sampling_probability: float, shift: float, alpha: float, *, direction: str
 ) -> np.longdouble:
@@ -260,6 +261,7 @@ def fine_sampled_gaussian(
     return np.logaddexp(_half(ratio, alpha, -1, dual), _half(ratio, alpha, 1, dual))
 
 
+@functools.cache
 def fine_zeroed(
     p: float, r_in: float, shift: float, alpha: float, *, direction: str
 ) -> np.longdouble:
@@ -274,16 +276,19 @@ def _both_sides(ratio: Ratio, alpha: float) -> np.longdouble:
     return np.logaddexp(_half(ratio, alpha, 1, False), _half(ratio, alpha, 1, True))
 
 
+@functools.cache
 def fine_swapped(eta: float, shift: float, alpha: float) -> np.longdouble:
     """Log of M(alpha) - 1 for h_fwd = h_bwd = eta D(shift, 1 + (g-1)/eta); exact."""
     return _both_sides(sampled_ratio(eta, shift), alpha)
 
 
+@functools.cache
 def fine_symmetric(p: float, r_in: float, shift: float, alpha: float) -> np.longdouble:
     """Log of M(alpha) - 1 for h_fwd = h_bwd = H_g(P* || Q*); exact."""
     return _both_sides(symmetric_ratio(p, r_in, shift), alpha)
 
 
+@functools.cache
 def fine_independent_episodes(
     num_episodes: int, eta: float, shift: float, alpha: float
 ) -> np.longdouble:

@@ -62,6 +62,12 @@ def calibrated_step(design: dict[str, Any], **targets: Any):
     return noise, dataclasses.replace(step, noise_multiplier=noise)
 
 
+EXPONENTS = (
+    *(st.floats(-5, 0), st.floats(-2, 1)),
+    *(st.floats(0, 5), st.floats(-12, -2)),
+)
+
+
 class TestNoise:
     @pytest.mark.parametrize("name", DESIGNS)
     def test_is_enough_and_less_is_not(self, name):
@@ -140,9 +146,18 @@ class TestNoise:
         alone, _ = calibrated_step({"sampling": exact, "clip_unit": "class"}, **targets)
         assert noise == pytest.approx(alone, rel=3e-7)
 
-    @hypothesis_settings(max_examples=12)
-    @given(st.floats(-5, 0), st.floats(-2, 1), st.floats(0, 5), st.floats(-12, -2))
+    @hypothesis_settings(max_examples=5)
+    @given(*EXPONENTS)
     def test_random_targets(self, rate, epsilon, num_steps, delta):
+        self._random_targets(rate, epsilon, num_steps, delta)
+
+    @pytest.mark.slow
+    @hypothesis_settings(max_examples=50)
+    @given(*EXPONENTS)
+    def test_many_random_targets(self, rate, epsilon, num_steps, delta):
+        self._random_targets(rate, epsilon, num_steps, delta)
+
+    def _random_targets(self, rate, epsilon, num_steps, delta):
         targets = {
             "epsilon": 10**epsilon,
             "delta": 10**delta,
@@ -156,11 +171,14 @@ class TestNoise:
         less = dataclasses.replace(step, noise_multiplier=noise * (1 - STEP_BEYOND))
         assert rdp_epsilon(less, **targets) > target * (1 - STEP_BEYOND)
 
-    def test_orders_that_are_followed_lose_nothing(self):
+    @pytest.mark.parametrize("count", [12, pytest.param(40, marks=pytest.mark.slow)])
+    def test_orders_that_are_followed_lose_nothing(self, count):
         """Cliffs of the best order included: a noise is enough, and less is not."""
         rng = np.random.default_rng(0)
-        rate, noise = 10 ** rng.uniform(-5, 0, 40), 10 ** rng.uniform(-0.3, 1, 40)
-        steps, delta = np.rint(10 ** rng.uniform(0, 5, 40)), 10 ** rng.uniform(-12, -2)
+        rate = 10 ** rng.uniform(-5, 0, 40)[:count]
+        noise = 10 ** rng.uniform(-0.3, 1, 40)[:count]
+        steps = np.rint(10 ** rng.uniform(0, 5, 40))[:count]
+        delta = 10 ** rng.uniform(-12, -2)
         step = jde.GaussianStep(poisson(rate), noise_multiplier=noise)
         run: dict[str, Any] = {"num_steps": steps, "delta": delta, "engine": "numpy"}
         target = rdp_epsilon(step, **run)

@@ -85,28 +85,29 @@ def test_orders_with_ends():
     assert jde.epsilon(NEVER, delta=0.0, **run) == 0
 
 
-@pytest.mark.parametrize("engine", ["auto", "numpy", None])
-def test_engine_of_every_question(engine, monkeypatch):
+def every_question(**engine):
+    plain = {"num_steps": 10, "delta": 1e-5, **engine}
+    one = {"num_steps": 10, "epsilon": 1.0, **engine}
+    target = {"epsilon": 2.0, "delta": 1e-5, "method": "rdp", **engine}
+    return [
+        jde.epsilon(STEP, **plain),
+        jde.delta(STEP, **one),
+        jde.rdp(STEP, 3.0, **engine),
+        jde.epsilon_interval(STEP, **plain),
+        jde.delta_interval(STEP, **one),
+        jde.privacy_profile(STEP, 1.0, **engine),
+        jde.calibrate_noise_multiplier(STEP, num_steps=10, **target),
+        jde.calibrate_num_steps(STEP, **target),
+        jde.calibrate_rate(STEP, level="example", num_steps=10, **target),
+    ]
+
+
+def test_engine_of_every_question(monkeypatch):
     monkeypatch.setenv("JAXDP_EPISODIC_ENGINE", "numpy")
-    plain = {"num_steps": 10, "delta": 1e-5}
-    chosen = {"engine": engine}
-    assert jde.epsilon(STEP, **plain, **chosen) == jde.epsilon(STEP, **plain)
-    one = {"num_steps": 10, "epsilon": 1.0}
-    assert jde.delta(STEP, **one, **chosen) == jde.delta(STEP, **one)
-    assert jde.rdp(STEP, 3.0, **chosen) == jde.rdp(STEP, 3.0)
-    ends = jde.epsilon_interval(STEP, **plain)
-    assert jde.epsilon_interval(STEP, **plain, **chosen) == ends
-    ends = jde.delta_interval(STEP, **one)
-    assert jde.delta_interval(STEP, **one, **chosen) == ends
-    profile = jde.privacy_profile(STEP, 1.0)
-    assert jde.privacy_profile(STEP, 1.0, **chosen) == profile
-    target = {"epsilon": 2.0, "delta": 1e-5, "method": "rdp"}
-    noise = jde.calibrate_noise_multiplier(STEP, num_steps=10, **target)
-    found = jde.calibrate_noise_multiplier(STEP, num_steps=10, **target, **chosen)
-    assert found == noise
-    assert jde.calibrate_num_steps(STEP, **target, **chosen) >= 0
-    rate = jde.calibrate_rate(STEP, level="example", num_steps=10, **target, **chosen)
-    assert rate > 0
+    plain = every_question()
+    assert plain[-1] > 0
+    for engine in ("auto", "numpy", None):
+        assert every_question(engine=engine) == plain
 
 
 def test_unknown_engines_are_refused():

@@ -32,15 +32,19 @@ from oracles.finite_laws import (
 )
 
 COUNT = 1_000
+FEW_AND_MANY = pytest.mark.parametrize(
+    "count", [250, pytest.param(COUNT, marks=pytest.mark.slow)]
+)
 
 
 # --- Iteration ---
 
 
-def test_last_iterate_of_noise_schedules():
+@FEW_AND_MANY
+def test_last_iterate_of_noise_schedules(count):
     """The spread of a run, step by step; schedules that cannot be made cheaper."""
     rng = np.random.default_rng(60)
-    for _ in range(COUNT):
+    for _ in range(count):
         length, beta = int(rng.integers(1, 20)), 10 ** rng.uniform(-1, 1)
         setting = {
             "learning_rates": rng.uniform(0.05, 1.9, length) / beta,
@@ -69,10 +73,11 @@ def test_last_iterate_of_noise_schedules():
         assert np.any(price(noise_stds=less) > target)
 
 
-def test_slope_to_epsilon_above_the_gaussian():
+@FEW_AND_MANY
+def test_slope_to_epsilon_above_the_gaussian(count):
     """An RDP line is attained by Gaussian noise, whose own profile is known."""
     rng = np.random.default_rng(61)
-    rho, delta = 10 ** rng.uniform(-5, 2, COUNT), 10 ** rng.uniform(-12, -1, COUNT)
+    rho, delta = 10 ** rng.uniform(-5, 2, count), 10 ** rng.uniform(-12, -1, count)
     eps = iteration.rho_to_epsilon(rho, delta=delta)
     shift = np.sqrt(2 * rho)
     low, high = -eps / shift + shift / 2, -eps / shift - shift / 2
@@ -86,34 +91,35 @@ def test_slope_to_epsilon_above_the_gaussian():
 
 
 class ProjectedRuns:
-    """1,000 noisy runs on an interval [0, D], their laws by Gauss-Legendre quadrature.
+    """Noisy runs on an interval [0, D], their laws by Gauss-Legendre quadrature.
 
     After a step the iterate has an atom at either end and a density between. Example i
     has the gradient ``m x + u_i``; the protected one's u is the least or the largest
     for which gradients stay within L = 1.
     """
 
-    def __init__(self, rng, points=60):
-        self.steps = rng.integers(1, 40, COUNT)
-        self.examples = rng.integers(1, 12, COUNT)
-        self.diameter = 10 ** rng.uniform(-1, 0.7, COUNT)
-        self.spread = self.diameter * 10 ** rng.uniform(-0.8, 0.5, COUNT)  # eta sigma
-        curved = rng.random(COUNT) < 0.5
-        self.convexity = np.where(curved, rng.uniform(0, 1, COUNT) / self.diameter, 0.0)
+    def __init__(self, rng, count, points=60):
+        self.count = count
+        self.steps = rng.integers(1, 40, count)
+        self.examples = rng.integers(1, 12, count)
+        self.diameter = 10 ** rng.uniform(-1, 0.7, count)
+        self.spread = self.diameter * 10 ** rng.uniform(-0.8, 0.5, count)  # eta sigma
+        curved = rng.random(count) < 0.5
+        self.convexity = np.where(curved, rng.uniform(0, 1, count) / self.diameter, 0.0)
         self.smoothness = np.where(curved, self.convexity, 1.0)
-        self.rate = rng.uniform(0.05, 1.9, COUNT) / self.smoothness
+        self.rate = rng.uniform(0.05, 1.9, count) / self.smoothness
         # Short steps, as in practice: at most a few diameters.
         self.rate = np.minimum(self.rate, 3 * self.diameter)
-        self.extremes = np.array([-np.ones(COUNT), 1 - self.convexity * self.diameter])
-        share = rng.choice([0.0, 1.0, 0.5], COUNT)
+        self.extremes = np.array([-np.ones(count), 1 - self.convexity * self.diameter])
+        share = rng.choice([0.0, 1.0, 0.5], count)
         self.others = share * self.extremes[0] + (1 - share) * self.extremes[1]
         half, weight = np.polynomial.legendre.leggauss(points)
         self.nodes = (half + 1) / 2 * self.diameter[:, None]
         self.weight = weight / 2 * self.diameter[:, None]
-        self.start = rng.integers(0, points + 2, COUNT)
+        self.start = rng.integers(0, points + 2, count)
 
     def transition(self, pull):
-        """(COUNT, states, states): a step of gradient ``m x + pull``, projected."""
+        """(count, states, states): a step of gradient ``m x + pull``, projected."""
         column = [a[:, None] for a in (0 * self.diameter, self.diameter)]
         x = np.concatenate([column[0], self.nodes, column[1]], axis=1)
         eta, m, noise = (a[:, None] for a in (self.rate, self.convexity, self.spread))
@@ -126,7 +132,7 @@ class ProjectedRuns:
         return np.concatenate([below, inside * self.weight[:, None, :], above], axis=2)
 
     def rdp(self, batch, orders):
-        """(COUNT, K) of the last iterate, the larger of both directions."""
+        """(count, K) of the last iterate, the larger of both directions."""
         laws = []
         drawn = (batch / self.examples)[:, None, None]
         without = self.transition(self.others)
@@ -134,7 +140,7 @@ class ProjectedRuns:
             pull = self.others + (own - self.others) / batch
             matrix = drawn * self.transition(pull) + (1 - drawn) * without
             law = np.zeros(matrix.shape[:2])
-            law[np.arange(COUNT), self.start] = 1
+            law[np.arange(self.count), self.start] = 1
             for step in range(self.steps.max()):
                 moved = np.einsum("si,sij->sj", law, matrix)
                 law = np.where((step < self.steps)[:, None], moved, law)
@@ -161,11 +167,12 @@ class ProjectedRuns:
         }
 
 
-def test_projected_runs_with_full_batches():
-    runs = ProjectedRuns(np.random.default_rng(62))
+@FEW_AND_MANY
+def test_projected_runs_with_full_batches(count):
+    runs = ProjectedRuns(np.random.default_rng(62), count)
     orders = np.array([1.5, 2.0, 8.0])
     exact = runs.rdp(runs.examples, orders)
-    rho = np.array([full_batch_rho(**runs.setting(row)) for row in range(COUNT)])
+    rho = np.array([full_batch_rho(**runs.setting(row)) for row in range(count)])
     bound = rho[:, None] * orders
     assert_between(0, exact, bound, rtol=1e-7, atol=1e-9)
     assert np.max(exact / bound) > 0.9
@@ -174,7 +181,7 @@ def test_projected_runs_with_full_batches():
 @pytest.mark.slow
 def test_projected_runs_with_random_batches():
     rng = np.random.default_rng(63)
-    runs = ProjectedRuns(rng)
+    runs = ProjectedRuns(rng, COUNT)
     batch = np.ceil(runs.examples * rng.uniform(0, 1, COUNT)).astype(int)
     orders = np.array([1.5, 2.0, 8.0])
     exact = runs.rdp(batch, orders)
@@ -215,7 +222,7 @@ def both_directions(mass, change, orders):
 
 
 def base_ratios(kind, parameter):
-    """Masses (COUNT, K) of a law, the other's ratio to it minus 1; long doubles."""
+    """Masses (count, K) of a law, the other's ratio to it minus 1; long doubles."""
     value = parameter[:, None].astype(np.longdouble)
     half, weight = (
         a.astype(np.longdouble) for a in np.polynomial.legendre.leggauss(24)
@@ -249,11 +256,12 @@ def base_ratios(kind, parameter):
         (RandomizedResponse, 0.01, 8),
     ],
 )
-def test_poisson_rdp_by_quadrature(kind, least, most):
+@FEW_AND_MANY
+def test_poisson_rdp_by_quadrature(kind, least, most, count):
     """lower = exact = tight at whole orders; tight and general above between them."""
     rng = np.random.default_rng(70)
-    parameter = least * (most / least) ** rng.uniform(0, 1, COUNT)
-    p = 10 ** rng.uniform(-4, -0.01, COUNT)
+    parameter = least * (most / least) ** rng.uniform(0, 1, count)
+    p = 10 ** rng.uniform(-4, -0.01, count)
     mass, change = base_ratios(kind, parameter)
     orders = np.array([2, 3, 6, 12, 1.2, 2.5, 7.7])
     exact = both_directions(mass, p[:, None] * change, orders)
@@ -274,14 +282,15 @@ def renyi(first, second, orders):
     return both_directions(two, (one - two) / two, orders)
 
 
-def test_rdp_of_random_mechanisms():
+@FEW_AND_MANY
+def test_rdp_of_random_mechanisms(count):
     """Three neighbouring laws of which only the table of RDP is told, at any order."""
     rng = np.random.default_rng(71)
-    rest, here, there = np.moveaxis(random_laws(rng, 4, COUNT, 3), 1, 0)
+    rest, here, there = np.moveaxis(random_laws(rng, 4, count, 3), 1, 0)
     rest[::4] = there[::4]
     pairs = ((rest, here), (rest, there), (here, there))
     whole, orders = np.arange(2, 13), np.array([2, 3, 6, 12, 1.2, 2.5, 7.7])
-    p = 10 ** rng.uniform(-3, 0, COUNT)
+    p = 10 ** rng.uniform(-3, 0, count)
     rate = p[:, None]
     tables = [renyi(*pair, whole) for pair in pairs]
     table = RdpTable(np.maximum.reduce(tables) * (1 + 1e-13))
@@ -311,7 +320,7 @@ def test_rdp_of_random_mechanisms():
         axis=-1,
     )
     dear = np.all(forward >= tables[0] * (1 - 1e-14), axis=1)
-    assert dear.sum() > COUNT // 10
+    assert dear.sum() > count // 10
     lower = rdp_poisson_subsampled(
         RdpTable(tables[0]), sampling_probability=p, orders=orders[:4], bound="lower"
     )

@@ -22,6 +22,9 @@ from jaxdp_episodic.bounds.shuffling import (
 from oracles.finite_laws import assert_between, stick, worst_stick
 
 COUNT = 1_000
+FEW_AND_MANY = pytest.mark.parametrize(
+    "count", [250, pytest.param(COUNT, marks=pytest.mark.slow)]
+)
 
 
 def clone_sum(eps0, n, eps, chance):
@@ -80,17 +83,17 @@ def random_randomizers(rng, eps0, users):
     return low * laws + (1 - low) * base
 
 
-def shuffling_settings(rng, most_users):
-    n = np.floor(10 ** rng.uniform(0, np.log10(most_users + 1), COUNT)).astype(int)
-    eps0 = 10 ** rng.uniform(-2, 0.9, COUNT)
-    return eps0, n, eps0 * rng.uniform(0, 1, COUNT) ** 2
+def shuffling_settings(rng, most_users, count):
+    n = np.floor(10 ** rng.uniform(0, np.log10(most_users + 1), count)).astype(int)
+    eps0 = 10 ** rng.uniform(-2, 0.9, count)
+    return eps0, n, eps0 * rng.uniform(0, 1, count) ** 2
 
 
 @pytest.mark.slow
 def test_shuffled_responses_up_to_2000_users():
     """The answers enumerated at random data and data that agree; both upper bounds."""
     rng = np.random.default_rng(50)
-    eps0, n, eps = shuffling_settings(rng, 2_000)
+    eps0, n, eps = shuffling_settings(rng, 2_000, COUNT)
     ones = np.where(rng.random(COUNT) < 0.5, 0, rng.integers(0, n))
     exact = np.array([answered(*row) for row in zip(eps0, n, eps, ones, strict=True)])
     value = exact_randomized_response_delta(
@@ -107,10 +110,11 @@ def test_shuffled_responses_up_to_2000_users():
     assert np.all(lower[agree] >= exact[agree] * (1 - 1e-7) - 1e-13)
 
 
-def test_shuffled_bounds_are_the_clones():
+@FEW_AND_MANY
+def test_shuffled_bounds_are_the_clones(count):
     """All counts of clones and of messages among them; the lower bound is attained."""
     rng = np.random.default_rng(51)
-    eps0, n, eps = shuffling_settings(rng, 60)
+    eps0, n, eps = shuffling_settings(rng, 60, count)
     upper, response, lower = (
         shuffled_delta(eps0, num_users=n, epsilon=eps, kind=k) for k in KINDS
     )
@@ -132,13 +136,14 @@ def test_shuffled_bounds_are_the_clones():
         assert lower[row] <= attained * (1 + 1e-9) + 1e-14
 
 
-def test_shuffled_randomizers_of_any_kind():
+@FEW_AND_MANY
+def test_shuffled_randomizers_of_any_kind(count):
     """Users with randomizers and data of their own, enumerated: below "upper"."""
     rng = np.random.default_rng(52)
-    eps0, n, eps = shuffling_settings(rng, 20)
+    eps0, n, eps = shuffling_settings(rng, 20, count)
     upper = shuffled_delta(eps0, num_users=n, epsilon=eps)
     tightest = 0.0
-    for row in range(COUNT):
+    for row in range(count):
         laws = random_randomizers(rng, eps0[row], n[row] + 1)
         spread = np.log((laws.max(axis=0) / laws.min(axis=0)).max())
         assert spread <= eps0[row] * (1 + 1e-9)
@@ -149,17 +154,18 @@ def test_shuffled_randomizers_of_any_kind():
     assert tightest > 0.5
 
 
-def test_closed_form_of_shuffling():
+@FEW_AND_MANY
+def test_closed_form_of_shuffling(count):
     """Up to the last local epsilon that Theorem 3.1 allows: enumerated answers below.
 
     A quarter of the settings lie on the theorem's boundary itself.
     """
     rng = np.random.default_rng(53)
-    delta = 10 ** rng.uniform(-6, -0.3, COUNT)
+    delta = 10 ** rng.uniform(-6, -0.3, count)
     least = 16 * np.log(2 / delta)
-    n = np.ceil(least * (2_000 / least) ** rng.uniform(0, 1, COUNT)).astype(int)
+    n = np.ceil(least * (2_000 / least) ** rng.uniform(0, 1, count)).astype(int)
     most = np.log(n / least) * (1 - 1e-12)  # the last digit decides nothing
-    eps0 = most * np.where(np.arange(COUNT) % 4, rng.uniform(0, 1.1, COUNT), 1)
+    eps0 = most * np.where(np.arange(count) % 4, rng.uniform(0, 1.1, count), 1)
     closed = shuffled_epsilon_closed_form(eps0, num_users=n, delta=delta)
     assert np.all(closed <= eps0)
     outside = eps0 > most * (1 + 1e-9)
@@ -170,7 +176,7 @@ def test_closed_form_of_shuffling():
     published = np.log(1 + (np.exp(eps0) - 1) / (np.exp(eps0) + 1) * root)
     least = np.minimum(published, eps0)[inside]
     np.testing.assert_allclose(closed[inside], least, rtol=1e-12)
-    for row in range(COUNT):
+    for row in range(count):
         for ones in (0, int(rng.integers(0, n[row]))):
             exact = answered(eps0[row], n[row], closed[row], ones)
             assert exact <= delta[row] * (1 + 1e-9)

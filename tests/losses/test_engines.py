@@ -47,14 +47,20 @@ def nodes(loss):
     return loss.nodes(NodeRule(backward, cut, np.ones((1, SIZE)), 96, 3))
 
 
-COMPILED_LONG = (forward_excess, backward_excess, nodes)
+# Those of one profile are compiled by the tests of the engine and of derivatives, too.
+QUICK = [("antipodal", tails), ("episodes", tails)]
 
 
 @pytest.mark.parametrize(
-    "kernel",
-    [tails, *(pytest.param(one, marks=pytest.mark.slow) for one in COMPILED_LONG)],
+    "name, kernel",
+    [
+        pytest.param(
+            name, kernel, marks=[pytest.mark.slow] * ((name, kernel) not in QUICK)
+        )
+        for name in LOSSES
+        for kernel in (tails, forward_excess, backward_excess, nodes)
+    ],
 )
-@pytest.mark.parametrize("name", LOSSES)
 def test_engines_agree(name, kernel):
     found = {}
     for engine in ("numpy", "jax"):

@@ -180,11 +180,12 @@ DIRECTED = [
 
 @pytest.mark.parametrize("kind, direction", DIRECTED)
 def test_some_random_settings(kind, direction):
-    check(4, 4, 1, kind, direction)
+    check(3, 3, 1, kind, direction)
 
 
 @pytest.mark.parametrize("kind, direction", DIRECTED)
-def test_rates_just_below_one_at_large_orders(kind, direction):
+@pytest.mark.parametrize("count", [2, pytest.param(4, marks=pytest.mark.slow)])
+def test_rates_just_below_one_at_large_orders(kind, direction, count):
     """Almost everybody is drawn: the chance of being left out is what decides."""
     rng = np.random.default_rng(4)
     settings = Setting(
@@ -194,6 +195,7 @@ def test_rates_just_below_one_at_large_orders(kind, direction):
         noise=rng.uniform(1, 8, 4),
         num_episodes=np.full(4, 2),
     )
+    settings = Setting(*(field[:count] for field in settings))
     assert_matches(KINDS[kind], settings, 10 ** rng.uniform(1, 3.5, 2), direction)
 
 
@@ -273,7 +275,7 @@ def check_merging_bumps(count: int, seed: int) -> None:
 
 
 def test_merging_bumps():
-    check_merging_bumps(30, 3)
+    check_merging_bumps(12, 3)
 
 
 @pytest.mark.slow

@@ -19,7 +19,7 @@ from oracles import adversary, episodes, mixtures, moments, precise, trees, zero
 
 G = np.exp(adversary.LOG_GS)
 SOUND = 1 + 1e-9
-FEW = 200
+FEW = 120
 
 
 # --- The class, as functions of plain numbers ---
@@ -148,7 +148,7 @@ def check_profile(seed, count, tolerance):
 
 
 def test_profile_against_many_digits():
-    check_profile(1, 400, 4)
+    check_profile(1, 150, 4)
 
 
 @pytest.mark.slow
@@ -179,7 +179,7 @@ def test_profile_is_the_integral_of_its_definition(u, p, r, s):
 
 
 def test_without_a_draw_it_is_the_sampled_pair():
-    u, p, _, s = random_settings(300, 3)
+    u, p, _, s = random_settings(120, 3)
     keep = u < 40
     for i in np.flatnonzero(keep):
         with mp.workdps(120):
@@ -409,7 +409,7 @@ def check_moments(seed, count):
 
 
 def test_moments_against_adaptive_quadrature():
-    check_moments(1, 30)
+    check_moments(1, 12)
 
 
 @pytest.mark.slow
@@ -917,7 +917,13 @@ PLANE = [
 
 @pytest.mark.parametrize("direction", [0, 1])
 @pytest.mark.parametrize("poisson", [True, False])
-@pytest.mark.parametrize("p, r, s, u", PLANE)
+@pytest.mark.parametrize(
+    "p, r, s, u",
+    [
+        pytest.param(*setting, marks=[pytest.mark.slow] * (i in (1, 2)))
+        for i, setting in enumerate(PLANE)
+    ],
+)
 def test_the_worst_contributions_in_the_plane_lie_on_a_line(
     p, r, s, u, poisson, direction
 ):

@@ -177,8 +177,8 @@ def test_two_lognormal_terms_far_out(shift, rising):
     core = np.sqrt(np.log1p(np.expm1(shift**2) / 2))
     place = core * np.array([0.0, 1.0, 4.0, 8.0])
     found = contours(2, shift, place[-1], rising=rising).log_tails(place)[0]
-    y = np.linspace(-20, 20, 400_001)
-    weight = 1e-4 * norm.pdf(y)
+    y = np.linspace(-20, 20, 200_001)
+    weight = 2e-4 * norm.pdf(y)
     left = 2 * np.exp(place if rising else -place)[:, None] - np.exp(
         shift * y - shift**2 / 2
     )

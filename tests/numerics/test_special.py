@@ -54,10 +54,9 @@ def random_positions(seed):
     )
 
 
-@with_digits(400)
+@with_digits(60)
 def test_log_mills_and_log_tail_against_many_digits():
     x = random_positions(0)
-    # 400 digits: 1 - Q(40) is still not 1
     ratios = [mp.log(mills(float(v))) for v in x]
     exact = [mp.log(tail(float(v))) for v in x]
     positive = x >= 0
@@ -65,8 +64,8 @@ def test_log_mills_and_log_tail_against_many_digits():
         with using_engine(engine):
             assert worst(LOG_MILLS(x), ratios) < 1e-15
             found = LOG_TAIL(x)
-        relative = [abs(float(f) / e - 1) for f, e in zip(found, exact, strict=True)]
-        assert float(max(np.array(relative)[positive])) < 1e-14
+        pairs = zip(found[positive], np.array(exact)[positive], strict=True)
+        assert float(max(abs(float(f) / e - 1) for f, e in pairs)) < 1e-14
         absolute = [abs(float(f) - e) for f, e in zip(found, exact, strict=True)]
         assert float(max(np.array(absolute)[~positive])) < 1e-15
 
@@ -98,7 +97,7 @@ def test_log_mills_difference_against_many_digits():
     assert LOG_DIFFERENCE(1.0, 0.0) == -np.inf
 
 
-@with_digits(700)
+@with_digits(100)
 def test_log_saturating_tail_against_its_definition():
     rng = np.random.default_rng(2)
     x = np.concatenate([-(10 ** rng.uniform(-2, 1.5, 60)), rng.uniform(-1, 9, 40)])

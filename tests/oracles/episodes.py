@@ -139,10 +139,7 @@ def grouped(design: GroupedDesign, *, reveal: bool = False):
     def divergences(table: dict, g: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         if not reveal:
             one, two = first.mixed(table), second.mixed(table)
-            return (
-                mixtures.hockey_stick(one, two, design.s, g),
-                mixtures.hockey_stick(two, one, design.s, g),
-            )
+            return mixtures.hockey_sticks(one, two, design.s, g)
         totals = [np.zeros(len(g)), np.zeros(len(g))]
         for groups, weight in first.draws.items():
             one, two = (pool.release(groups, table) for pool in (first, second))
@@ -213,10 +210,7 @@ def independent(design: IndependentDesign):
 
     def divergences(table: dict[Any, float], g: np.ndarray):
         one, two = power(first(table)), power(second(table))
-        return (
-            mixtures.hockey_stick(one, two, design.s, g),
-            mixtures.hockey_stick(two, one, design.s, g),
-        )
+        return mixtures.hockey_sticks(one, two, design.s, g)
 
     return trees.all_contents(step), divergences
 

@@ -31,6 +31,17 @@ def hockey_stick(top: Mixture, bottom: Mixture, s: float, g: np.ndarray) -> np.n
     functions. Any event gives a lower bound on H_g, so a sign change misplaced or
     missed can only make the answer smaller: never a false alarm.
     """
+    return _sticks(top, bottom, s, g, 1)[0]
+
+
+def hockey_sticks(one: Mixture, two: Mixture, s: float, g: np.ndarray):
+    """`hockey_stick` of (one, two) and of (two, one); their densities are shared."""
+    return _sticks(one, two, s, g, 2)
+
+
+def _sticks(
+    top: Mixture, bottom: Mixture, s: float, g: np.ndarray, directions: int
+) -> tuple[np.ndarray, ...]:
     g = np.atleast_1d(np.asarray(g, dtype=float))
     means, tops, bottoms = _aligned(top, bottom)
     if means.size > _MOST_MEANS:
@@ -38,16 +49,19 @@ def hockey_stick(top: Mixture, bottom: Mixture, s: float, g: np.ndarray) -> np.n
     means = means * s
     x = np.arange(means.min() - _REACH, means.max() + _REACH, _GRID_STEP)
     p, q = _densities(x, means, tops, bottoms)
-    above_zero = p > g[:, None] * q
-    signed = tops - g[:, None] * bottoms
+    factor = g[:, None]
+    above_zero, signed = p > factor * q, tops - factor * bottoms
+    if directions == 2:
+        above_zero = np.concatenate([above_zero, q > factor * p])
+        signed = np.concatenate([signed, bottoms - factor * tops])
     levels, places = np.nonzero(above_zero[:, 1:] != above_zero[:, :-1])
     roots = _roots(x[places], means, signed[levels])
-    out = np.empty(g.size)
+    out = np.empty(len(signed))
     for i, weights in enumerate(signed):
         ends = np.concatenate([[-np.inf], roots[levels == i], [np.inf]])
         # The upper tail keeps small masses accurate to the right of a mean.
-        below = (ndtr(ends[:, None] - means) * weights).sum(1)
-        above = (ndtr(means - ends[:, None]) * weights).sum(1)
+        below = ndtr(ends[:, None] - means) @ weights
+        above = ndtr(means - ends[:, None]) @ weights
         mass = np.where(
             np.abs(below[1:]) < np.abs(above[:-1]),
             below[1:] - below[:-1],
@@ -55,7 +69,7 @@ def hockey_stick(top: Mixture, bottom: Mixture, s: float, g: np.ndarray) -> np.n
         )
         start = 0 if above_zero[i, 0] else 1
         out[i] = mass[start::2].sum()
-    return np.maximum(out, 0.0)
+    return tuple(np.maximum(out, 0.0).reshape(directions, -1))
 
 
 def convolved(one: Mixture, two: Mixture) -> Mixture:

@@ -22,6 +22,7 @@ y = position measured from the point where L = 1, v = L - 1, ell = log L.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 from typing import NamedTuple
@@ -239,6 +240,7 @@ def _half(ratio: Ratio, alpha: float, side: int, dual: bool) -> np.longdouble:
         return _log_integral(logf, _mesh(logf, ratio, alpha, side))
 
 
+@functools.cache
 def fine_sampled_gaussian(
     sampling_probability: float, shift: float, alpha: float, *, direction: str
 ) -> np.longdouble:
@@ -259,6 +261,7 @@ def fine_sampled_gaussian(
     return np.logaddexp(_half(ratio, alpha, -1, dual), _half(ratio, alpha, 1, dual))
 
 
+@functools.cache
 def fine_zeroed(
     p: float, r_in: float, shift: float, alpha: float, *, direction: str
 ) -> np.longdouble:
@@ -273,16 +276,19 @@ def _both_sides(ratio: Ratio, alpha: float) -> np.longdouble:
     return np.logaddexp(_half(ratio, alpha, 1, False), _half(ratio, alpha, 1, True))
 
 
+@functools.cache
 def fine_swapped(eta: float, shift: float, alpha: float) -> np.longdouble:
     """Log of M(alpha) - 1 for h_fwd = h_bwd = eta D(shift, 1 + (g-1)/eta); exact."""
     return _both_sides(sampled_ratio(eta, shift), alpha)
 
 
+@functools.cache
 def fine_symmetric(p: float, r_in: float, shift: float, alpha: float) -> np.longdouble:
     """Log of M(alpha) - 1 for h_fwd = h_bwd = H_g(P* || Q*); exact."""
     return _both_sides(symmetric_ratio(p, r_in, shift), alpha)
 
 
+@functools.cache
 def fine_independent_episodes(
     num_episodes: int, eta: float, shift: float, alpha: float
 ) -> np.longdouble:
@@ -342,14 +348,15 @@ def rdp_to_epsilon(
     Reference: Canonne, Kamath, Steinke (2020), arXiv:2004.00010, Proposition 12.
     """
 
+    @functools.cache  # both ends of a finer grid are known
     def epsilon(log_z: float) -> float:
         z = math.exp(log_z)
         alpha = 1 + z
         drop = (math.log(delta) + math.log1p(z)) / z
         return rdp(alpha) + math.log(z / alpha) - drop
 
-    grid = np.linspace(math.log(1e-3), math.log(max_alpha - 1), 160)
-    for _ in range(10):
+    grid = np.linspace(math.log(1e-3), math.log(max_alpha - 1), 80)
+    for _ in range(9):
         values = [epsilon(t) for t in grid]
         best = int(np.argmin(values))
         low, high = grid[max(best - 1, 0)], grid[min(best + 1, len(grid) - 1)]

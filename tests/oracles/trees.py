@@ -194,10 +194,7 @@ def enumerated(design: Design):
 
     def divergences(table: dict[Content, float], g: np.ndarray):
         one, two = first(table), second(table)
-        return (
-            mixtures.hockey_stick(one, two, design.s, g),
-            mixtures.hockey_stick(two, one, design.s, g),
-        )
+        return mixtures.hockey_sticks(one, two, design.s, g)
 
     return divergences
 

@@ -89,10 +89,7 @@ def enumerated(design: trees.Design):
 
 
 def _both(one: mixtures.Mixture, two: mixtures.Mixture, s: float, g: np.ndarray):
-    return (
-        mixtures.hockey_stick(one, two, s, g),
-        mixtures.hockey_stick(two, one, s, g),
-    )
+    return mixtures.hockey_sticks(one, two, s, g)
 
 
 def row_of(design: trees.Design) -> Row:

@@ -108,7 +108,7 @@ def random_settings(kind, size, seed):
         pytest.param(1e7, 3000.0, 5.0, marks=pytest.mark.slow),
         (1e7, 1000.0, 20.0),
         pytest.param(1e5, 3.0, 6000.0, marks=pytest.mark.slow),
-        (100, 10.0, 12.0),
+        pytest.param(100, 10.0, 12.0, marks=pytest.mark.slow),
     ],
 )
 def test_gaussian_mechanism_is_inside(steps, noise, epsilon, monkeypatch):

@@ -145,7 +145,7 @@ FEW_KINDS = ("sampled", "antipodal below an outer level", "episodes")
 @pytest.mark.parametrize("kind", FEW_KINDS)
 def test_search_is_as_good_as_a_scan(kind):
     for transition in (False, True):
-        check_search(kind, random_runs(5, 4, transition=transition))
+        check_search(kind, random_runs(5, 2, transition=transition))
 
 
 @pytest.mark.slow
@@ -228,7 +228,7 @@ def test_search_does_not_go_to_and_fro():
 
 def test_search_is_not_below_the_scan():
     """A search that returned less than the curve allows would be unsound."""
-    runs = random_runs(7, 8, transition=False)
+    runs = random_runs(7, 4, transition=False)
     found = rdp_epsilon(
         KINDS["sampled"](runs), num_steps=runs.num_steps, delta=runs.delta
     )
@@ -246,9 +246,23 @@ def scaled(low: float, high: float, unit: float) -> float:
     return float(10 ** (low + (high - low) * unit))
 
 
-@settings(max_examples=30)
-@given(UNIT, UNIT, UNIT, UNIT, st.sampled_from(FEW_KINDS), UNIT)
+RISK = (*[UNIT] * 4, st.sampled_from(FEW_KINDS), UNIT)
+
+
+@settings(max_examples=12)
+@given(*RISK)
 def test_epsilon_grows_with_the_risk(rate, noise, steps, delta, kind, change):
+    check_growth(rate, noise, steps, delta, kind, change)
+
+
+@pytest.mark.slow
+@settings(max_examples=100)
+@given(*RISK)
+def test_epsilon_grows_with_any_risk(rate, noise, steps, delta, kind, change):
+    check_growth(rate, noise, steps, delta, kind, change)
+
+
+def check_growth(rate, noise, steps, delta, kind, change):
     """More noise, fewer steps, a larger delta: never a larger epsilon."""
     fields = {
         "rate": scaled(-6, -0.05, rate),
@@ -272,9 +286,20 @@ def test_epsilon_grows_with_the_risk(rate, noise, steps, delta, kind, change):
     assert max(safer) <= value * (1 + EXCESS)
 
 
-@settings(max_examples=30)
-@given(UNIT, UNIT, UNIT, UNIT, st.sampled_from(FEW_KINDS))
+@settings(max_examples=12)
+@given(*RISK[:-1])
 def test_delta_of_epsilon_is_not_more_than_delta(rate, noise, steps, delta, kind):
+    check_there_and_back(rate, noise, steps, delta, kind)
+
+
+@pytest.mark.slow
+@settings(max_examples=100)
+@given(*RISK[:-1])
+def test_delta_of_epsilon_is_never_more_than_delta(rate, noise, steps, delta, kind):
+    check_there_and_back(rate, noise, steps, delta, kind)
+
+
+def check_there_and_back(rate, noise, steps, delta, kind):
     """Both searches minimise the same thing, so going there and back loses little."""
     run = one_run(
         scaled(-6, -0.05, rate),

@@ -11,12 +11,11 @@ from typing import ClassVar, Self
 import numpy as np
 
 from jaxdp_episodic.losses.allocation_tables import by_setting
-from jaxdp_episodic.losses.loss_nodes import LossNodes, collected
+from jaxdp_episodic.losses.loss_nodes import LossNodes, NodeRule, collected
 from jaxdp_episodic.losses.privacy_loss import (
     GaussianLoss,
     Hints,
     MomentRule,
-    NodeRule,
     PrivacyLoss,
     Tails,
 )

@@ -30,8 +30,8 @@ from jaxdp_episodic.losses.allocated_antipodal_law import AllocatedAntipodalLawL
 from jaxdp_episodic.losses.allocated_moments import antipodal_excess
 from jaxdp_episodic.losses.allocation_tables import antipodal_table, by_setting
 from jaxdp_episodic.losses.gaussian import drawn_tails, inner_exponent
-from jaxdp_episodic.losses.loss_nodes import LossNodes
-from jaxdp_episodic.losses.privacy_loss import NodeRule, PrivacyLoss, Tails
+from jaxdp_episodic.losses.loss_nodes import LossNodes, NodeRule
+from jaxdp_episodic.losses.privacy_loss import PrivacyLoss, Tails
 from jaxdp_episodic.numerics.loops import Array, namespace, on_host
 
 _SCOUTS = 400

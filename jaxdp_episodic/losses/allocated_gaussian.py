@@ -31,8 +31,8 @@ from jaxdp_episodic.losses.allocated import (
 from jaxdp_episodic.losses.allocated_law import AllocatedLawLoss
 from jaxdp_episodic.losses.allocated_moments import sum_excess
 from jaxdp_episodic.losses.allocation_tables import by_setting, sum_tables
-from jaxdp_episodic.losses.loss_nodes import LossNodes
-from jaxdp_episodic.losses.privacy_loss import NodeRule, PrivacyLoss, Tails
+from jaxdp_episodic.losses.loss_nodes import LossNodes, NodeRule
+from jaxdp_episodic.losses.privacy_loss import PrivacyLoss, Tails
 from jaxdp_episodic.numerics.loops import Array, namespace, on_host
 
 # Places at which the range of a distribution is looked for.

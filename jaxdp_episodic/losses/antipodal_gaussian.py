@@ -31,6 +31,7 @@ from jaxdp_episodic.losses.gaussian import (
 )
 from jaxdp_episodic.losses.loss_nodes import (
     LossNodes,
+    NodeRule,
     Rate,
     log_normal,
     mirrored,
@@ -38,13 +39,7 @@ from jaxdp_episodic.losses.loss_nodes import (
     sampled_ends,
 )
 from jaxdp_episodic.losses.paths import Pair, half_line
-from jaxdp_episodic.losses.privacy_loss import (
-    GaussianLoss,
-    Hints,
-    MomentRule,
-    NodeRule,
-    Tails,
-)
+from jaxdp_episodic.losses.privacy_loss import GaussianLoss, Hints, MomentRule, Tails
 from jaxdp_episodic.losses.windows import (
     Windows,
     settle,

@@ -21,14 +21,8 @@ from typing import ClassVar
 
 import numpy as np
 
-from jaxdp_episodic.losses.loss_nodes import LossNodes, Rate, real_log_mixture
-from jaxdp_episodic.losses.privacy_loss import (
-    Hints,
-    MomentRule,
-    NodeRule,
-    PrivacyLoss,
-    Tails,
-)
+from jaxdp_episodic.losses.loss_nodes import LossNodes, NodeRule, Rate, real_log_mixture
+from jaxdp_episodic.losses.privacy_loss import Hints, MomentRule, PrivacyLoss, Tails
 from jaxdp_episodic.losses.randomized_response import atoms
 from jaxdp_episodic.numerics.loops import Array, logsumexp, namespace, stop_gradient
 from jaxdp_episodic.numerics.power_excess import (

@@ -39,6 +39,7 @@ from jaxdp_episodic.losses.gaussian import scaled
 from jaxdp_episodic.losses.loss_nodes import (
     FURTHEST_LEFT,
     LossNodes,
+    NodeRule,
     Rate,
     log_spike,
     on_path,
@@ -49,7 +50,6 @@ from jaxdp_episodic.losses.paths import Pair, whole_line
 from jaxdp_episodic.losses.privacy_loss import (
     Hints,
     MomentRule,
-    NodeRule,
     PrivacyLoss,
     Quadrature,
     Tails,

@@ -23,14 +23,8 @@ from jaxdp_episodic.losses.gaussian import (
     positive,
     scaled,
 )
-from jaxdp_episodic.losses.loss_nodes import LossNodes
-from jaxdp_episodic.losses.privacy_loss import (
-    GaussianLoss,
-    Hints,
-    MomentRule,
-    NodeRule,
-    Tails,
-)
+from jaxdp_episodic.losses.loss_nodes import LossNodes, NodeRule
+from jaxdp_episodic.losses.privacy_loss import GaussianLoss, Hints, MomentRule, Tails
 from jaxdp_episodic.losses.swapped_gaussian import SwappedGaussianLoss
 from jaxdp_episodic.losses.zeroed_gaussian import ZeroedGaussianLoss
 from jaxdp_episodic.numerics.combinatorics import log_binomial

@@ -33,18 +33,13 @@ import numpy as np
 from jaxdp_episodic.losses.gaussian import scaled
 from jaxdp_episodic.losses.loss_nodes import (
     LossNodes,
+    NodeRule,
     Rate,
     collected,
     log_mixture,
     real_log_mixture,
 )
-from jaxdp_episodic.losses.privacy_loss import (
-    Hints,
-    MomentRule,
-    NodeRule,
-    NoisyLoss,
-    Tails,
-)
+from jaxdp_episodic.losses.privacy_loss import Hints, MomentRule, NoisyLoss, Tails
 from jaxdp_episodic.losses.sampled import sampled_displacement, sampled_tails
 from jaxdp_episodic.numerics.complex_exponentials import polar, times
 from jaxdp_episodic.numerics.loops import (

@@ -38,6 +38,24 @@ _LARGEST_SPIKE_RATE = 0.99
 NUM_NODES = 384
 
 
+class NodeRule(NamedTuple):
+    """How `PrivacyLoss.nodes` are asked for, of fields (m,).
+
+    Attributes:
+      backward: (m,) 1 for the direction with P and Q exchanged, else 0.
+      log_cut: (V, m) logarithm of the density at which it is cut.
+      height: (V, m) scales the distance of the path in the plane from the line.
+      num_nodes: of the quadrature.
+      num_terms: `num_terms` of the fields, or more.
+    """
+
+    backward: Array
+    log_cut: Array
+    height: Array
+    num_nodes: int
+    num_terms: int = 1
+
+
 class LossNodes(NamedTuple):
     """Nodes of ``E_P[e^{zL}]`` over the losses that are not 0; arrays over settings.
 

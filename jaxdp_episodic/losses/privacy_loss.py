@@ -26,7 +26,7 @@ from typing import Any, ClassVar, NamedTuple, Self
 
 import numpy as np
 
-from jaxdp_episodic.losses.loss_nodes import LossNodes
+from jaxdp_episodic.losses.loss_nodes import LossNodes, NodeRule
 from jaxdp_episodic.numerics.loops import Array, map_arrays, namespace
 
 Tails = tuple[Array, Array]
@@ -58,24 +58,6 @@ class MomentRule(NamedTuple):
     direction: str
     quadrature: Quadrature
     with_derivatives: bool = False
-
-
-class NodeRule(NamedTuple):
-    """How `PrivacyLoss.nodes` are asked for, of fields (m,).
-
-    Attributes:
-      backward: (m,) 1 for the direction with P and Q exchanged, else 0.
-      log_cut: (V, m) logarithm of the density at which it is cut.
-      height: (V, m) scales the distance of the path in the plane from the line.
-      num_nodes: of the quadrature.
-      num_terms: `num_terms` of the fields, or more.
-    """
-
-    backward: Array
-    log_cut: Array
-    height: Array
-    num_nodes: int
-    num_terms: int = 1
 
 
 class Hints(NamedTuple):

@@ -16,14 +16,8 @@ from typing import Self
 
 import numpy as np
 
-from jaxdp_episodic.losses.loss_nodes import LossNodes, collected
-from jaxdp_episodic.losses.privacy_loss import (
-    Hints,
-    MomentRule,
-    NodeRule,
-    PrivacyLoss,
-    Tails,
-)
+from jaxdp_episodic.losses.loss_nodes import LossNodes, NodeRule, collected
+from jaxdp_episodic.losses.privacy_loss import Hints, MomentRule, PrivacyLoss, Tails
 from jaxdp_episodic.numerics.combinatorics import log_binomial
 from jaxdp_episodic.numerics.loops import Array, map_first, namespace
 from jaxdp_episodic.numerics.power_excess import log_expm1

@@ -26,6 +26,7 @@ from jaxdp_episodic.losses.gaussian import gaussian_tails, scaled
 from jaxdp_episodic.losses.loss_nodes import (
     FURTHEST_LEFT,
     LossNodes,
+    NodeRule,
     Rate,
     gaussian_loss,
     log_mixture,
@@ -36,7 +37,7 @@ from jaxdp_episodic.losses.loss_nodes import (
     sampled_ends,
 )
 from jaxdp_episodic.losses.paths import Pair, whole_line
-from jaxdp_episodic.losses.privacy_loss import GaussianLoss, MomentRule, NodeRule, Tails
+from jaxdp_episodic.losses.privacy_loss import GaussianLoss, MomentRule, Tails
 from jaxdp_episodic.losses.sampled import sampled_displacement, sampled_tails
 from jaxdp_episodic.losses.windows import (
     Windows,

@@ -21,6 +21,7 @@ from jaxdp_episodic.losses.gaussian import (
 )
 from jaxdp_episodic.losses.loss_nodes import (
     LossNodes,
+    NodeRule,
     Rate,
     gaussian_loss,
     log_mixture,
@@ -31,7 +32,7 @@ from jaxdp_episodic.losses.loss_nodes import (
     sampled_ends,
 )
 from jaxdp_episodic.losses.paths import Pair, half_line
-from jaxdp_episodic.losses.privacy_loss import GaussianLoss, MomentRule, NodeRule, Tails
+from jaxdp_episodic.losses.privacy_loss import GaussianLoss, MomentRule, Tails
 from jaxdp_episodic.losses.sampled_gaussian import mixture_excess
 from jaxdp_episodic.numerics.loops import Array, map_first, namespace
 

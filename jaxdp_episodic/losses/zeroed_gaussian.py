@@ -41,18 +41,13 @@ from jaxdp_episodic.losses.gaussian import (
 from jaxdp_episodic.losses.loss_nodes import (
     FURTHEST_LEFT,
     LossNodes,
+    NodeRule,
     collected,
     log_normal,
     path_points,
 )
 from jaxdp_episodic.losses.paths import Pair, half_line
-from jaxdp_episodic.losses.privacy_loss import (
-    GaussianLoss,
-    Hints,
-    MomentRule,
-    NodeRule,
-    Tails,
-)
+from jaxdp_episodic.losses.privacy_loss import GaussianLoss, Hints, MomentRule, Tails
 from jaxdp_episodic.losses.zeroed_law import (
     LOG_ZERO,
     ZeroedLogs,

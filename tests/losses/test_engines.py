@@ -8,7 +8,8 @@ import pytest
 from jaxdp_episodic._engine import float64_boundary, using_engine
 from jaxdp_episodic.losses.antipodal_gaussian import AntipodalGaussianLoss
 from jaxdp_episodic.losses.independent_episodes import IndependentEpisodesLoss
-from jaxdp_episodic.losses.privacy_loss import MomentRule, NodeRule, Quadrature
+from jaxdp_episodic.losses.loss_nodes import NodeRule
+from jaxdp_episodic.losses.privacy_loss import MomentRule, Quadrature
 from jaxdp_episodic.losses.sampled_gaussian import SampledGaussianLoss
 from jaxdp_episodic.losses.swapped_gaussian import SwappedGaussianLoss
 from jaxdp_episodic.numerics.loops import map_arrays

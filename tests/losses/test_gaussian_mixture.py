@@ -8,8 +8,7 @@ from scipy.special import logsumexp
 import jaxdp_episodic as jde
 from jaxdp_episodic.accounting.dominating_pair import dominating_pair
 from jaxdp_episodic.losses.gaussian_mixture import GaussianMixtureLoss
-from jaxdp_episodic.losses.loss_nodes import NUM_NODES
-from jaxdp_episodic.losses.privacy_loss import NodeRule
+from jaxdp_episodic.losses.loss_nodes import NUM_NODES, NodeRule
 from jaxdp_episodic.numerics.complex_exponentials import sum_expm1
 from jaxdp_episodic.numerics.loops import at
 

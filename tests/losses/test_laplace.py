@@ -11,7 +11,8 @@ import jaxdp_episodic as jde
 from jaxdp_episodic._engine import float64_boundary
 from jaxdp_episodic.bounds.mechanisms import Laplace
 from jaxdp_episodic.losses.laplace import LaplaceLoss
-from jaxdp_episodic.losses.privacy_loss import MomentRule, NodeRule, Quadrature
+from jaxdp_episodic.losses.loss_nodes import NodeRule
+from jaxdp_episodic.losses.privacy_loss import MomentRule, Quadrature
 from jaxdp_episodic.numerics.complex_exponentials import sum_expm1
 from jaxdp_episodic.numerics.loops import at
 

@@ -9,8 +9,7 @@ from scipy.stats import norm
 
 from jaxdp_episodic._engine import float64_boundary
 from jaxdp_episodic.losses.antipodal_gaussian import AntipodalGaussianLoss
-from jaxdp_episodic.losses.loss_nodes import NUM_NODES
-from jaxdp_episodic.losses.privacy_loss import NodeRule
+from jaxdp_episodic.losses.loss_nodes import NUM_NODES, NodeRule
 from jaxdp_episodic.losses.sampled_gaussian import SampledGaussianLoss
 from jaxdp_episodic.losses.swapped_gaussian import SwappedGaussianLoss
 from jaxdp_episodic.numerics.complex_exponentials import sum_expm1

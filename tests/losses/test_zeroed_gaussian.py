@@ -10,7 +10,8 @@ from scipy import special
 from jaxdp_episodic._engine import float64_boundary
 from jaxdp_episodic.accounting.rdp.kernels import FINE
 from jaxdp_episodic.losses.independent_episodes import ZeroedEpisodesLoss
-from jaxdp_episodic.losses.privacy_loss import MomentRule, NodeRule
+from jaxdp_episodic.losses.loss_nodes import NodeRule
+from jaxdp_episodic.losses.privacy_loss import MomentRule
 from jaxdp_episodic.losses.zeroed_gaussian import ZeroedGaussianLoss
 from jaxdp_episodic.losses.zeroed_law import ZeroedLogs
 from jaxdp_episodic.numerics.complex_exponentials import sum_expm1

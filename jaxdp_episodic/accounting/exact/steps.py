@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from jaxdp_episodic.accounting.exact.mgf import Steps
 from jaxdp_episodic.accounting.run import Group
-from jaxdp_episodic.losses.privacy_loss import NodeRule
+from jaxdp_episodic.losses.loss_nodes import NodeRule
 from jaxdp_episodic.numerics.loops import Array, at, map_arrays, namespace
 
 # Height of the checking path, and by how many nats it is cut later: other nodes. Much

@@ -277,17 +277,3 @@ def test_bounds_that_rise_again_are_those_before(monkeypatch):
     known = law.infinite + (1 - law.infinite) * np.exp(profile)
     assert np.all(known >= true[:-8])
     np.testing.assert_allclose(known, 1.01 * true[:-8], rtol=0.02)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("steps", "noise", "epochs", "delta"),
-    [(10, 1.0, 100, 1e-6), (2510, 7.966, 1834, 1e-12), (86431, 7.366, 267, 4e-6)],
-)
-def test_ends_of_many_epochs_are_narrow(steps, noise, epochs, delta):
-    # The first cell was once too wide, and the lower end 0, where D is small at 1.
-    asked = {"delta": delta, "num_steps": steps * epochs}
-    value, info = jde.epsilon(step(steps, noise), return_info=True, **asked)
-    low, high = jde.epsilon_interval(step(steps, noise), **asked)
-    assert not info.is_certified_bound
-    assert low <= value <= high < low * (1 + 1.2e-4)

@@ -48,6 +48,7 @@ LAYERS = (
 IMPORTED_AS = {"orbax-checkpoint": "orbax", "pillow": "PIL"}
 # The command line imports the module of the command that is called, and no other.
 CLI_IMPORTS_LATE = (("cli", "training"), ("cli", "audit"), ("cli", "cli"))
+_DEFINED = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 RANK = {name: rank for rank, layer in enumerate(LAYERS) for name in layer}
 
 # What `import jaxdp_episodic` must load neither directly nor through something else.
@@ -203,6 +204,62 @@ def test_a_planted_violation_is_found(module, source, complaint):
     faults = import_faults({**CLEAN, module: source})
     assert faults
     assert complaint in " ".join(faults)
+
+
+# --- Names in docstrings and comments ---
+
+NAME = re.compile(r"(?<!`)`([A-Za-z_][\w.]*)`(?!`)")
+
+
+def unknown_names(sources: dict[str, str]) -> list[str]:
+    """Names in backticks that nothing in these modules, or imported there, has."""
+    words, own = set(), {}
+    for module, source in sources.items():
+        nodes = _parsed(source)[1]
+        found = {getattr(n, key, None) for n in nodes for key in ("id", "attr", "arg")}
+        found |= {n.name for n in nodes if isinstance(n, ast.alias | _DEFINED)}
+        own[module] = {str(name) for name in found}
+        words |= own[module] | set(module.split("."))
+        words |= {part for name in own[module] for part in name.split(".")}
+
+    def is_known(name: str) -> bool:
+        name = name.removeprefix("jaxdp_episodic.")
+        head, _, last = name.rpartition(".")
+        if not words.issuperset(name.split(".")):
+            return False
+        # Of a module, by the last parts of its name, what it defines.
+        ends = [m for m in own if f".{m}".endswith(f".{head}")]
+        return not ends or any(last in own[m] or f"{m}.{last}" in own for m in ends)
+
+    return [
+        f"{module}: `{name}`"
+        for module, source in sources.items()
+        for name in NAME.findall(source)
+        if not is_known(name)
+    ]
+
+
+def test_names_in_docstrings_exist():
+    assert unknown_names(_package_sources()) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "is_wrong"),
+    [
+        ("solve", False),
+        ("roots.solve", False),
+        ("numerics.roots.solve", False),
+        ("roots.gone", True),
+        ("gone", True),
+        ("gone.solve", True),
+    ],
+)
+def test_a_stale_name_is_found(name, is_wrong):
+    sources = {
+        "numerics.roots": "def solve(x): ...",
+        "losses.one": f'"""See `{name}`."""',
+    }
+    assert bool(unknown_names(sources)) == is_wrong
 
 
 def test_third_party_imports_are_declared():

@@ -42,7 +42,7 @@ _GREY = "#777777"
 class PrivacyCurve(NamedTuple):
     """The numbers in the picture; all are *upper bounds*, as sure as their method.
 
-    With "exact" the method's own estimate of its error is added (`views.upper_delta`).
+    With "exact" the method's estimate of its error is added (`attacker.upper_delta`).
 
     Attributes:
       method: how everything but ``delta`` was computed.

@@ -29,7 +29,7 @@ TABLES = ("table.parquet", "table.npz")
 # The answers' column where several quantities are asked for.
 VALUE = "value"
 # How well an epsilon or a delta is known, where that is more than "a bound": the fields
-# of `EpsilonInfo`. Calibrated values have no error of their own (NaN).
+# of `PrivacyInfo`. Calibrated values have no error of their own (NaN).
 INFO = ("error", "is_certified_bound")
 _VERSION = 1
 # A shard: this, the sweep's hash and the chunk's number, the SHA-256 of the

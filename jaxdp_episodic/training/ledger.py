@@ -101,7 +101,7 @@ class Ledger:
 
         Args:
           file: of this run.
-          environment: see `environment.described_environment`.
+          environment: see `description.described_environment`.
 
         Raises:
           FileExistsError: steps are charged there that this run knows nothing of.
@@ -144,7 +144,7 @@ def taken_up(
       path: of the run's ledger.
       snapshot: its checkpoint.
       budget: its budget.
-      environment: this process's; see `environment.described_environment`.
+      environment: this process's; see `description.described_environment`.
 
     Raises:
       FileNotFoundError: no ledger.

@@ -180,7 +180,7 @@ class Trainer(Standing):
 
         Returns:
           Realised number of units, mean loss, mean norm before clipping and the share
-          clipped. They come from private data without noise: see `run_log`.
+          clipped. They come from private data without noise: see `RunLog`.
 
         Raises:
           BudgetExhaustedError: the step would exceed the target; nothing happened.

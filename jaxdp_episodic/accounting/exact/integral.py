@@ -15,7 +15,7 @@ discrete and ``|M|`` has a plateau, and the trapezoidal rule converges exponenti
 An atom at loss 0 of probability A pays nothing for eps >= 0, so ``A^T`` is subtracted
 from ``M^T``. Where delta is due to rare large losses, the many small ones cancel in the
 integral up to one part in a million: their Gaussian is subtracted too, and its delta,
-known in closed form, added (`contour_moments.core_variance`).
+known in closed form, added (`mgf.core_variance`).
 
 Pure kernels: the batch is the last axis of every array; nodes of the contour (K) and
 of the losses (J) come first. They are jitted one by one: fused into one, XLA takes

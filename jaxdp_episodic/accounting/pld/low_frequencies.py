@@ -89,7 +89,7 @@ def certified_ends(
     *,
     of_epsilon: bool,
 ) -> list[tuple[float, Estimate]]:
-    """Certified ends of many laws, in the manner of `loss_bracket.certified_epsilon`.
+    """Certified ends of many laws, in the manner of `hockey_stick.certified_epsilon`.
 
     Args:
       laws: any number of them.
@@ -213,7 +213,7 @@ def _rows(batch: _Batch, chosen: np.ndarray) -> _Batch:
 def _log_deltas(
     laws: Sequence[Spectrum], batch: _Batch, epsilon: np.ndarray
 ) -> list[tuple[float, Estimate]]:
-    """Ends of log(delta) at epsilon; as `loss_bracket.certified_log_delta`."""
+    """Ends of log(delta) at epsilon; as `hockey_stick.certified_log_delta`."""
     shift = np.array([law.law.shift for law in laws])
     sign = np.where(batch.upper[:, 0], 1.0, -1.0)
     at = np.maximum(epsilon - sign * shift, batch.start[:, 0])

@@ -1,7 +1,7 @@
 """Where to put a privacy loss lattice: tilt, spacing, range and knots.
 
 Everything here is an *estimate* from a rough law of the loss: it decides how wide the
-certified interval of `accounting.pld.interval` becomes, never whether it holds.
+certified interval of `accounting.pld.method` becomes, never whether it holds.
 """
 
 from __future__ import annotations

@@ -4,7 +4,8 @@
 random epochs (2 to 10^6 steps, noise 0.3 to 10, 1 to 10^4 of them, delta 1e-12 to 1e-2)
 and a third of the times one epoch under replace_one (delta from 1e-6), and adds a line
 to the file for each; lines that it has are not computed again. ``--quick`` leaves out
-settings that need either of the latter two of these oracles.
+settings that need either of the latter two of these oracles, or more than
+``--seconds`` (those are named); ``--first 500`` begins with the 500th.
 
 Four oracles, which share no code and no method with the package:
 
@@ -28,6 +29,7 @@ from __future__ import annotations
 import argparse
 import csv
 import math
+import signal
 import sys
 import time
 from pathlib import Path
@@ -202,15 +204,22 @@ def summary(rows: list[dict[str, Any]]) -> None:
         )
 
 
+def _gave_up(*_: object) -> None:
+    raise TimeoutError
+
+
 def main() -> None:
     """Adds lines to the file, prints them, and what was worst."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--settings", type=int, default=40)
+    parser.add_argument("--first", type=int, default=0)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--seconds", type=int, default=90)
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--out", type=Path, required=True)
     asked = parser.parse_args()
     mpmath.mp.dps = DIGITS
+    signal.signal(signal.SIGALRM, _gave_up)
     rows: list[dict[str, Any]] = []
     if asked.out.exists():
         with asked.out.open(encoding="utf-8", newline="") as file:
@@ -220,10 +229,18 @@ def main() -> None:
         writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
         if not rows:
             writer.writeheader()
-        for number in range(asked.settings):
-            if number in known or not (
-                found := row(number, asked.seed, quick=asked.quick)
-            ):
+        for number in range(asked.first, asked.settings):
+            if number in known:
+                continue
+            signal.alarm(asked.seconds if asked.quick else 0)
+            try:
+                found = row(number, asked.seed, quick=asked.quick)
+            except TimeoutError:
+                print(f"{number}: the oracle takes too long")
+                continue
+            finally:
+                signal.alarm(0)
+            if not found:
                 continue
             writer.writerow(found)
             file.flush()

@@ -95,7 +95,14 @@ def _decode(
     _check_keys(cls, fields, where)
     for key, options in cls.nested_specs.items():
         if key in fields:
-            fields[key] = _decode_nested(options, fields[key], f"{where}.{key}")
+            place, value = f"{where}.{key}", fields[key]
+            if isinstance(value, list | tuple) and _holds_many(cls, key):
+                fields[key] = tuple(
+                    _decode(options, item, f"{place}[{i}]", nested=True)
+                    for i, item in enumerate(value)
+                )
+            else:
+                fields[key] = _decode(options, value, place, nested=True)
     try:
         return cls.from_fields(fields)
     except NotImplementedError as error:
@@ -106,14 +113,10 @@ def _decode(
         raise ValueError(f"{where}: {error}") from error
 
 
-def _decode_nested(classes: tuple[type, ...], value: Any, where: str) -> Any:
-    """A nested spec, or a list of them."""
-    if isinstance(value, list | tuple):
-        return tuple(
-            _decode(classes, item, f"{where}[{i}]", nested=True)
-            for i, item in enumerate(value)
-        )
-    return _decode(classes, value, where, nested=True)
+def _holds_many(cls: type, name: str) -> bool:
+    """Whether a field is declared as a tuple of specs, not as one."""
+    kinds = {field.name: str(field.type) for field in dataclasses.fields(cls)}
+    return kinds[name].startswith("tuple")
 
 
 def _check_version(mapping: Mapping[Any, Any], where: str, *, required: bool) -> None:

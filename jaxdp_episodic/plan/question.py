@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -253,12 +254,12 @@ def read_plan(path: Path) -> PlanDescription:
 
 
 def learning_rate(train: Mapping[str, Any] | None) -> float | None:
-    """Returns the learning rate of the table ``train``, if it states one."""
+    """Returns the learning rate of the table ``train``, if it states a finite one."""
     optimizer = (train or {}).get("optimizer")
     rate = optimizer.get("learning_rate") if isinstance(optimizer, Mapping) else None
-    if isinstance(rate, int | float) and not isinstance(rate, bool):
-        return float(rate)
-    return None
+    if isinstance(rate, bool) or not isinstance(rate, int | float):
+        return None
+    return float(rate) if abs(rate) <= sys.float_info.max else None
 
 
 def _typed(table: Any, kind: type) -> Any:

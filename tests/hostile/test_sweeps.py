@@ -124,3 +124,10 @@ def test_nesting_deeper_than_the_stack(place):
     axes = [{"field": "noise_multiplier", "values": [1.0]}]
     with pytest.raises(ValueError, match="nested deeper than 32 levels"):
         Sweep.from_dict({"type": "Sweep", "version": 1, "axes": axes, "step": deep})
+
+
+@pytest.mark.parametrize("step", [[], [{}], [{"type": "GaussianStep"}]])
+def test_a_list_in_place_of_the_step(step):
+    axes = [{"field": "noise_multiplier", "values": [1.0]}]
+    with pytest.raises(TypeError, match="step must be a table of keys"):
+        Sweep.from_dict({"type": "Sweep", "version": 1, "axes": axes, "step": step})

@@ -351,6 +351,12 @@ def test_the_learning_rate_is_for_a_run_of_a_certain_length(tmp_path, pool_plan)
             "[learning]\nlearning_rate_steps = 0\n[compute]",
             "learning_rate_steps must be a whole number >= 1",
         ),
+        (
+            "[compute]",
+            f"[train.optimizer]\nlearning_rate = 1{400 * '0'}\n"
+            "[learning]\nlearning_rate_steps = 9\n[compute]",
+            "needs train.optimizer.learning_rate",
+        ),
         ("[compute]", "[compte]", "compte"),
         ("ways = 4", "way = 4", "did you mean 'ways'"),
         ("shots = 1", "shots = 3", "examples must exceed shots"),

@@ -1,6 +1,8 @@
 """What every test runs under."""
 
+import gc
 import os
+from importlib.metadata import version
 
 # Read when jax is first imported, so before anything else: a silent promotion is how
 # a float32 slips into an accountant.
@@ -11,7 +13,14 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 # Tests compile much and compute little, so the compiler takes its shortest way. What is
 # compared bit for bit is compiled alike; `make test-all` compiles as users do, as does
 # whoever sets the flags, be it to nothing.
-os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0")
+# XLA ends a process at a flag that its version lacks. The last two halve what is left.
+os.environ.setdefault(
+    "XLA_FLAGS",
+    "--xla_backend_optimization_level=0"
+    if not version("jaxlib").startswith("0.10.")
+    else "--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false "
+    "--xla_cpu_parallel_codegen_split_count=1",
+)
 
 import hypothesis
 import jax
@@ -30,6 +39,15 @@ _LONGEST = (
     *("training/", "audit/", "mutation/", "accounting/", "losses/", "bounds/"),
     *("test_cli.py", "test_readme.py", "test_oracles.py", "test_project.py"),
 )
+
+
+# Modules and traces are millions of objects that stay: the collector of cycles, which
+# looks through them every few thousand new ones, took a tenth of the tests' time.
+gc.set_threshold(50_000, 20, 100)
+
+
+def pytest_collection_finish():
+    gc.freeze()
 
 
 def pytest_collection_modifyitems(items):

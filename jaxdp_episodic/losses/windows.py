@@ -86,11 +86,12 @@ def settle(slope, start: Array, low: Array, high: Array) -> Array:
         moved = xp.where(inside & shrinks, step, 0.5 * (low + high))
         return moved, low, high, xp.abs(moved - x)
 
-    low, high = (xp.broadcast_to(end, start.shape) for end in (low, high))
+    if xp is not np:  # whose loop keeps its shapes
+        low, high = (xp.broadcast_to(end, start.shape) for end in (low, high))
     state = (start, low, high, 4 * (high - low))
     # The places of windows, 18 deviations long, need not be known to many digits.
     x, *_ = fori_loop(
-        xp, 0, 14, follow, state, lambda s: np.all(s[3] <= 1e-2 + 1e-4 * np.abs(s[0]))
+        xp, 0, 14, follow, state, lambda s: (s[3] <= 1e-2 + 1e-4 * np.abs(s[0])).all()
     )
     return x
 
@@ -106,6 +107,6 @@ def only_root(slope, low: Array, high: Array) -> Array:
         return xp.where(above, middle, low), xp.where(above, high, middle)
 
     low, high = fori_loop(
-        xp, 0, 40, halve, (low, high), lambda s: np.all(s[1] - s[0] <= 1e-10)
+        xp, 0, 40, halve, (low, high), lambda s: (s[1] - s[0] <= 1e-10).all()
     )
     return 0.5 * (low + high)

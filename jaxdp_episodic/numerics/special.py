@@ -165,7 +165,8 @@ def log_mills_difference(x: Array, width: Array) -> Array:
     slopes = _mills_slope(x + short * nodes.reshape(column))
     mean_slope = xp.sum(slopes * weights.reshape(column), axis=0)
     integral = xp.log(short) + xp.log(mean_slope)
-    direct = xp.log(_mills_ratio(x) - _mills_ratio(x + long))
+    near, far = _mills_ratio(xp.stack([x, x + long]))
+    direct = xp.log(near - far)
     return xp.where(positive, xp.where(narrow, integral, direct), -xp.inf)
 
 
@@ -194,7 +195,7 @@ def log_saturating_tail(x: Array, width: Array) -> Array:
     reach = below + width
     # Not a maximum, which at 0 (a profile at epsilon 0) would halve the derivative.
     reach = xp.where(reach >= 0, reach, 0.0)
-    missing = _mills_ratio(-below) + _mills_ratio(reach)
+    missing = xp.sum(_mills_ratio(xp.stack([-below, reach])), axis=0)
     complement = xp.log1p(-xp.exp(log_normal_density(below)) * missing)
     return xp.where(right, direct, xp.where(width > 0, complement, -xp.inf))
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, NamedTuple, Protocol, TypeVar
 
@@ -152,11 +152,15 @@ def _column(array: Any, num_axes: int) -> Any:
     return array.reshape(array.shape + (1,) * (num_axes - array.ndim))
 
 
-def prefetched(make: Callable[[int], T], first: int, last: int) -> Iterator[T]:
+def prefetched(
+    make: Callable[[int], T], first: int, last: int
+) -> Generator[T, None, None]:
     """Yields ``make(first), ..., make(last)``, made ahead by another thread.
 
     ``make`` must depend on its argument only. What it raises is raised here, when its
-    item is due. A consumer that stops early waits for at most the item being made.
+    item is due. A consumer that may stop early closes it, which waits for at most the
+    item being made. Left to Python's collector it would wait in whatever thread that
+    runs in, perhaps for a lock which that very thread holds.
 
     Of a trainer's steps it makes the draw and reads the data, before the step is
     charged: a draw is a function of the run's secret and the step's number, so it is

@@ -5,7 +5,8 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Mapping
+from contextlib import closing
 from typing import Any, NamedTuple
 
 import jax
@@ -137,24 +138,25 @@ class Evaluation:
         """
         learner = _for_ways(learner, self._ways)
         scores, weights = [], []
-        for block in self._blocks():
-            score, weight = _scores(
-                params,
-                block,
-                learner=learner,
-                shots=self._shots,
-                is_regression=self._is_regression,
-                encoding=code_of(self._data),
-            )
-            scores.append(np.asarray(score)[block.unit_mask > 0])
-            weights.append(np.asarray(weight)[block.unit_mask > 0])
+        with closing(self._blocks()) as blocks:
+            for block in blocks:
+                score, weight = _scores(
+                    params,
+                    block,
+                    learner=learner,
+                    shots=self._shots,
+                    is_regression=self._is_regression,
+                    encoding=code_of(self._data),
+                )
+                scores.append(np.asarray(score)[block.unit_mask > 0])
+                weights.append(np.asarray(weight)[block.unit_mask > 0])
         return _summary(
             np.concatenate(scores).astype(np.float64),
             np.concatenate(weights).astype(np.float64),
             self._is_regression,
         )
 
-    def _blocks(self) -> Iterator[Block]:
+    def _blocks(self) -> Generator[Block, None, None]:
         """The episodes, gathered anew each time: all at once they may not fit."""
         size, draw = self._block_size, self._draw
 

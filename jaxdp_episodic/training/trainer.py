@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -246,12 +247,14 @@ class Trainer(Standing):
             share=(self._processes.index, self._processes.count),
         )
 
-    def _drawn(self) -> Iterator[list[episode.Block] | None]:
+    @contextmanager
+    def _drawn(self) -> Iterator[Iterator[list[episode.Block] | None]]:
         """What each step from here on is given; statistics are given nothing."""
         taken, before = self.num_steps_taken, len(self.budget.before)
         first = max(taken, before) + 1
-        ahead = episode.prefetched(self.draw_blocks, first, self.budget.num_steps)
-        return itertools.chain(itertools.repeat(None, first - taken - 1), ahead)
+        last = self.budget.num_steps
+        with closing(episode.prefetched(self.draw_blocks, first, last)) as ahead:
+            yield itertools.chain(itertools.repeat(None, first - taken - 1), ahead)
 
     def train(
         self,
@@ -297,9 +300,9 @@ class Trainer(Standing):
         for name, often in zip(_EVERY, every, strict=True):
             _validation.whole_number(name, 1 if often is None else often)
         self._join()
-        with self._processes.together():
+        with self._processes.together(), self._drawn() as drawn:
             if not self._processes.is_first:
-                for blocks in self._drawn():
+                for blocks in drawn:
                     self.step(blocks)
                 self._processes.meet()  # the first has committed
                 return []
@@ -311,7 +314,7 @@ class Trainer(Standing):
                     self._folder = folder.resolve()
                 records = take_all_steps(
                     self,
-                    self._drawn(),
+                    drawn,
                     folder,
                     lambda: self._evaluate(evaluations),
                     every,

@@ -4,12 +4,14 @@ import json
 import os
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
 
 from jaxdp_episodic.training import run_files
 from jaxdp_episodic.training.evaluation import Evaluation
+from jaxdp_episodic.training.learners import ProtoNet
 from jaxdp_episodic.training.run_files import HELD_OUT, read_log
 from training_runs import assert_same, classes, trainer
 
@@ -52,6 +54,23 @@ def whole(tmp_path_factory):
     run, folder = trainer(), tmp_path_factory.mktemp("whole")
     run.train(folder, evaluations=held_out())
     return run, folder
+
+
+def test_what_fails_leaves_no_thread_behind(tmp_path):
+    """A collector that joins one in passing may wait for a lock that its thread has."""
+
+    def broken(*_):
+        raise RuntimeError("device lost")
+
+    evaluation, learner = held_out()["validation"], ProtoNet(broken, ways=3)
+    for act in (
+        lambda: trainer().train(tmp_path, on_step=broken),
+        lambda: evaluation(learner, {}),
+    ):
+        with pytest.raises(RuntimeError, match="device lost") as caught:
+            act()
+        assert caught.tb is not None  # holds the frames, and what they hold
+        assert not [t for t in threading.enumerate() if t.name.startswith("draw")]
 
 
 @pytest.mark.parametrize("attribute", ["_gradient", "_update"])
@@ -141,6 +160,7 @@ def test_resume_does_not_forget_steps(tmp_path):
 
 HOLD = """
 import sys
+import threading
 from pathlib import Path
 from jaxdp_episodic.files import atomic
 

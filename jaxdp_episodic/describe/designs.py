@@ -24,7 +24,13 @@ from jaxdp_episodic.describe.schemes import (
     levels_shape,
     refuse_epochs,
 )
-from jaxdp_episodic.describe.spec import AT_LEAST_ONE, Spec, set_checked
+from jaxdp_episodic.describe.spec import (
+    AT_LEAST_ONE,
+    Check,
+    Spec,
+    set_checked,
+    set_numbers,
+)
 
 EPISODE, CLASS, EXAMPLE = "episode", "class", "example"
 
@@ -83,6 +89,10 @@ class GroupedClasses(Spec):
         "examples": (Poisson, WithoutReplacement),
     }
 
+    numeric: ClassVar[Mapping[str, Check]] = dict.fromkeys(
+        ("num_classes", "ways"), AT_LEAST_ONE
+    )
+
     num_classes: ArrayLike
     ways: ArrayLike
     episodes: Scheme | None = None
@@ -90,7 +100,8 @@ class GroupedClasses(Spec):
     examples: WithoutReplacement
 
     def __post_init__(self) -> None:
-        set_checked(self, AT_LEAST_ONE, "num_classes", "ways")
+        for name, check in self.numeric.items():
+            set_checked(self, check, name)
         if (self.episodes is None) == (self.classes is None):
             given = "neither" if self.episodes is None else "both"
             raise ValueError(f"give exactly one of episodes= and classes=, got {given}")
@@ -138,7 +149,7 @@ class GroupedClasses(Spec):
     @property
     def shape(self) -> tuple[int, ...]:
         """Broadcast shape of all numeric fields."""
-        return levels_shape(self.schemes, num_classes=self.num_classes, ways=self.ways)
+        return levels_shape(self.schemes, **self.numbers)
 
 
 @dataclass(frozen=True, eq=False, init=False)
@@ -165,6 +176,8 @@ class IndependentEpisodes(Spec):
         "sampling": (MultistageSampling, Poisson, WithoutReplacement)
     }
 
+    numeric: ClassVar[Mapping[str, Check]] = {"num_episodes": AT_LEAST_ONE}
+
     sampling: MultistageSampling
     num_episodes: ArrayLike
 
@@ -189,8 +202,7 @@ class IndependentEpisodes(Spec):
             )
         object.__setattr__(self, "sampling", sampling)
         object.__setattr__(self, "num_episodes", num_episodes)
-        set_checked(self, AT_LEAST_ONE, "num_episodes")
-        _ = self.shape  # refuses fields that do not broadcast
+        set_numbers(self)
 
     @property
     def level_names(self) -> tuple[str, ...]:
@@ -209,7 +221,7 @@ class IndependentEpisodes(Spec):
     @property
     def shape(self) -> tuple[int, ...]:
         """Broadcast shape of all numeric fields."""
-        return levels_shape(self.sampling.levels, num_episodes=self.num_episodes)
+        return levels_shape(self.sampling.levels, **self.numbers)
 
 
 Sampling = MultistageSampling | GroupedClasses | IndependentEpisodes

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -36,16 +36,16 @@ from jaxdp_episodic.interop.event_tree import (
 LEVEL = "example"
 """The one level that events have."""
 
-Reader = Callable[[Any, str], OneStep | None]
+R = TypeVar("R", bound=Callable[..., OneStep | None])
 
-READERS: dict[str, Reader] = {}
+READERS: dict[str, Callable[..., OneStep | None]] = {}
 """Events that are read, compositions apart: what reads each, given the relation."""
 
 
-def reads(*kinds: str) -> Callable[[Reader], Reader]:
+def reads(*kinds: str) -> Callable[[R], R]:
     """Makes a function the reader of events of these classes."""
 
-    def enter(reader: Reader) -> Reader:
+    def enter(reader: R) -> R:
         READERS.update(dict.fromkeys(kinds, reader))
         return reader
 

@@ -365,13 +365,14 @@ def _with_first_values(mapping: Mapping[str, Any]) -> Any:
     for axis in axes if isinstance(axes, list | tuple) else ():
         if not isinstance(axis, Mapping) or axis.get("field") not in places:
             continue
-        if axis["field"].rpartition(".")[2] not in fields.CHECKS:
+        check = fields.check_of(axis["field"])
+        if check is None:
             continue
         given = next((axis[way] for way in AXIS_WAYS if way in axis), None)
         if isinstance(given, list | tuple) and given:
             name = axis["field"]
             numbers = given if "values" in axis else given[:2]
-            fields.CHECKS[name.rpartition(".")[2]](f"axis {name!r}", list(numbers))
+            check(f"axis {name!r}", list(numbers))
             step = fields.filled(step, places[name], given[0])
     sought = mapping.get(QUANTITY) == _NOISE
     if sought and _NOISE in places:

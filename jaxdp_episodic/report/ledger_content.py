@@ -26,12 +26,7 @@ class LedgerMark(NamedTuple):
 
 
 class Opening(NamedTuple):
-    """A process began to charge.
-
-    Attributes:
-      charged: steps charged before.
-      environment: what the steps' rounding depends on, plain values.
-    """
+    """A process began to charge."""
 
     charged: int
     environment: Mapping[str, Any]

@@ -50,15 +50,6 @@ class Ledger:
 
     Within `writing_to` every charge is in a file before it counts; elsewhere it is in
     memory only.
-
-    Args:
-      budget: of the run.
-      charged: steps charged before.
-      mark: of the file in which they are.
-
-    Attributes:
-      charged: steps charged so far.
-      mark: of the file that was last written to; None if there was none.
     """
 
     def __init__(
@@ -99,10 +90,6 @@ class Ledger:
     ) -> Iterator[None]:
         """Charges to a file; steps that only we know of are charged there first.
 
-        Args:
-          file: of this run.
-          environment: see `environment.described_environment`.
-
         Raises:
           FileExistsError: steps are charged there that this run knows nothing of.
           LedgerError: the file describes other steps than the budget's.
@@ -139,12 +126,6 @@ def taken_up(
     same noise would be added to another sum, and the difference of the two would be
     free of noise: they are then given up, with a warning, and the run goes on behind
     them.
-
-    Args:
-      path: of the run's ledger.
-      snapshot: its checkpoint.
-      budget: its budget.
-      environment: this process's; see `environment.described_environment`.
 
     Raises:
       FileNotFoundError: no ledger.
@@ -200,15 +181,6 @@ def _comes_out_the_same(
 
 class LedgerFile:
     """A ledger on the disk, held by one process; a context manager that seals it.
-
-    Args:
-      path: of a ledger; see `create_ledger`.
-      contains: a mark that it must contain, or None.
-
-    Attributes:
-      content: what it said when it was opened.
-      charged: steps charged that are on the disk.
-      num_described: how many times it says what the steps that follow are.
 
     Raises:
       FileNotFoundError: there is none.
@@ -349,17 +321,7 @@ class LedgerFile:
 
 
 def create_ledger(path: Path, budget: PrivacyBudget, *, is_seeded: bool) -> None:
-    """Makes the ledger of a new run: complete or not there, readable by its owner.
-
-    Args:
-      path: of the file; a ledger without charges that is there is replaced.
-      budget: of the run.
-      is_seeded: draws and noise come from a seed that somebody knows.
-
-    Raises:
-      OSError: it cannot be written.
-      ValueError: a step that takes more than 64 MiB to describe.
-    """
+    """Makes the ledger of a new run: complete or not there, readable by its owner."""
     chain = Chain()
     first = header(
         secrets.token_hex(16),

@@ -36,9 +36,6 @@ def take_all_steps(
       evaluate: returns what belongs to the log's records.
       every: steps between evaluations (None: at the ends), checkpoints and records.
       on_step: is called after every record.
-
-    Returns:
-      The records.
     """
     start, budget = run.num_steps_taken, run.budget
     last, before = budget.num_steps, len(budget.before)

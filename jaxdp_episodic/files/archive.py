@@ -22,6 +22,8 @@ from typing import Any
 
 import numpy as np
 
+from jaxdp_episodic.files.atomic import atomic_path, owner_only
+
 # Of the listing at the end of an archive; each of its entries costs ten times as much.
 _MOST_LISTING = 2**20
 _MOST_ARRAYS = 4096
@@ -66,6 +68,15 @@ def read_arrays(
     with _opened(path, max_bytes) as (archive, members):
         wanted = list(members) if names is None else names
         return {name: _array(archive, _found(members, name)) for name in wanted}
+
+
+def write_arrays(
+    path: Path, arrays: Mapping[str, np.ndarray], *, is_private: bool = False
+) -> None:
+    """Writes an npz file, whole or not at all; see `write_atomically`."""
+    opener = owner_only if is_private else None
+    with atomic_path(path) as temporary, open(temporary, "xb", opener=opener) as file:
+        np.savez(file, allow_pickle=False, **arrays)  # pyright: ignore[reportArgumentType]: names
 
 
 @contextmanager

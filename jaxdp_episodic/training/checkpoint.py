@@ -25,8 +25,8 @@ import numpy as np
 import optax
 
 from jaxdp_episodic import _validation
-from jaxdp_episodic.files.archive import read_arrays
-from jaxdp_episodic.files.atomic import TEMPORARY, atomic_path, owner_only
+from jaxdp_episodic.files.archive import read_arrays, write_arrays
+from jaxdp_episodic.files.atomic import TEMPORARY
 from jaxdp_episodic.files.json_file import parse_json
 from jaxdp_episodic.report.ledger_content import LedgerMark
 from jaxdp_episodic.training.description import refuse_other_run
@@ -186,11 +186,7 @@ class Checkpoints:
             "state": np.frombuffer(b"".join(x.tobytes() for x in leaves), np.uint8),
         }
         try:
-            with (
-                atomic_path(self.folder / str(step)) as temporary,
-                open(temporary, "xb", opener=owner_only) as file,
-            ):
-                np.savez(file, allow_pickle=False, **arrays)
+            write_arrays(self.folder / str(step), arrays, is_private=True)
         except OSError as error:
             raise OSError(
                 error.errno or errno.EIO,

@@ -17,8 +17,7 @@ from jaxdp_episodic.accounting.calibration import (
     calibrate_noise_multiplier,
     calibrate_num_steps,
 )
-from jaxdp_episodic.describe.designs import epoch_scheme
-from jaxdp_episodic.describe.epochs import steps_owed
+from jaxdp_episodic.describe.designs import epoch_scheme, steps_owed
 from jaxdp_episodic.describe.step import ComposedSteps, GaussianStep, compose
 from jaxdp_episodic.numerics.roots import largest_within
 

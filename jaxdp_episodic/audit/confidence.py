@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-import math
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import numpy as np
@@ -171,38 +171,37 @@ def log_ratio_bound(
 
 
 def best_event(
-    hits: np.ndarray,
-    false_hits: np.ndarray,
+    events: Mapping[str, tuple[np.ndarray, np.ndarray]],
     num_draws: int,
     *,
     num_later: int,
     delta: float,
     error: float,
-) -> tuple[float, int]:
-    """Returns the largest `log_ratio_bound` expected of an event, and its place.
+) -> tuple[str, int]:
+    """Returns the event of which the largest `log_ratio_bound` is expected.
 
     A choice, not a bound: it takes a normal distribution in place of the exact ones,
     and must be followed by counts of fresh draws.
 
     Args:
-      hits: (k,) counts of each event among ``num_draws`` draws where it is likely.
-      false_hits: (k,) counts, or estimates of them, among as many where it is not.
+      events: direction -> (k,) counts of each of its events among ``num_draws`` draws
+        where it is likely, and (k,) counts, or estimates of them, among as many where
+        it is not.
       num_draws: of each.
       num_later: draws of each that are going to be counted.
       delta: in [0, 1).
       error: in (0, 1/2], of the bound to come.
+
+    Returns:
+      Its direction, and its place among the events of that.
     """
-    scale = num_later / num_draws
-    ratio = ratio_test.score(
-        scale * np.asarray(hits),
-        scale * np.asarray(false_hits),
-        num_later,
-        delta=delta,
-        error=error,
-    )
-    place = int(np.argmax(ratio))
-    best = float(ratio[place])
-    return (math.log(best) if best > 0 else -math.inf), place
+    scale, found = num_later / num_draws, []
+    for direction, counts in events.items():
+        hits, false_hits = (scale * np.asarray(count) for count in counts)
+        ratio = ratio_test.score(hits, false_hits, num_later, delta=delta, error=error)
+        place = int(np.argmax(ratio))
+        found.append((float(ratio[place]), direction, place))
+    return max(found)[1:]
 
 
 def event_bound(

@@ -67,12 +67,7 @@ class Training:
     make_trainer: Callable[..., Trainer] = Trainer
 
     def trainer(self, data: ExampleTable, *, num_steps: int) -> Trainer:
-        """Returns the unseeded trainer on other data, with the same noise.
-
-        Args:
-          data: the canaries' table, with some of them in.
-          num_steps: of the run.
-        """
+        """Returns the unseeded trainer on other data, with the same noise."""
         parts = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
         make, start = parts.pop("make_trainer"), self.start
         parts |= {
@@ -125,12 +120,7 @@ def training_of_config(
 
 
 class MarkedStatistics:
-    """Statistics of a table whose rows end with marks, which only the learner sees.
-
-    Args:
-      make: the statistics of a table without marks.
-      data: with marks.
-    """
+    """Statistics of a table whose rows end with marks, which only the learner sees."""
 
     def __init__(
         self, make: Callable[[ExampleTable], PrivateStatistics], data: ExampleTable
@@ -180,13 +170,6 @@ def released_ratios(
     on_step: OnStep | None,
 ) -> np.ndarray:
     """Takes steps with gradient canaries, and returns what each release says of them.
-
-    Args:
-      training: the run.
-      canaries: of `gradient_canaries`.
-      data: the canaries' table, with some of them in.
-      num_steps: to be taken, unseeded.
-      on_step: is called after every step.
 
     Returns:
       (gradient steps, canaries) log-likelihood ratios, large where the canary seems to
@@ -259,8 +242,8 @@ def falls_of_losses(
 ) -> np.ndarray:
     """Trains with input canaries; returns (canaries,) by how much each one's loss fell.
 
-    Arguments are those of `released_ratios`, with canaries of `input_canaries`;
-    ``generator`` chooses their companions when the model is asked about them.
+    The canaries are `input_canaries`; ``generator`` chooses their companions when the
+    model is asked about them.
     """
     trainer = training.trainer(data, num_steps=num_steps)
     for _ in _steps_of(trainer, on_step):

@@ -184,20 +184,13 @@ def audit_branches(
         )[0]
         for key, is_in in zip(keys[:2], (True, False), strict=True)
     )
-    candidates = []
-    for direction, counts in (
-        (FORWARD, _tails(with_unit, reach)),
-        (BACKWARD, _tails(without[::-1], reach)),
-    ):
-        expected, place = best_event(
-            *counts,
-            int(with_unit.sum()),
-            num_later=counting,
-            delta=delta,
-            error=1 - confidence,
-        )
-        candidates.append((expected, place, direction))
-    _, place, direction = max(candidates)
+    direction, place = best_event(
+        {FORWARD: _tails(with_unit, reach), BACKWARD: _tails(without[::-1], reach)},
+        int(with_unit.sum()),
+        num_later=counting,
+        delta=delta,
+        error=1 - confidence,
+    )
     edge = np.linspace(-reach, reach, NUM_BINS + 1)[1:-1][place]
     threshold = edge if direction == FORWARD else -edge
     (above_with, number), (above_without, _) = (

@@ -157,9 +157,6 @@ def score_bound(
       delta: in (0, 1).
       confidence: of the bound, or of several.
       share: what part of the error this one may take.
-
-    Raises:
-      ValueError: unequal numbers of scores, or NaN among them.
     """
     if len(scores[0]) != len(scores[1]) or len(pilot[0]) != len(pilot[1]):
         raise ValueError(
@@ -169,27 +166,23 @@ def score_bound(
     if any(np.isnan(s).any() for s in (*pilot, *scores)):
         raise ValueError("scores must not be NaN")
     number = len(scores[0])
-    candidates = []
-    for direction, sign, (likely, unlikely) in (
-        (FORWARD, 1.0, (0, 1)),
-        (BACKWARD, -1.0, (1, 0)),
-    ):
-        edges = _thresholds(sign * np.concatenate(pilot))
+    edges, events = {}, {}
+    for direction, sign, both in ((FORWARD, 1.0, pilot), (BACKWARD, -1.0, pilot[::-1])):
+        edges[direction] = _thresholds(sign * np.concatenate(pilot))
         hits, misses = (
-            len(pilot[w]) - np.searchsorted(np.sort(sign * pilot[w]), edges, "right")
-            for w in (likely, unlikely)
+            len(one) - np.searchsorted(np.sort(sign * one), edges[direction], "right")
+            for one in both
         )
         # One more: an event that has not come yet is not one that never comes.
-        expected, place = best_event(
-            hits,
-            misses + 1,
-            len(pilot[0]),
-            num_later=number,
-            delta=delta,
-            error=share * (1 - confidence),
-        )
-        candidates.append((expected, sign, edges[place], direction))
-    _, sign, edge, direction = max(candidates)
+        events[direction] = hits, misses + 1
+    direction, place = best_event(
+        events,
+        len(pilot[0]),
+        num_later=number,
+        delta=delta,
+        error=share * (1 - confidence),
+    )
+    sign, edge = 1.0 if direction == FORWARD else -1.0, edges[direction][place]
     above = [int(np.sum(sign * one > edge)) for one in scores]
     hits, misses = above if sign > 0 else above[::-1]
     return event_bound(

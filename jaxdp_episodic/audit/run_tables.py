@@ -6,8 +6,7 @@ from collections import Counter
 from collections.abc import Callable
 
 from jaxdp_episodic.audit.worst_case import Branches, dominating_branches
-from jaxdp_episodic.describe.designs import epoch_scheme
-from jaxdp_episodic.describe.epochs import block_lengths
+from jaxdp_episodic.describe.designs import block_lengths, epoch_scheme
 from jaxdp_episodic.describe.schemes import ShuffledEpochs
 from jaxdp_episodic.describe.step import GaussianStep
 

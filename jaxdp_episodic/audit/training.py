@@ -27,8 +27,7 @@ from jaxdp_episodic.audit.one_run import Guesses, best_guesses
 from jaxdp_episodic.audit.release import DELTAS, ReleaseAudit, score_bound
 from jaxdp_episodic.audit.statistics import audit_statistics
 from jaxdp_episodic.data.table import ExampleTable
-from jaxdp_episodic.describe.designs import epoch_scheme
-from jaxdp_episodic.describe.epochs import block_lengths
+from jaxdp_episodic.describe.designs import block_lengths, epoch_scheme
 
 __all__ = [
     "GRADIENT",

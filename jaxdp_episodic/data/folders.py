@@ -243,11 +243,7 @@ def _loaded(found: Images, max_bytes: int) -> ExampleTable:
 def check_alike(
     path: Path, image: np.ndarray, first: Path, shape: tuple[int, ...]
 ) -> None:
-    """Refuses an image of another shape than the first.
-
-    Raises:
-      ValueError: another shape.
-    """
+    """Refuses an image of another shape than the first."""
     if image.shape != shape:
         raise ValueError(
             f"images must be alike or brought to a size; {path} is "
@@ -273,10 +269,6 @@ def decoded_image(
       size: side to which it is brought; None: its own.
       grey: one channel in place of three.
       path: for the message.
-
-    Raises:
-      ImportError: without the extra ``[data]``.
-      ValueError: no readable image.
     """
     pillow = require("PIL.Image", purpose="reading images")
     try:

@@ -24,7 +24,13 @@ from jaxdp_episodic.describe.schemes import (
     levels_shape,
     refuse_epochs,
 )
-from jaxdp_episodic.describe.spec import AT_LEAST_ONE, Spec, set_checked
+from jaxdp_episodic.describe.spec import (
+    AT_LEAST_ONE,
+    Check,
+    Spec,
+    set_checked,
+    set_numbers,
+)
 
 EPISODE, CLASS, EXAMPLE = "episode", "class", "example"
 
@@ -83,6 +89,10 @@ class GroupedClasses(Spec):
         "examples": (Poisson, WithoutReplacement),
     }
 
+    numeric: ClassVar[Mapping[str, Check]] = dict.fromkeys(
+        ("num_classes", "ways"), AT_LEAST_ONE
+    )
+
     num_classes: ArrayLike
     ways: ArrayLike
     episodes: Scheme | None = None
@@ -90,7 +100,8 @@ class GroupedClasses(Spec):
     examples: WithoutReplacement
 
     def __post_init__(self) -> None:
-        set_checked(self, AT_LEAST_ONE, "num_classes", "ways")
+        for name, check in self.numeric.items():
+            set_checked(self, check, name)
         if (self.episodes is None) == (self.classes is None):
             given = "neither" if self.episodes is None else "both"
             raise ValueError(f"give exactly one of episodes= and classes=, got {given}")
@@ -138,7 +149,7 @@ class GroupedClasses(Spec):
     @property
     def shape(self) -> tuple[int, ...]:
         """Broadcast shape of all numeric fields."""
-        return levels_shape(self.schemes, num_classes=self.num_classes, ways=self.ways)
+        return levels_shape(self.schemes, **self.numbers)
 
 
 @dataclass(frozen=True, eq=False, init=False)
@@ -165,6 +176,8 @@ class IndependentEpisodes(Spec):
         "sampling": (MultistageSampling, Poisson, WithoutReplacement)
     }
 
+    numeric: ClassVar[Mapping[str, Check]] = {"num_episodes": AT_LEAST_ONE}
+
     sampling: MultistageSampling
     num_episodes: ArrayLike
 
@@ -189,8 +202,7 @@ class IndependentEpisodes(Spec):
             )
         object.__setattr__(self, "sampling", sampling)
         object.__setattr__(self, "num_episodes", num_episodes)
-        set_checked(self, AT_LEAST_ONE, "num_episodes")
-        _ = self.shape  # refuses fields that do not broadcast
+        set_numbers(self)
 
     @property
     def level_names(self) -> tuple[str, ...]:
@@ -209,7 +221,7 @@ class IndependentEpisodes(Spec):
     @property
     def shape(self) -> tuple[int, ...]:
         """Broadcast shape of all numeric fields."""
-        return levels_shape(self.sampling.levels, num_episodes=self.num_episodes)
+        return levels_shape(self.sampling.levels, **self.numbers)
 
 
 Sampling = MultistageSampling | GroupedClasses | IndependentEpisodes
@@ -232,6 +244,44 @@ def epoch_scheme(sampling: Sampling) -> EpochScheme | None:
     """Returns the scheme whose draws last for an epoch; None where steps draw anew."""
     first = sampling.schemes[0]
     return first if isinstance(first, EpochScheme) else None
+
+
+def block_lengths(scheme: EpochScheme) -> np.ndarray:
+    """Returns the steps in each block of an epoch, in order.
+
+    A unit takes part in one step of every block; shuffled epochs are one block.
+
+    Args:
+      scheme: its fields scalars.
+    """
+    steps = int(np.asarray(scheme.steps_per_epoch))
+    is_allocated = isinstance(scheme, RandomAllocation)
+    times = int(np.asarray(scheme.times)) if is_allocated else 1
+    return np.full(times, steps // times) + (np.arange(times) < steps % times)
+
+
+def steps_owed(sampling: Sampling, num_steps: ArrayLike, planned: int) -> np.ndarray:
+    """Returns the steps that a run owes if it ends, or stands, after ``num_steps``.
+
+    Where every step draws anew, so many. Within an epoch those of the whole one, which
+    a run that stopped for what it saw would have finished: the accounting of a part
+    holds for a part that was fixed in advance, and the end that was planned is.
+
+    Args:
+      sampling: of the steps, its fields scalars.
+      num_steps: whole numbers >= 0 of any shape.
+      planned: the number of steps that was fixed before the first.
+
+    Returns:
+      int64 of that shape.
+    """
+    taken = np.asarray(num_steps, np.int64)
+    scheme = epoch_scheme(sampling)
+    if scheme is None:
+        return taken
+    length = int(np.asarray(scheme.steps_per_epoch))
+    whole = -(-taken // length) * length
+    return np.where(taken <= planned, np.minimum(whole, planned), whole)
 
 
 def refuse_part_of_epoch(

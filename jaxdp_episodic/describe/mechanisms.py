@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import functools
+from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass
 from typing import Any, ClassVar
 
@@ -20,7 +20,14 @@ from jaxdp_episodic.describe.releases import (
     check_relation,
     check_unsampled,
 )
-from jaxdp_episodic.describe.spec import AT_LEAST_ONE, frozen_number, set_checked
+from jaxdp_episodic.describe.spec import (
+    AT_LEAST_ONE,
+    AT_LEAST_ZERO,
+    Check,
+    frozen_number,
+    set_checked,
+    set_numbers,
+)
 
 # Values of a finite loss, and by how much probabilities may not add up to 1.
 _MOST_VALUES, _SUM_ERROR = 1000, 1e-9
@@ -165,12 +172,12 @@ class TruncatedPoissonRelease(Release):
       ValueError: a value out of range.
     """
 
-    numeric: ClassVar[tuple[str, ...]] = (
-        "noise_multiplier",
-        "sampling_probability",
-        "batch_size",
-        "population",
-    )
+    numeric: ClassVar[Mapping[str, Check]] = {
+        "noise_multiplier": _validation.nonnegative_array,
+        "sampling_probability": _validation.probability_array,
+        "batch_size": AT_LEAST_ZERO,
+        "population": AT_LEAST_ONE,
+    }
 
     noise_multiplier: float | np.ndarray
     _: KW_ONLY
@@ -180,13 +187,8 @@ class TruncatedPoissonRelease(Release):
     neighboring_relation: str = "add_remove"
 
     def __post_init__(self) -> None:
-        set_checked(self, _validation.nonnegative_array, "noise_multiplier")
-        set_checked(self, _validation.probability_array, "sampling_probability")
-        whole = functools.partial(_validation.integer_array, minimum=0)
-        set_checked(self, whole, "batch_size")
-        set_checked(self, AT_LEAST_ONE, "population")
+        set_numbers(self)
         check_relation(self, *NEIGHBORING_RELATIONS)
-        _ = self.shape  # refuses fields that do not broadcast
 
 
 RELEASES = (

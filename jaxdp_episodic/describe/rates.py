@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 
 import numpy as np
@@ -159,14 +160,22 @@ def inclusion_rates(
     """
     drawn = sampling.sampling if isinstance(sampling, IndependentEpisodes) else sampling
     levels = path_rates(drawn, population)
-    inclusion = np.ones((*sampling.shape, len(levels.multiplicity)))
-    for rate in levels.rates:
-        inclusion = inclusion * rate
+    shape = (*sampling.shape, len(levels.multiplicity))
+    inclusion = np.broadcast_to(inclusion_along(levels, sampling), shape)
+    return inclusion[..., 0][()] if population is None else np.array(inclusion)
+
+
+def inclusion_along(
+    levels: PathRates,
+    sampling: MultistageSampling | GroupedClasses | IndependentEpisodes,
+) -> np.ndarray:
+    """(..., P) chance that a unit of the last of these levels takes part in a step."""
+    inclusion = functools.reduce(np.multiply, levels.rates)
     if isinstance(sampling, IndependentEpisodes):
         episodes = np.asarray(sampling.num_episodes)[..., None]
         with np.errstate(divide="ignore"):  # log1p(-1) = -inf is meant
             inclusion = -np.expm1(episodes * np.log1p(-inclusion))
-    return inclusion[..., 0][()] if population is None else inclusion
+    return inclusion
 
 
 def max_contributions(

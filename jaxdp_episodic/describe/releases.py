@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass
 from typing import Any, ClassVar, Self
 
@@ -9,15 +10,15 @@ import numpy as np
 
 from jaxdp_episodic import _validation
 from jaxdp_episodic.describe.rates import NEIGHBORING_RELATIONS
-from jaxdp_episodic.describe.spec import Spec, frozen_number, set_checked
+from jaxdp_episodic.describe.spec import Check, Spec, frozen_number, set_numbers
 
 
 class Release(Spec):
     """Base of the releases, each a step of a run like a `GaussianStep`.
 
     A release has no privacy unit of its own: what it says holds for the units that the
-    rest of the run protects. One release may be one setting or a million, as its
-    numeric fields may be arrays.
+    rest of the run protects. Fields of a release in ``numeric`` may be arrays; without
+    any it is always one setting.
 
     Attributes:
       neighboring_relation: the one that the release is about, or None for whatever the
@@ -25,14 +26,6 @@ class Release(Spec):
     """
 
     neighboring_relation: str | None = None
-    # Fields that may be arrays and broadcast together; none: always one setting.
-    numeric: ClassVar[tuple[str, ...]] = ()
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Broadcast shape of all numeric fields."""
-        fields = {name: getattr(self, name) for name in self.numeric}
-        return _validation.broadcast_shape(**fields)
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,7 +49,10 @@ class LaplaceRelease(Release):
       NotImplementedError: sampling under "replace_one".
     """
 
-    numeric: ClassVar[tuple[str, ...]] = ("noise_multiplier", "sampling_probability")
+    numeric: ClassVar[Mapping[str, Check]] = {
+        "noise_multiplier": _validation.nonnegative_array,
+        "sampling_probability": _validation.probability_array,
+    }
 
     noise_multiplier: float | np.ndarray
     _: KW_ONLY
@@ -65,11 +61,9 @@ class LaplaceRelease(Release):
     neighboring_relation: str = "add_remove"
 
     def __post_init__(self) -> None:
-        set_checked(self, _validation.nonnegative_array, "noise_multiplier")
-        set_checked(self, _validation.probability_array, "sampling_probability")
+        set_numbers(self)
         check_relation(self, *NEIGHBORING_RELATIONS)
         check_unsampled(self)
-        _ = self.shape  # refuses fields that do not broadcast
 
 
 @dataclass(frozen=True, eq=False)
@@ -92,15 +86,16 @@ class ApproximateDP(Release):
     Reference: Kairouz, Oh, Viswanath (2015), arXiv:1311.0776, Theorem 3.3.
     """
 
-    numeric: ClassVar[tuple[str, ...]] = ("epsilon", "delta")
+    numeric: ClassVar[Mapping[str, Check]] = {
+        "epsilon": _validation.nonnegative_array,
+        "delta": _validation.probability_array,
+    }
 
     epsilon: float | np.ndarray
     delta: float | np.ndarray = 0.0
 
     def __post_init__(self) -> None:
-        set_checked(self, _validation.nonnegative_array, "epsilon")
-        set_checked(self, _validation.probability_array, "delta")
-        _ = self.shape  # refuses fields that do not broadcast
+        set_numbers(self)
 
 
 @dataclass(frozen=True, eq=False)
@@ -125,7 +120,9 @@ class ZeroConcentratedDP(Release):
     Reference: Bun and Steinke (2016), arXiv:1605.02065, Definition 1.1, Lemma 2.4.
     """
 
-    numeric: ClassVar[tuple[str, ...]] = ("rho", "xi")
+    numeric: ClassVar[Mapping[str, Check]] = dict.fromkeys(
+        ("rho", "xi"), _validation.nonnegative_array
+    )
 
     rho: float | np.ndarray
     _: KW_ONLY
@@ -133,12 +130,11 @@ class ZeroConcentratedDP(Release):
     is_gaussian: bool = False
 
     def __post_init__(self) -> None:
-        set_checked(self, _validation.nonnegative_array, "rho", "xi")
+        set_numbers(self)
         if not isinstance(self.is_gaussian, bool):
             raise TypeError(f"is_gaussian must be a bool, got {self.is_gaussian!r}")
         if self.is_gaussian and np.any(self.xi):
             raise ValueError(f"xi must be 0 of a Gaussian mechanism, got {self.xi!r}")
-        _ = self.shape  # refuses fields that do not broadcast
 
     @classmethod
     def of_gaussian(cls, noise_multiplier: Any) -> Self:

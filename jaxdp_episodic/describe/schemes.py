@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterable, Mapping
 from dataclasses import KW_ONLY, dataclass
 from typing import Any, ClassVar
@@ -11,7 +10,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from jaxdp_episodic import _validation
-from jaxdp_episodic.describe.spec import AT_LEAST_ONE, Spec, set_checked
+from jaxdp_episodic.describe.spec import AT_LEAST_ONE, Check, Spec, set_numbers
 
 # The clip unit "step" means the whole step, so no level may be called that.
 RESERVED_LEVEL_NAME = "step"
@@ -25,6 +24,17 @@ class LevelScheme(Spec):
     rate_field: ClassVar[str]
     # A public number of units, where one is needed.
     population: Any = None
+
+    def __post_init__(self) -> None:
+        name = getattr(self, "name", None)
+        if not isinstance(name, str):
+            raise TypeError(f"name must be a string, got {name!r}")
+        if not name or name == RESERVED_LEVEL_NAME:
+            raise ValueError(
+                "name must be a non-empty string other than "
+                f"{RESERVED_LEVEL_NAME!r} (which means the whole step), got {name!r}"
+            )
+        set_numbers(self)
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -55,17 +65,15 @@ class Poisson(LevelScheme):
     """
 
     rate_field: ClassVar[str] = "sampling_probability"
+    numeric: ClassVar[Mapping[str, Check]] = {
+        "sampling_probability": _validation.probability_array,
+        "population": AT_LEAST_ONE,
+    }
 
     name: str
     _: KW_ONLY
     sampling_probability: ArrayLike
     population: ArrayLike | None = None
-
-    def __post_init__(self) -> None:
-        _check_level_name(self.name)
-        set_checked(self, _validation.probability_array, "sampling_probability")
-        set_checked(self, AT_LEAST_ONE, "population", optional=True)
-        _ = self.shape  # refuses fields that do not broadcast
 
 
 @dataclass(frozen=True, eq=False)
@@ -99,6 +107,9 @@ class WithoutReplacement(LevelScheme):
     """
 
     rate_field: ClassVar[str] = "size"
+    numeric: ClassVar[Mapping[str, Check]] = dict.fromkeys(
+        ("size", "population"), AT_LEAST_ONE
+    )
 
     name: str
     _: KW_ONLY
@@ -107,13 +118,10 @@ class WithoutReplacement(LevelScheme):
     population_is_exact: bool = False
 
     def __post_init__(self) -> None:
-        _check_level_name(self.name)
-        set_checked(self, AT_LEAST_ONE, "size")
+        super().__post_init__()
         _validation.flag("population_is_exact", self.population_is_exact)
-        set_checked(self, AT_LEAST_ONE, "population", optional=True)
         if self.population_is_exact and self.population is None:
             raise ValueError("population_is_exact=True needs a population, got None")
-        _ = self.shape  # refuses fields that do not broadcast
 
 
 @dataclass(frozen=True, eq=False)
@@ -150,6 +158,9 @@ class RandomAllocation(LevelScheme):
     """
 
     rate_field: ClassVar[str] = "steps_per_epoch"
+    numeric: ClassVar[Mapping[str, Check]] = dict.fromkeys(
+        ("steps_per_epoch", "times"), AT_LEAST_ONE
+    )
 
     name: str
     _: KW_ONLY
@@ -157,9 +168,7 @@ class RandomAllocation(LevelScheme):
     times: ArrayLike = 1
 
     def __post_init__(self) -> None:
-        _check_level_name(self.name)
-        set_checked(self, AT_LEAST_ONE, "steps_per_epoch", "times")
-        _ = self.shape  # refuses fields that do not broadcast
+        super().__post_init__()
         if np.any(np.greater(self.times, self.steps_per_epoch)):
             raise ValueError(
                 "times must be at most steps_per_epoch, got "
@@ -188,14 +197,11 @@ class ShuffledEpochs(LevelScheme):
     """
 
     rate_field: ClassVar[str] = "steps_per_epoch"
+    numeric: ClassVar[Mapping[str, Check]] = {"steps_per_epoch": AT_LEAST_ONE}
 
     name: str
     _: KW_ONLY
     steps_per_epoch: ArrayLike
-
-    def __post_init__(self) -> None:
-        _check_level_name(self.name)
-        set_checked(self, AT_LEAST_ONE, "steps_per_epoch")
 
 
 EpochScheme = RandomAllocation | ShuffledEpochs
@@ -318,31 +324,11 @@ def refuse_epochs(where: str, value: Any) -> None:
         )
 
 
-def numeric_fields(scheme: Any) -> dict[str, Any]:
-    """Returns the numeric fields of a scheme that are set, by name."""
-    every = ((f.name, getattr(scheme, f.name)) for f in dataclasses.fields(scheme))
-    return {
-        name: value
-        for name, value in every
-        if value is not None and not isinstance(value, str | bool)
-    }
-
-
 def levels_shape(levels: Iterable[Any], **others: Any) -> tuple[int, ...]:
     """Returns the broadcast shape of all fields of the levels and of ``others``."""
     fields = {
         f"{level.name}.{field}": value
         for level in levels
-        for field, value in numeric_fields(level).items()
+        for field, value in level.numbers.items()
     }
     return _validation.broadcast_shape(**others, **fields)
-
-
-def _check_level_name(name: Any) -> None:
-    if not isinstance(name, str):
-        raise TypeError(f"name must be a string, got {name!r}")
-    if not name or name == RESERVED_LEVEL_NAME:
-        raise ValueError(
-            "name must be a non-empty string other than "
-            f"{RESERVED_LEVEL_NAME!r} (which means the whole step), got {name!r}"
-        )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, Self
@@ -10,6 +11,9 @@ import numpy as np
 
 from jaxdp_episodic import _validation
 from jaxdp_episodic.describe import serialization
+
+Check = Callable[[str, Any], np.ndarray]
+"""Of the name and the value of a field: returns the array, or refuses the value."""
 
 
 class ByValue:
@@ -34,6 +38,19 @@ class Spec(ByValue):
 
     # Field -> the classes that a dictionary may describe there.
     nested_specs: ClassVar[Mapping[str, tuple[type, ...]]] = {}
+    # Field -> its check, of the fields that may be arrays and broadcast together.
+    numeric: ClassVar[Mapping[str, Check]] = {}
+
+    @property
+    def numbers(self) -> dict[str, Any]:
+        """The numeric fields that are set, by name."""
+        every = {name: getattr(self, name) for name in self.numeric}
+        return {name: value for name, value in every.items() if value is not None}
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Broadcast shape of all numeric fields."""
+        return _validation.broadcast_shape(**self.numbers)
 
     def to_dict(self) -> dict[str, Any]:
         """Returns a JSON- and TOML-safe dictionary with "version" and "type"."""
@@ -50,6 +67,17 @@ class Spec(ByValue):
         return cls(**fields)
 
 
+def set_numbers(spec: Spec) -> None:
+    """Checks the numeric fields of a frozen spec; refuses those that do not broadcast.
+
+    A field may be None if that is what it is when it is left out.
+    """
+    defaults = {field.name: field.default for field in dataclasses.fields(spec)}  # pyright: ignore[reportArgumentType]: specs are dataclasses
+    for name, check in spec.numeric.items():
+        set_checked(spec, check, name, optional=defaults[name] is None)
+    _ = spec.shape
+
+
 def frozen_number(array: np.ndarray) -> Any:
     """Returns a 0-d array as a Python number, any other one made read-only.
 
@@ -64,7 +92,7 @@ def frozen_number(array: np.ndarray) -> Any:
 
 def set_checked(
     spec: Any,
-    check: Callable[[str, Any], Any],
+    check: Check,
     *names: str,
     one: bool = False,
     optional: bool = False,
@@ -87,6 +115,7 @@ def set_checked(
         object.__setattr__(spec, name, checked)
 
 
+AT_LEAST_ZERO = functools.partial(_validation.integer_array, minimum=0)
 AT_LEAST_ONE = functools.partial(_validation.integer_array, minimum=1)
 """Of `set_checked`: whole numbers from 1 on."""
 

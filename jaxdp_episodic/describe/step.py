@@ -36,7 +36,7 @@ from jaxdp_episodic.describe.schemes import (
     ShuffledEpochs,
     WithoutReplacement,
 )
-from jaxdp_episodic.describe.spec import Spec, frozen_number, set_checked
+from jaxdp_episodic.describe.spec import Check, Spec, frozen_number, set_numbers
 
 SMALL_UNITS = ("error", "keep")
 STEP = RESERVED_LEVEL_NAME
@@ -103,6 +103,10 @@ class GaussianStep(Spec):
         "population": (Population,),
     }
 
+    numeric: ClassVar[Mapping[str, Check]] = {
+        "noise_multiplier": _validation.nonnegative_array
+    }
+
     sampling: Sampling | Scheme
     _: KW_ONLY
     noise_multiplier: float | np.ndarray
@@ -114,14 +118,13 @@ class GaussianStep(Spec):
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "sampling", checked_sampling(self.sampling))
-        set_checked(self, _validation.nonnegative_array, "noise_multiplier")
+        set_numbers(self)
         _validation.choice(
             "neighboring_relation", self.neighboring_relation, NEIGHBORING_RELATIONS
         )
         object.__setattr__(self, "clip_unit", _checked_clip_unit(self))
         object.__setattr__(self, "privacy_unit", _checked_privacy_unit(self))
         object.__setattr__(self, "small_units", _checked_small_units(self))
-        _ = self.shape  # refuses fields that do not broadcast
         _check_small_units(self)
 
     @property
@@ -133,8 +136,7 @@ class GaussianStep(Spec):
     def shape(self) -> tuple[int, ...]:
         """Broadcast shape of all numeric fields."""
         return _validation.broadcast_shape(
-            sampling=np.empty(self.design.shape, np.uint8),
-            noise_multiplier=self.noise_multiplier,
+            sampling=np.empty(self.design.shape, np.uint8), **self.numbers
         )
 
     @functools.cached_property
@@ -265,10 +267,6 @@ def compose(*steps_and_counts: tuple[AnyStep, Any]) -> ComposedSteps:
 
 def gaussian_parts(step: Any, what: str) -> tuple[GaussianStep, ...]:
     """Returns the steps of a run, refused unless all are Gaussian.
-
-    Args:
-      step: a step or a composed run; other things are refused by type.
-      what: names what covers Gaussian steps only.
 
     Raises:
       TypeError: not a step.

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from jaxdp_episodic.describe.designs import GroupedClasses
-from jaxdp_episodic.describe.epochs import block_lengths
+from jaxdp_episodic.describe.designs import GroupedClasses, block_lengths
 from jaxdp_episodic.describe.schemes import EpochScheme, RandomAllocation
 from jaxdp_episodic.draw.tree_draw import NO_UNIT, NULL, Level
 

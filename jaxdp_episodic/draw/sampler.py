@@ -29,7 +29,6 @@ from jaxdp_episodic.describe.schemes import (
     Scheme,
     ShuffledEpochs,
     WithoutReplacement,
-    numeric_fields,
 )
 from jaxdp_episodic.draw.epochs import Epoch, EpochRows, random_groups
 from jaxdp_episodic.draw.generators import epoch_generator, step_generator
@@ -57,10 +56,6 @@ def rows_and_levels(
     """Returns what forms the rows of a draw, and the levels drawn below them.
 
     With the level that has slots, some of which may be null; see `EpisodeSampler`.
-
-    Raises:
-      ValueError: a population whose levels or number of classes do not fit.
-      NotImplementedError: slots in shuffled epochs.
     """
     epochs = epoch_scheme(sampling)
     if isinstance(sampling, MultistageSampling):
@@ -363,7 +358,7 @@ def _refuse_arrays(sampling: Sampling) -> None:
     for name in ("num_classes", "ways", "num_episodes"):
         numbers[name] = getattr(sampling, name, 0)
     for scheme in sampling.schemes:
-        for field, value in numeric_fields(scheme).items():
+        for field, value in scheme.numbers.items():
             numbers[f"{field} of level {scheme.name!r}"] = value
     for name, value in numbers.items():
         if np.ndim(value):

@@ -22,6 +22,8 @@ from typing import Any
 
 import numpy as np
 
+from jaxdp_episodic.files.atomic import atomic_path, owner_only
+
 # Of the listing at the end of an archive; each of its entries costs ten times as much.
 _MOST_LISTING = 2**20
 _MOST_ARRAYS = 4096
@@ -58,9 +60,6 @@ def read_arrays(
       max_bytes: most bytes that all arrays of the file may take, read or not.
       names: only these, which must be there; None: all.
 
-    Returns:
-      Arrays of truth values, numbers or text, by name.
-
     Raises:
       OSError: a file that cannot be read.
       ValueError: no npz file, one that holds pickles, structures or too much, whose
@@ -69,6 +68,15 @@ def read_arrays(
     with _opened(path, max_bytes) as (archive, members):
         wanted = list(members) if names is None else names
         return {name: _array(archive, _found(members, name)) for name in wanted}
+
+
+def write_arrays(
+    path: Path, arrays: Mapping[str, np.ndarray], *, is_private: bool = False
+) -> None:
+    """Writes an npz file, whole or not at all; see `write_atomically`."""
+    opener = owner_only if is_private else None
+    with atomic_path(path) as temporary, open(temporary, "xb", opener=opener) as file:
+        np.savez(file, allow_pickle=False, **arrays)  # pyright: ignore[reportArgumentType]: names
 
 
 @contextmanager
@@ -101,11 +109,7 @@ def _found(members: Mapping[str, zipfile.ZipInfo], name: str) -> zipfile.ZipInfo
 
 
 def array_headers(path: Path) -> dict[str, tuple[tuple[int, ...], np.dtype]]:
-    """Returns shape and type of every array in an npz file; none is read.
-
-    Raises:
-      As `read_arrays`.
-    """
+    """Returns shape and type of every array in an npz file; none is read."""
     found = {}
     with _opened(path) as (archive, members):
         for name, member in members.items():
@@ -150,12 +154,7 @@ def array_batches(
 
 
 def check_plain_file(path: Path) -> None:
-    """Refuses devices, pipes and folders, which may have no end.
-
-    Raises:
-      OSError: no such file.
-      ValueError: no plain file.
-    """
+    """Refuses devices, pipes and folders, which may have no end."""
     if not stat.S_ISREG(os.stat(path).st_mode):
         raise ValueError(f"{path} must be a plain file")
 
@@ -173,11 +172,7 @@ def _array_header(
 def npy_header(
     stream: Any, name: str, size: int
 ) -> tuple[tuple[int, ...], np.dtype, bool]:
-    """Returns shape, type and order of an ``.npy`` of a size, and stands at its data.
-
-    Raises:
-      ValueError: no array, pickled objects, a structure, or another size.
-    """
+    """Shape, type and order of an ``.npy`` of a size; stands at its data."""
     start = stream.read(8)
     sizes = {(1, 0): "<H", (2, 0): "<I", (3, 0): "<I"}
     if len(start) < 8 or start[:6] != _MAGIC or (start[6], start[7]) not in sizes:
@@ -292,11 +287,7 @@ def _array(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> np.ndarray:
 
 
 def check_items(data: np.ndarray, kind: np.dtype, name: str) -> None:
-    """Refuses bytes that are no value of their type, which NumPy would not notice.
-
-    Raises:
-      ValueError: truth values other than 0 and 1, or text that is not Unicode.
-    """
+    """Refuses bytes that are no value of their type, which NumPy would not notice."""
     if kind.kind == "b" and data.size and data.max() > 1:
         raise ValueError(f"{name} holds truth values other than 0 and 1")
     if kind.kind == "U":

@@ -58,11 +58,7 @@ def parquet_kind(path: Path, name: str) -> str:
 def parquet_numbers(
     path: Path, names: Sequence[str], *, rows: int, first: int = 0
 ) -> Iterator[np.ndarray]:
-    """Yields (n, columns) float64: columns of numbers, from a row on.
-
-    Raises:
-      As `parquet_kind`; ValueError too for a missing cell.
-    """
+    """Yields (n, columns) float64: columns of numbers, from a row on."""
     for batch in record_batches(path, names, rows, first):
         yield np.stack(
             [_plain(batch.column(name), name, path) for name in names], axis=1
@@ -72,11 +68,7 @@ def parquet_numbers(
 def parquet_lists(
     path: Path, name: str, *, length: int, rows: int, first: int = 0
 ) -> Iterator[np.ndarray]:
-    """Yields (n, length): a column whose lists, nested or not, have as many numbers.
-
-    Raises:
-      As `parquet_kind`; ValueError too for a list of another length.
-    """
+    """Yields (n, length): a column whose lists, nested or not, have as many numbers."""
     # Of all that a file may claim, before anything of that size is made.
     for column in column_items(path):
         if column.path.split(".")[0] == name:
@@ -110,11 +102,7 @@ def parquet_lists(
 def parquet_files(
     path: Path, name: str, *, rows: int, first: int = 0
 ) -> Iterator[list[bytes]]:
-    """Yields a column of files, from a row on.
-
-    Raises:
-      As `parquet_kind`; ValueError too for a missing file.
-    """
+    """Yields a column of files, from a row on."""
     for batch in record_batches(path, [name], rows, first):
         column = batch.column(name)
         if hasattr(column, "field"):
@@ -148,11 +136,7 @@ def _opened(path: Path, names: Sequence[str]) -> Iterator[tuple[Any, Any]]:
 def record_batches(
     path: Path, names: Sequence[str], rows: int, first: int = 0
 ) -> Iterator[Any]:
-    """Yields Arrow's batches of columns from a row on; none before it is read.
-
-    Raises:
-      As `parquet_kind`.
-    """
+    """Yields Arrow's batches of columns from a row on; none before it is read."""
     with _opened(path, names) as (_, file):
         before = 0
         for group in range(file.metadata.num_row_groups):

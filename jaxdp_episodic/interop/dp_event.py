@@ -7,7 +7,7 @@ Its ``DpEvent`` objects are recognised by the name of their class, or by the
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -41,7 +41,7 @@ from jaxdp_episodic.interop.event_tree import (
     uncomposed,
     whole,
 )
-from jaxdp_episodic.interop.release_event import COVERED, LEVEL, EventNotCovered
+from jaxdp_episodic.interop.release_event import LEVEL, READERS, EventNotCovered, reads
 
 # Orders at which a repeated run is known: a chord between two of the middle ones is
 # within 3e-4 of the curve.
@@ -52,6 +52,14 @@ _ORDERS = 1 + np.concatenate(
         np.geomspace(1e4, 1e12, 60),
     ]
 )
+
+
+# Known to be (epsilon, delta)-DP, and no more.
+_CLAIMS = {
+    "EpsilonDeltaDpEvent",
+    "ExponentialMechanismDpEvent",
+    "PermuteAndFlipDpEvent",
+}
 
 
 def from_dp_event(
@@ -119,9 +127,6 @@ def steps_of(
     """Yields the events inside that are no composition, their steps and counts.
 
     What is known by its Rényi curve alone is known at the given orders too.
-
-    Raises:
-      as `from_dp_event`.
     """
     for part, count in uncomposed(event):
         step = _step(part, neighboring_relation, orders)
@@ -143,11 +148,12 @@ def _step(
     """One release; None of an event that releases nothing."""
     if kind(event) == "RepeatAndSelectDpEvent":
         return _repeat_and_select(event, relation, orders)
-    if kind(event) not in _READERS:
+    if kind(event) not in READERS:
         raise EventNotCovered(event, "no theorem here")
-    return _READERS[kind(event)](event, relation)
+    return READERS[kind(event)](event, relation)
 
 
+@reads("RepeatAndSelectDpEvent")
 def _repeat_and_select(
     event: Any, relation: str, orders: np.ndarray | None = None
 ) -> OneStep:
@@ -169,6 +175,7 @@ def _repeat_and_select(
 # --- Releases about a sample ---
 
 
+@reads("PoissonSampledDpEvent")
 def _poisson(event: Any, relation: str) -> OneStep:
     """A Poisson draw of what one step or several draw, or release."""
     rate, inner, seen = 1.0, event, set()
@@ -196,8 +203,8 @@ def _poisson(event: Any, relation: str) -> OneStep:
     # Of a composition the part that happens, which need not be the first.
     is_one = sum(count for _, count in parts) == 1
     one = next(part for part, count in parts if count) if is_one else None
-    if kinds <= set(_CLAIMS) and one is not None:
-        return _sampled_claim(rate, _CLAIMS[kind(one)](one, relation), relation)
+    if kinds <= _CLAIMS and one is not None:
+        return _sampled_claim(rate, READERS[kind(one)](one, relation), relation)
     if kinds == {"DiscreteLaplaceDpEvent"} and one is not None:
         return release.discrete_laplace(one, relation, rate)
     if kinds == {"MixtureOfGaussiansDpEvent"} and one is not None:
@@ -205,6 +212,7 @@ def _poisson(event: Any, relation: str) -> OneStep:
     raise _unsampled(event, parts, relation)
 
 
+@reads("SampledWithReplacementDpEvent", "SampledWithoutReplacementDpEvent")
 def _fixed_size(event: Any, relation: str) -> OneStep | None:
     """So many draws without replacement, or each an episode of one record."""
     parts = _gaussian_parts(event, relation)
@@ -228,6 +236,7 @@ def _fixed_size(event: Any, relation: str) -> OneStep | None:
     )
 
 
+@reads("RandomAllocationDpEvent")
 def _random_allocation(event: Any, relation: str) -> OneStep | None:
     """An epoch: each record in so many of the steps, a uniform subset of its own.
 
@@ -270,7 +279,7 @@ def _gaussian_parts(sampled: Any, relation: str) -> Parts:
 def _unsampled(sampled: Any, parts: Parts, relation: str) -> EventNotCovered:
     """The refusal of such a sample; what has no theorem at all is refused itself."""
     for part, _ in parts:
-        if kind(part) not in COVERED:
+        if kind(part) not in READERS:
             return EventNotCovered(part, "no theorem here")
     inner = ", ".join(dict.fromkeys(kind(part) for part, _ in parts))
     return EventNotCovered(
@@ -279,7 +288,7 @@ def _unsampled(sampled: Any, parts: Parts, relation: str) -> EventNotCovered:
     )
 
 
-def _sampled_claim(rate: float, claim: ApproximateDP, relation: str) -> OneStep:
+def _sampled_claim(rate: float, claim: Any, relation: str) -> OneStep:
     """A sample of something (epsilon, delta)-DP.
 
     With a record more or less ``log(1 + rate (e^epsilon - 1))`` and ``rate delta``
@@ -292,30 +301,3 @@ def _sampled_claim(rate: float, claim: ApproximateDP, relation: str) -> OneStep:
             amplified = np.log1p(rate * np.expm1(epsilon))
         epsilon = min(float(amplified) * (1 + ROUNDING_MARGIN), epsilon)
     return ApproximateDP(epsilon, min(rate * delta * (1 + ROUNDING_MARGIN), delta))
-
-
-_CLAIMS: dict[str, Callable[[Any, str], ApproximateDP]] = {
-    "EpsilonDeltaDpEvent": release.epsilon_delta,
-    "ExponentialMechanismDpEvent": release.pure,
-    "PermuteAndFlipDpEvent": release.pure,
-}
-# One entry for each of `COVERED`, but RepeatAndSelectDpEvent.
-_READERS: dict[str, Callable[[Any, str], OneStep | None]] = {
-    **_CLAIMS,
-    "DiscreteGaussianDpEvent": release.discrete_gaussian,
-    "DiscreteLaplaceDpEvent": release.discrete_laplace,
-    "GaussianDpEvent": release.gaussian,
-    "LaplaceDpEvent": release.laplace,
-    "MixtureOfGaussiansDpEvent": release.gaussian_mixture,
-    "NonPrivateDpEvent": lambda _, relation: release.sampled_gaussian(
-        1.0, 0.0, relation
-    ),
-    "PoissonSampledDpEvent": _poisson,
-    "RandomAllocationDpEvent": _random_allocation,
-    "RandomizedResponseDpEvent": release.randomized_response,
-    "SampledWithReplacementDpEvent": _fixed_size,
-    "SampledWithoutReplacementDpEvent": _fixed_size,
-    "SingleEpochTreeAggregationDpEvent": release.tree,
-    "TruncatedSubsampledGaussianDpEvent": release.truncated,
-    "ZCDpEvent": release.zcdp,
-}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from graphlib import CycleError, TopologicalSorter
 from typing import Any
 
 import numpy as np
@@ -17,55 +18,40 @@ ROUNDING_MARGIN = 1e-13
 def uncomposed(event: Any) -> Iterator[tuple[Any, int]]:
     """The events that a composition consists of, and how often each happens.
 
-    A composition may hold one event many times, at every depth: taken apart one by one
-    thirty doublings would be a billion events. So each event object is looked at once,
-    its parents first, with a stack of our own, as Python recurses less deeply.
+    In the order in which they first happen. A composition may hold one event many
+    times, at every depth: taken apart one by one thirty doublings would be a billion
+    events. So each event object is looked at once, its parents first.
     """
-    ordered, parts = _children_first(event)
-    counts = {id(part): 0 for part in ordered}
+    events, held = _inside(event)
+    graph = {name: [id(inner) for inner, _ in parts] for name, parts in held.items()}
+    counts = dict.fromkeys(graph, 0)
     counts[id(event)] = 1
-    for part in reversed(ordered):
-        for inner, repeats in parts[id(part)]:
-            counts[id(inner)] += counts[id(part)] * repeats
-    for part in _as_they_appear(event, parts):
+    try:
+        children_first = [*TopologicalSorter(graph).static_order()]
+    except CycleError:
+        raise ValueError("event must not be a composition of itself") from None
+    for name in reversed(children_first):
+        for inner, repeats in held[name]:
+            counts[id(inner)] += counts[name] * repeats
+    for part in events:
         if not _is_composed(part):
             count = counts[id(part)]
             _validation.integer_array("count", count, minimum=0)
             yield part, count
 
 
-def _children_first(event: Any) -> tuple[list[Any], dict[int, Parts]]:
-    """All event objects, each after those that it holds, and what each holds."""
-    ordered: list[Any] = []
-    parts: dict[int, Parts] = {}
-    is_done: dict[int, bool] = {}
-    waiting = [(event, False)]
-    while waiting:
-        part, were_children = waiting.pop()
-        if were_children:
-            is_done[id(part)] = True
-            ordered.append(part)
-        elif id(part) not in is_done:
-            is_done[id(part)] = False
-            waiting.append((part, True))
-            parts[id(part)] = _parts(part)
-            for inner, _ in parts[id(part)]:
-                if is_done.get(id(inner)) is False:
-                    raise ValueError("event must not be a composition of itself")
-                waiting.append((inner, False))
-    return ordered, parts
-
-
-def _as_they_appear(event: Any, parts: dict[int, Parts]) -> Iterator[Any]:
-    """All event objects in the order in which they first happen."""
-    seen: set[int] = set()
-    waiting = [event]
+def _inside(event: Any) -> tuple[list[Any], dict[int, Parts]]:
+    """All event objects as they first happen, and by their id what each holds."""
+    found: list[Any] = []
+    held: dict[int, Parts] = {}
+    waiting = [event]  # a stack of our own, as Python recurses less deeply
     while waiting:
         part = waiting.pop()
-        if id(part) not in seen:
-            seen.add(id(part))
-            yield part
-            waiting.extend(inner for inner, _ in reversed(parts[id(part)]))
+        if id(part) not in held:
+            found.append(part)
+            held[id(part)] = _parts(part)
+            waiting.extend(inner for inner, _ in reversed(held[id(part)]))
+    return found, held
 
 
 def _is_composed(event: Any) -> bool:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -35,27 +36,20 @@ from jaxdp_episodic.interop.event_tree import (
 LEVEL = "example"
 """The one level that events have."""
 
-COVERED = (
-    "DiscreteGaussianDpEvent",
-    "DiscreteLaplaceDpEvent",
-    "EpsilonDeltaDpEvent",
-    "ExponentialMechanismDpEvent",
-    "GaussianDpEvent",
-    "LaplaceDpEvent",
-    "MixtureOfGaussiansDpEvent",
-    "NonPrivateDpEvent",
-    "PermuteAndFlipDpEvent",
-    "PoissonSampledDpEvent",
-    "RandomAllocationDpEvent",
-    "RandomizedResponseDpEvent",
-    "RepeatAndSelectDpEvent",
-    "SampledWithReplacementDpEvent",
-    "SampledWithoutReplacementDpEvent",
-    "SingleEpochTreeAggregationDpEvent",
-    "TruncatedSubsampledGaussianDpEvent",
-    "ZCDpEvent",
-)
-"""Events that are read, compositions apart."""
+R = TypeVar("R", bound=Callable[..., OneStep | None])
+
+READERS: dict[str, Callable[..., OneStep | None]] = {}
+"""Events that are read, compositions apart: what reads each, given the relation."""
+
+
+def reads(*kinds: str) -> Callable[[R], R]:
+    """Makes a function the reader of events of these classes."""
+
+    def enter(reader: R) -> R:
+        READERS.update(dict.fromkeys(kinds, reader))
+        return reader
+
+    return enter
 
 
 class EventNotCovered(NotImplementedError):
@@ -67,17 +61,26 @@ class EventNotCovered(NotImplementedError):
 
     def __init__(self, event: Any, why: str) -> None:
         super().__init__(
-            f"{kind(event)} cannot be imported: {why}; covered: {', '.join(COVERED)}, "
-            "ComposedDpEvent and SelfComposedDpEvent of these"
+            f"{kind(event)} cannot be imported: {why}; covered: "
+            f"{', '.join(sorted(READERS))}, ComposedDpEvent and SelfComposedDpEvent of "
+            "these"
         )
         self.event = event
 
 
+@reads("GaussianDpEvent")
 def gaussian(event: Any, relation: str) -> OneStep:
     """A Gaussian release about everybody."""
     return sampled_gaussian(1.0, nonnegative(event, "noise_multiplier"), relation)
 
 
+@reads("NonPrivateDpEvent")
+def non_private(_: Any, relation: str) -> OneStep:
+    """A release without noise."""
+    return sampled_gaussian(1.0, 0.0, relation)
+
+
+@reads("LaplaceDpEvent")
 def laplace(event: Any, relation: str) -> OneStep:
     """A Laplace release, its noise over the L1 clip norm."""
     return LaplaceRelease(
@@ -85,24 +88,25 @@ def laplace(event: Any, relation: str) -> OneStep:
     )
 
 
-def zcdp(event: Any, relation: str) -> OneStep:
+@reads("ZCDpEvent")
+def zcdp(event: Any, _: str) -> OneStep:
     """What is known by its zCDP alone."""
-    del relation
     return ZeroConcentratedDP(nonnegative(event, "rho"), xi=nonnegative(event, "xi"))
 
 
-def epsilon_delta(event: Any, relation: str) -> ApproximateDP:
+@reads("EpsilonDeltaDpEvent")
+def epsilon_delta(event: Any, _: str) -> ApproximateDP:
     """What is known to be (epsilon, delta)-DP alone."""
-    del relation
     return ApproximateDP(nonnegative(event, "epsilon"), number(event, "delta"))
 
 
-def pure(event: Any, relation: str) -> ApproximateDP:
+@reads("ExponentialMechanismDpEvent", "PermuteAndFlipDpEvent")
+def pure(event: Any, _: str) -> ApproximateDP:
     """What is epsilon-DP: no more is used of its loss, an upper bound."""
-    del relation
     return ApproximateDP(nonnegative(event, "epsilon"))
 
 
+@reads("SingleEpochTreeAggregationDpEvent")
 def tree(event: Any, relation: str) -> OneStep | None:
     """A record is in one node at each height of one tree at most.
 
@@ -123,6 +127,7 @@ def tree(event: Any, relation: str) -> OneStep | None:
     return sampled_gaussian(1.0, joint([(noise, height)]), relation)
 
 
+@reads("RandomizedResponseDpEvent")
 def randomized_response(event: Any, relation: str) -> OneStep:
     """One answer of several, changed or made null."""
     if relation == "add_remove":
@@ -134,6 +139,7 @@ def randomized_response(event: Any, relation: str) -> OneStep:
     )
 
 
+@reads("DiscreteLaplaceDpEvent")
 def discrete_laplace(event: Any, relation: str, rate: float = 1.0) -> OneStep:
     """Whole numbers with two-sided geometric noise."""
     try:
@@ -147,6 +153,7 @@ def discrete_laplace(event: Any, relation: str, rate: float = 1.0) -> OneStep:
         raise EventNotCovered(event, str(error)) from None
 
 
+@reads("DiscreteGaussianDpEvent")
 def discrete_gaussian(event: Any, relation: str) -> OneStep:
     """Its divergences are at most the Gaussian's, whatever the dimension.
 
@@ -159,6 +166,7 @@ def discrete_gaussian(event: Any, relation: str) -> OneStep:
     return ZeroConcentratedDP(0.0 if moved == 0 else rho * (1 + ROUNDING_MARGIN))
 
 
+@reads("MixtureOfGaussiansDpEvent")
 def gaussian_mixture(event: Any, relation: str, rate: float = 1.0) -> OneStep:
     """A sum that moves by one of several distances."""
     if relation == "replace_one":
@@ -172,6 +180,7 @@ def gaussian_mixture(event: Any, relation: str, rate: float = 1.0) -> OneStep:
     )
 
 
+@reads("TruncatedSubsampledGaussianDpEvent")
 def truncated(event: Any, relation: str) -> OneStep | None:
     """A Poisson sample that is cut to a physical batch."""
     population = whole(event, "dataset_size", minimum=0)

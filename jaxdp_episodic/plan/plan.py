@@ -260,11 +260,7 @@ def training_config(
 
 
 def write_table(path: Path, plan: Plan) -> None:
-    """Writes all candidates as CSV; whole or not at all.
-
-    Raises:
-      OSError: a file that cannot be written.
-    """
+    """Writes all candidates as CSV; whole or not at all."""
     numbers = (
         "episodes_per_step",
         "num_steps",

@@ -13,11 +13,7 @@ _DPI = 150
 
 
 def matplotlib(module: str = "matplotlib.figure") -> Any:
-    """Returns matplotlib, or a module of it.
-
-    Raises:
-      ImportError: matplotlib, of the extra ``[plot]``, is not installed.
-    """
+    """Returns matplotlib, or a module of it."""
     return require(module, purpose="a picture", extra="plot")
 
 
@@ -40,11 +36,7 @@ def note(axes: Any, text: str, *, inset: float = 0.02, size: float = 9) -> None:
 
 
 def check_suffix(path: str | Path) -> Path:
-    """Returns the path of a picture.
-
-    Raises:
-      ValueError: it ends in neither ".png" nor ".svg".
-    """
+    """Returns the path of a picture."""
     path = Path(path)
     if path.suffix.lower() not in SUFFIXES:
         raise ValueError(f"path must end in .png or .svg, got {path.name!r}")
@@ -52,11 +44,7 @@ def check_suffix(path: str | Path) -> Path:
 
 
 def save(figure: Any, path: Path) -> None:
-    """Writes a figure, whole or not at all, as its suffix says; without a date.
-
-    Raises:
-      OSError: a file that cannot be written.
-    """
+    """Writes a figure, whole or not at all, as its suffix says; without a date."""
     figure.dpi = _DPI
     # By itself `savefig` draws everything once more to lay it out, for each file.
     if layout := figure.get_layout_engine():

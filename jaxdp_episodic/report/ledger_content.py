@@ -5,19 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from jaxdp_episodic.describe.epochs import steps_owed
+from jaxdp_episodic.describe.designs import steps_owed
 from jaxdp_episodic.describe.step import ComposedSteps, GaussianStep, compose
 
 
 class LedgerMark(NamedTuple):
-    """A ledger up to one of its lines.
-
-    Attributes:
-      run: the run's random name.
-      charged: steps charged.
-      num_bytes: length of the file up to there.
-      sha256: of these bytes, in hexadecimal.
-    """
+    """A ledger up to one of its lines."""
 
     run: str
     charged: int
@@ -26,12 +19,7 @@ class LedgerMark(NamedTuple):
 
 
 class Opening(NamedTuple):
-    """A process began to charge.
-
-    Attributes:
-      charged: steps charged before.
-      environment: what the steps' rounding depends on, plain values.
-    """
+    """A process began to charge."""
 
     charged: int
     environment: Mapping[str, Any]

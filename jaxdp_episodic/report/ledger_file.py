@@ -55,11 +55,7 @@ class LedgerError(ValueError):
 
 
 class Chain:
-    """The running hash of a ledger: what its next line must contain.
-
-    Attributes:
-      num_bytes: bytes so far.
-    """
+    """The running hash of a ledger: what its next line must contain."""
 
     def __init__(self) -> None:
         self._digest, self.num_bytes = hashlib.sha256(), 0
@@ -107,10 +103,6 @@ def read_ledger(path: Path, *, checkpoint: LedgerMark | None = None) -> LedgerCo
 
     A charge that a crash cut off in the middle counts; another line cut off does not.
     Time grows with the number of steps (a second for a million), memory does not.
-
-    Args:
-      path: the file.
-      checkpoint: a mark that the ledger must contain.
 
     Raises:
       OSError: a file that cannot be read.

@@ -12,7 +12,7 @@ from jaxdp_episodic.accounting import paths as path_rows
 from jaxdp_episodic.accounting.api import check_method, worst_epsilon
 from jaxdp_episodic.accounting.dominating_pair import run_of
 from jaxdp_episodic.accounting.run import Run
-from jaxdp_episodic.describe.designs import IndependentEpisodes
+from jaxdp_episodic.describe.rates import inclusion_along
 from jaxdp_episodic.describe.schemes import MultistageSampling
 from jaxdp_episodic.describe.step import (
     EPISODE,
@@ -269,10 +269,6 @@ def _quantiles(values: np.ndarray, weights: np.ndarray) -> dict[str, float]:
 def _unit_values(step: GaussianStep, values: np.ndarray) -> np.ndarray:
     """Spreads values of the distinct paths over the units that lie on them.
 
-    Args:
-      step: a step with a population.
-      values: one for each distinct path to the protected units.
-
     Returns:
       (U,) values of the protected units, in the order of the population.
     """
@@ -297,21 +293,9 @@ def _inclusion_rates(run: ComposedSteps) -> np.ndarray:
     """(P,) chance of a protected unit to take part, averaged over the run's steps."""
     counts = np.array([float(count) for count in run.counts])
     weights = counts if counts.any() else np.ones(len(counts))
-    rates = [_inclusion_rate(part) for part in run.gaussian_steps]
+    rates = [inclusion_along(s.path_rates, s.design) for s in run.gaussian_steps]
     total = sum(w * rate for w, rate in zip(weights, rates, strict=True))
     return np.asarray(total / weights.sum())
-
-
-def _inclusion_rate(step: GaussianStep) -> np.ndarray:
-    """(P,) or (1,) chance of a protected unit to take part in one step."""
-    rate = np.ones(1)
-    for level in step.path_rates.rates:
-        rate = rate * level
-    if isinstance(step.design, IndependentEpisodes):
-        with np.errstate(divide="ignore"):  # log1p(-1) = -inf is meant
-            log_missed = step.design.num_episodes * np.log1p(-rate)
-        rate = -np.expm1(log_missed)
-    return rate
 
 
 def _tree_step(run: ComposedSteps) -> GaussianStep | None:

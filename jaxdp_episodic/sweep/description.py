@@ -164,13 +164,7 @@ class Sweep(Spec):
         return 1 << (max(most, 1).bit_length() - 1)
 
     def request(self, quantity: str, method: str, values: Mapping[str, Any]) -> Request:
-        """Returns the request for some settings.
-
-        Args:
-          quantity: one of those that the sweep asks for.
-          method: of the answer.
-          values: for every axis, (n,); words are passed over.
-        """
+        """Returns the request for some settings."""
         numbers = {n: v for n, v in values.items() if n not in (METHOD, QUANTITY)}
         inside = {self.paths[n]: v for n, v in numbers.items() if n in self.paths}
         given = {name: getattr(self, name) for name in _NEEDS[quantity]}
@@ -294,12 +288,7 @@ def read_sweep(path: str | Path) -> Sweep:
 
 
 def described_grid(description: Mapping[str, Any]) -> Grid:
-    """Returns the grid of a `Sweep.description`, which may come from an untrusted file.
-
-    Raises:
-      TypeError: something of the wrong type.
-      ValueError: no description, or one that is out of range.
-    """
+    """Returns the grid of a `Sweep.description`, which anybody may have written."""
     axes = description.get("axes")
     if not isinstance(axes, list):
         raise TypeError(f"axes must be a list, got {_validation.shown(axes)}")
@@ -365,13 +354,14 @@ def _with_first_values(mapping: Mapping[str, Any]) -> Any:
     for axis in axes if isinstance(axes, list | tuple) else ():
         if not isinstance(axis, Mapping) or axis.get("field") not in places:
             continue
-        if axis["field"].rpartition(".")[2] not in fields.CHECKS:
+        check = fields.check_of(axis["field"])
+        if check is None:
             continue
         given = next((axis[way] for way in AXIS_WAYS if way in axis), None)
         if isinstance(given, list | tuple) and given:
             name = axis["field"]
             numbers = given if "values" in axis else given[:2]
-            fields.CHECKS[name.rpartition(".")[2]](f"axis {name!r}", list(numbers))
+            check(f"axis {name!r}", list(numbers))
             step = fields.filled(step, places[name], given[0])
     sought = mapping.get(QUANTITY) == _NOISE
     if sought and _NOISE in places:

@@ -6,73 +6,47 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, get_args
 
-import numpy as np
-
 from jaxdp_episodic import _validation
-from jaxdp_episodic.describe.designs import GroupedClasses, IndependentEpisodes
-from jaxdp_episodic.describe.mechanisms import TruncatedPoissonRelease
-from jaxdp_episodic.describe.releases import (
-    ApproximateDP,
-    LaplaceRelease,
-    ZeroConcentratedDP,
-)
-from jaxdp_episodic.describe.schemes import (
-    MultistageSampling,
-    Poisson,
-    RandomAllocation,
-    Scheme,
-    ShuffledEpochs,
-    WithoutReplacement,
-)
+from jaxdp_episodic.describe.schemes import MultistageSampling, Scheme
+from jaxdp_episodic.describe.spec import Check, Spec
 from jaxdp_episodic.describe.step import ComposedSteps, GaussianStep
 
 # Where a field is: keys of tables and places in lists, from the step down.
 Path = tuple[str | int, ...]
 
-_NUMBERS = {
-    GaussianStep.__name__: ("noise_multiplier",),
-    Poisson.__name__: ("sampling_probability", "population"),
-    WithoutReplacement.__name__: ("size", "population"),
-    RandomAllocation.__name__: ("steps_per_epoch", "times"),
-    ShuffledEpochs.__name__: ("steps_per_epoch",),
-    GroupedClasses.__name__: ("num_classes", "ways"),
-    IndependentEpisodes.__name__: ("num_episodes",),
-    LaplaceRelease.__name__: ("noise_multiplier", "sampling_probability"),
-    ApproximateDP.__name__: ("epsilon", "delta"),
-    ZeroConcentratedDP.__name__: ("rho", "xi"),
-    TruncatedPoissonRelease.__name__: (
-        "noise_multiplier",
-        "sampling_probability",
-        "batch_size",
-        "population",
-    ),
-}
-# What the values of a field that is left out must be (the whole numbers still have to
-# be rounded). The counts of a composed run cannot be left out.
-CHECKS: dict[str, Callable[[str, Any], np.ndarray]] = {
-    "noise_multiplier": _validation.nonnegative_array,
-    "sampling_probability": _validation.probability_array,
-    "epsilon": _validation.nonnegative_array,
-    "delta": _validation.probability_array,
-    "rho": _validation.nonnegative_array,
-    "xi": _validation.nonnegative_array,
-    **dict.fromkeys(
-        (
-            "size",
-            "batch_size",
-            "population",
-            "steps_per_epoch",
-            "times",
-            "num_classes",
-            "ways",
-            "num_episodes",
-        ),
-        _validation.positive_array,
-    ),
-}
+
+def _specs(spec: type[Spec]) -> Iterator[type[Spec]]:
+    """A class, and all that a dictionary of it may describe inside."""
+    yield spec
+    for inside in spec.nested_specs.values():
+        for one in inside:
+            yield from _specs(one)
+
+
+_NUMERIC = {spec.__name__: spec.numeric for spec in _specs(ComposedSteps)}
+_CHECKS = {name: check for spec in _NUMERIC.values() for name, check in spec.items()}
+
+
+def is_whole(field: str) -> bool:
+    """True if a field takes whole numbers only."""
+    name = field.rpartition(".")[2]
+    check = getattr(_CHECKS.get(name), "func", None)
+    is_number_of_steps = name == "num_steps" or name.startswith("counts[")
+    return is_number_of_steps or check is _validation.integer_array
+
+
+def check_of(field: str) -> Check | None:
+    """What the values of a field that is left out must be, to be rounded where whole.
+
+    None of the counts of a composed run, which cannot be left out.
+    """
+    check = _CHECKS.get(field.rpartition(".")[2])
+    return _validation.positive_array if check and is_whole(field) else check
+
+
 _SCHEMES = tuple(scheme.__name__ for scheme in get_args(Scheme))
 _PARTS = ("sampling", "levels", "episodes", "classes", "examples", "steps")
 
@@ -114,7 +88,7 @@ def _found(node: Any, path: Path, prefix: str) -> Iterator[tuple[str, Path]]:
     if kind == ComposedSteps.__name__ and isinstance(node.get("counts"), list):
         for i in range(len(node["counts"])):
             yield f"counts[{i}]", (*path, "counts", i)
-    for field in _NUMBERS.get(str(kind), ()):
+    for field in _NUMERIC.get(str(kind), ()):
         yield place + field, (*path, field)
     for part in _PARTS:
         value = node.get(part)

@@ -15,6 +15,7 @@ import numpy as np
 
 from jaxdp_episodic import _validation
 from jaxdp_episodic.describe.spec import Spec
+from jaxdp_episodic.sweep.fields import is_whole
 
 AXIS_WAYS = ("values", "linspace", "geomspace")
 # Fields whose axis is a list of words.
@@ -26,14 +27,6 @@ MOST_SETTINGS = 2**53
 _LONGEST_AXIS = 10_000_000
 _MOST_AXES = 12
 _LONGEST_WORD = 100
-_WHOLE_NUMBER_FIELDS = (
-    "size",
-    "population",
-    "num_classes",
-    "ways",
-    "num_episodes",
-    "num_steps",
-)
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -81,8 +74,7 @@ class Axis(Spec):
     @property
     def is_whole(self) -> bool:
         """True if the field takes whole numbers only."""
-        name = self.field.rpartition(".")[2]
-        return name in _WHOLE_NUMBER_FIELDS or name.startswith("counts[")
+        return is_whole(self.field)
 
     @property
     def is_words(self) -> bool:
@@ -143,16 +135,9 @@ class Axis(Spec):
 class Grid:
     """All settings of some axes, by index.
 
-    Args:
-      axes: at least one and at most 12, of different fields.
-
     Attributes:
       names: the fields, in the order of the axes.
       size: how many settings there are.
-
-    Raises:
-      ValueError: no axis or too many, a field twice, zipped axes of different length,
-        or more than 2**53 settings.
     """
 
     def __init__(self, axes: tuple[Axis, ...]) -> None:

@@ -38,15 +38,7 @@ def described_run(
     seed: int | None,
     **settings: Any,
 ) -> dict[str, Any]:
-    """Returns all that must be the same when a run is resumed.
-
-    Args:
-      budget: of the run.
-      data: that it trains on.
-      learner: that it trains.
-      seed: None where entropy comes from the operating system.
-      **settings: further plain values.
-    """
+    """Returns all that must be the same when a run is resumed."""
     return {
         "step": described_step(budget.step),
         "before": [described_step(step) for step in budget.before],
@@ -89,16 +81,7 @@ class RunMismatchError(ValueError):
 
 
 def refuse_other_run(saved: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
-    """Refuses to go on with a run whose description differs, and shows how.
-
-    Args:
-      saved: description in the checkpoint.
-      wanted: description of the run that wants to go on. Nested dictionaries of plain
-        values, as in JSON.
-
-    Raises:
-      RunMismatchError: they differ anywhere.
-    """
+    """Refuses to go on with a run whose description differs, and shows how."""
     found = differences(saved, wanted, "in the checkpoint", "now")
     if found:
         raise RunMismatchError(f"the checkpoint is of another run: {_listed(found)}")
@@ -111,15 +94,6 @@ def agreed(
 
     What differs from process to process stands there as a list, process by process;
     the devices do so in any case, if their number matters to the rounding of a sum.
-
-    Args:
-      processes: all of which call this.
-      run: description of this process's run; see `described_run`.
-      environment: of this process; see `described_environment`.
-
-    Raises:
-      RunMismatchError: another run than the first process's, or other versions.
-      RunEndedError: another process found that, or has ended.
     """
     if processes.count == 1:
         return dict(environment)

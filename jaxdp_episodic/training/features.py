@@ -24,8 +24,8 @@ from jaxdp_episodic import _validation
 from jaxdp_episodic.data.stored import TRAIN
 from jaxdp_episodic.data.stored_features import StoredFeatures
 from jaxdp_episodic.data.table import ExampleTable
-from jaxdp_episodic.files.archive import read_arrays
-from jaxdp_episodic.files.atomic import LOCK, atomic_path, locked, owner_only
+from jaxdp_episodic.files.archive import read_arrays, write_arrays
+from jaxdp_episodic.files.atomic import LOCK, locked
 from jaxdp_episodic.files.column_folder import (
     MANIFEST,
     create_column,
@@ -225,9 +225,7 @@ class FixedFeatures:
 
     def _write(self, path: Path, made: np.ndarray, data: ExampleTable) -> None:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with atomic_path(path) as temporary:
-            with open(temporary, "xb", opener=owner_only) as file:
-                np.savez(file, allow_pickle=False, features=made, **self._texts(data))
+        write_arrays(path, {"features": made, **self._texts(data)}, is_private=True)
 
     def _stored(self, folder: Path, data: ExampleTable) -> StoredFeatures:
         """The features in a folder of columns, made if they are not there."""

@@ -27,6 +27,7 @@ from jaxdp_episodic.files.atomic import is_locked_by_us, write_atomically
 from jaxdp_episodic.report.ledger_content import LedgerContent, LedgerMark
 from jaxdp_episodic.report.ledger_file import (
     CHARGE,
+    MOST_DESCRIBED,
     Chain,
     LedgerError,
     header,
@@ -34,11 +35,6 @@ from jaxdp_episodic.report.ledger_file import (
     scan,
 )
 from jaxdp_episodic.training.checkpoint import Snapshot
-from jaxdp_episodic.training.phases import (
-    charge_next,
-    refuse_other_steps,
-    step_line,
-)
 
 # An edit in the middle is found at the next seal, also without a checkpoint.
 _STEPS_A_SEAL = 1000
@@ -50,15 +46,6 @@ class Ledger:
 
     Within `writing_to` every charge is in a file before it counts; elsewhere it is in
     memory only.
-
-    Args:
-      budget: of the run.
-      charged: steps charged before.
-      mark: of the file in which they are.
-
-    Attributes:
-      charged: steps charged so far.
-      mark: of the file that was last written to; None if there was none.
     """
 
     def __init__(
@@ -89,7 +76,7 @@ class Ledger:
             )
         self._begun = self.charged + 1
         if self._file is not None:
-            charge_next(self._file, self._budget)
+            _charge_next(self._file, self._budget)
         self.charged = self._begun
         return self.charged
 
@@ -108,7 +95,7 @@ class Ledger:
           LedgerError: the file describes other steps than the budget's.
           OSError: it cannot be written.
         """
-        refuse_other_steps(file.content, self._budget)
+        _refuse_other_steps(file.content, self._budget)
         if file.charged > self._begun:
             raise FileExistsError(
                 f"the run has gone on: {file.charged} steps are charged in its ledger, "
@@ -118,7 +105,7 @@ class Ledger:
         self.charged = self._begun = max(self.charged, file.charged)
         file.note_opening(environment)
         while self.charged > file.charged:
-            charge_next(file, self._budget)
+            _charge_next(file, self._budget)
         self._file = file
         try:
             yield
@@ -160,7 +147,7 @@ def taken_up(
             f"the run's ledger {path} is gone: what was charged since its checkpoint "
             "is not known, and the run cannot go on"
         ) from None
-    refuse_other_steps(content, budget)
+    _refuse_other_steps(content, budget)
     taken, charged = snapshot.charged_steps, content.charged
     if not taken <= charged <= budget.permitted_steps:
         raise LedgerError(
@@ -200,15 +187,6 @@ def _comes_out_the_same(
 
 class LedgerFile:
     """A ledger on the disk, held by one process; a context manager that seals it.
-
-    Args:
-      path: of a ledger; see `create_ledger`.
-      contains: a mark that it must contain, or None.
-
-    Attributes:
-      content: what it said when it was opened.
-      charged: steps charged that are on the disk.
-      num_described: how many times it says what the steps that follow are.
 
     Raises:
       FileNotFoundError: there is none.
@@ -256,7 +234,7 @@ class LedgerFile:
 
     def describe(self, step: GaussianStep) -> None:
         """Says what the steps that are charged next are."""
-        self._append(step_line(self._chain, step))
+        self._append(_step_line(self._chain, step))
         self.num_described += 1
 
     def note_opening(self, environment: Mapping[str, Any]) -> None:
@@ -349,17 +327,7 @@ class LedgerFile:
 
 
 def create_ledger(path: Path, budget: PrivacyBudget, *, is_seeded: bool) -> None:
-    """Makes the ledger of a new run: complete or not there, readable by its owner.
-
-    Args:
-      path: of the file; a ledger without charges that is there is replaced.
-      budget: of the run.
-      is_seeded: draws and noise come from a seed that somebody knows.
-
-    Raises:
-      OSError: it cannot be written.
-      ValueError: a step that takes more than 64 MiB to describe.
-    """
+    """Makes the ledger of a new run: complete or not there, readable by its owner."""
     chain = Chain()
     first = header(
         secrets.token_hex(16),
@@ -370,5 +338,47 @@ def create_ledger(path: Path, budget: PrivacyBudget, *, is_seeded: bool) -> None
     )
     start = chain.line(first)
     chain.add(start)
-    step = step_line(chain, budget.phases[0][0])
+    step = _step_line(chain, budget.phases[0][0])
     write_atomically(path, start + step, is_private=True)
+
+
+def _step_line(chain: Chain, step: GaussianStep) -> bytes:
+    """The line that says what the steps that follow are."""
+    line = chain.line({"step": step.to_dict()})
+    if len(line) > MOST_DESCRIBED // 2:
+        raise ValueError(
+            f"the ledger cannot describe the step: {len(line):,} bytes, mostly its "
+            f"population, of at most {MOST_DESCRIBED // 2:,}; state public bounds of "
+            "the sizes in the sampling instead"
+        )
+    return line
+
+
+def _charge_next(file: Any, budget: PrivacyBudget) -> None:
+    """Charges the run's next step to a file; describes it first, if it is another."""
+    phases, end = budget.phases, 0
+    for place, (step, count) in enumerate(phases):
+        end += count
+        if file.charged < end or place == len(phases) - 1:
+            if place >= file.num_described:
+                file.describe(step)
+            break
+    file.charge()
+
+
+def _refuse_other_steps(content: LedgerContent, budget: PrivacyBudget) -> None:
+    """Refuses a ledger whose steps are not those of this budget, in its order."""
+    planned, found = budget.phases, content.groups
+    if not budget.before:
+        planned = planned[-1:]
+    same = len(found) <= len(planned) and all(
+        step == ours and (count == most or place == len(found) - 1)
+        for place, ((step, count), (ours, most)) in enumerate(
+            zip(found, planned, strict=False)
+        )
+    )
+    if not same or content.planned != budget.planned:
+        raise LedgerError(
+            "the ledger is of another run: it charges other steps than this one takes "
+            "(another sampling, noise, population, privacy unit or number of epochs)"
+        )

@@ -36,9 +36,6 @@ def take_all_steps(
       evaluate: returns what belongs to the log's records.
       every: steps between evaluations (None: at the ends), checkpoints and records.
       on_step: is called after every record.
-
-    Returns:
-      The records.
     """
     start, budget = run.num_steps_taken, run.budget
     last, before = budget.num_steps, len(budget.before)
@@ -82,7 +79,7 @@ def take_all_steps(
             run.go_back_to(complete)
             try:
                 commit(complete)
-            except Exception as error:  # of the disk, or of Orbax, cut off in a save
+            except Exception as error:  # of the disk
                 step = complete.charged_steps  # an earlier one is there
                 end.add_note(f"no checkpoint of step {step}: {error}")
             raise
@@ -97,17 +94,12 @@ def _opened(
 
     Charges go to the run's ledger meanwhile. The ledger comes first, then a checkpoint:
     whatever has a log can be gone on with.
-
-    Raises:
-      FileExistsError: the folder's run has gone on since this one was taken up.
-      LedgerError: the ledger is damaged or another run's.
-      OSError: something cannot be read or written.
     """
     with (
         LedgerFile(folder / run_files.LEDGER, contains=run.ledger.mark) as ledger,
         run.ledger.writing_to(ledger, run.environment),
-        Checkpoints(folder / run_files.CHECKPOINTS) as checkpoints,
     ):
+        checkpoints = Checkpoints(folder / run_files.CHECKPOINTS)
         checkpoints.remove_unfinished()
         now, latest = run.snapshot(), checkpoints.latest
         if latest is None:

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -33,19 +33,6 @@ _AXIS = "shard"
 # Float32 sums of squares over 10^8 numbers are good to about 1e-6: contributions are
 # clipped to a little less than the clip norm, so that rounding cannot exceed it.
 _MARGIN = 1e-5
-
-
-class UnitBlock(Protocol):
-    """Rows of clip units: any pytree of arrays (B, ...) with this field.
-
-    Attributes:
-      unit_mask: (B,), > 0 where a row holds a drawn unit.
-    """
-
-    @property
-    def unit_mask(self) -> Any:
-        """Which rows hold a drawn unit."""
-        ...
 
 
 class Totals(NamedTuple):
@@ -106,7 +93,7 @@ class PrivateGradient:
     def __call__(
         self,
         params: Any,
-        blocks: Sequence[UnitBlock],
+        blocks: Sequence[Any],
         key: Array | bytes | None,
         *,
         l2_clip_norm: float,
@@ -121,8 +108,10 @@ class PrivateGradient:
         Args:
           params: pytree of float arrays.
           blocks: at least one, all rows of which together are the draw; see
-            `make_blocks`. ``loss`` is given one row of a block at a time. Masked rows
-            behind the last drawn one of a device's share cost nothing.
+            `make_blocks`. Any pytree of arrays (B, ...) with a field ``unit_mask``
+            (B,), > 0 where a row holds a drawn unit. ``loss`` is given one row at a
+            time. Masked rows behind the last drawn one of a device's share cost
+            nothing.
           key: typed key of this step's noise, never used for another draw; of discrete
             noise at least 16 bytes. None in all processes but the first.
           l2_clip_norm: C, in [1e-18, 1e18].
@@ -179,7 +168,7 @@ class PrivateGradient:
         )
         return self.on_devices(gradient)
 
-    def temporary_bytes(self, params: Any, block: UnitBlock) -> int:
+    def temporary_bytes(self, params: Any, block: Any) -> int:
         """Returns the working memory that a block takes on a device, in bytes.
 
         It is what the compiler plans: parameters, block and sums come on top.
@@ -311,7 +300,7 @@ def _no_totals(params: Any, is_discrete: bool) -> Totals:
     return Totals(gradient, *(jnp.zeros((), jnp.float32) for _ in range(5)))
 
 
-def _check_blocks(blocks: Sequence[UnitBlock], num_devices: int) -> None:
+def _check_blocks(blocks: Sequence[Any], num_devices: int) -> None:
     if not blocks:
         raise ValueError("blocks must not be empty: an empty draw is a masked block")
     for block in blocks:
@@ -334,12 +323,7 @@ def _check_key(key: Any, is_discrete: bool) -> None:
 
 
 def checked_noise(noise_multiplier: Any, is_discrete: bool) -> float:
-    """Returns a noise multiplier that the noise can have; see `PrivateGradient`.
-
-    Raises:
-      TypeError: no number.
-      ValueError: one out of range.
-    """
+    """Returns a noise multiplier that the noise can have; see `PrivateGradient`."""
     value = _validation.float32_number("noise_multiplier", noise_multiplier, zero=True)
     if is_discrete and not 0 < value <= discrete_noise.LARGEST_NOISE:
         raise ValueError(

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,7 @@ import numpy as np
 
 from jaxdp_episodic.accounting.budget import PrivacyBudget, public_view
 from jaxdp_episodic.describe.step import ComposedSteps, GaussianStep, compose
-from jaxdp_episodic.files.archive import read_arrays
+from jaxdp_episodic.files.archive import read_arrays, write_arrays
 from jaxdp_episodic.plots.labels import upward
 from jaxdp_episodic.report.privacy_statement import PrivacyReport
 from jaxdp_episodic.report.report import privacy_report
@@ -266,20 +265,13 @@ def export_run(
       facts: public settings of the run, plain values; written as ``run.json``.
       has_public_epsilon: False if the epsilons in the log were computed from private
         sizes: they, and with them how many steps there were, are left out.
-
-    Raises:
-      OSError: a file that cannot be written.
-      TypeError: facts that JSON cannot hold.
     """
     folder.mkdir(parents=True, exist_ok=True)
     arrays = {
         path: np.asarray(leaf, np.float32) if leaf.dtype == jax.numpy.bfloat16 else leaf
         for path, leaf in flat_params(params).items()
     }
-    temporary = folder / (PARAMETERS + ".tmp")
-    with open(temporary, "wb") as file:
-        np.savez(file, allow_pickle=False, **arrays)
-    os.replace(temporary, folder / PARAMETERS)
+    write_arrays(folder / PARAMETERS, arrays)
     records = releasable_records(read_log(log)) if has_public_epsilon else []
     texts = {
         STATEMENT: statement,

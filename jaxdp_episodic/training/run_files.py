@@ -49,12 +49,7 @@ def files_of_a_run(folder: Path) -> list[str]:
 
 
 def refuse_other_files(folder: Path) -> None:
-    """Refuses a folder in which a new run would mix with an older one.
-
-    Raises:
-      NotADirectoryError: no folder.
-      FileExistsError: it holds a log, a complete checkpoint or a ledger with charges.
-    """
+    """Refuses a folder in which a new run would mix with an older one."""
     if folder.exists() and not folder.is_dir():
         raise NotADirectoryError(f"{folder} is not a folder")
     found = files_of_a_run(folder)
@@ -71,10 +66,6 @@ def locked(folder: Path) -> Iterator[None]:
 
     The lock goes with the process, however that ends; the file stays. Whoever holds it
     may take it again further down its own calls.
-
-    Raises:
-      BlockingIOError: another run is training there; the message has its process id.
-      OSError: a folder that cannot be made or written.
     """
     place = folder.resolve()
     if place in _held.get():
@@ -124,12 +115,7 @@ class RunLog:
 
 
 def read_log(path: Path) -> list[dict[str, Any]]:
-    """Returns the records of a log; a last line cut off by a crash is left out.
-
-    Raises:
-      OSError: a file that cannot be read.
-      ValueError: a line, other than the last, that is no JSON object.
-    """
+    """Returns the records of a log; a last line cut off by a crash is left out."""
     records, cut_off = [], None
     for _, record, _ in json_lines(path):
         if cut_off is not None or isinstance(record, TypeError):

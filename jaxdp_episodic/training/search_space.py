@@ -207,12 +207,7 @@ class Search:
             yield dict(zip(priced, values, strict=True))
 
     def config(self, values: Mapping[str, Any], epsilon: float) -> TrainingConfig:
-        """Returns the run with these hyperparameters, fully validated.
-
-        Raises:
-          TypeError: a hyperparameter of the wrong type.
-          ValueError: one out of range or of an unknown name.
-        """
+        """Returns the run with these hyperparameters, fully validated."""
         table = copy.deepcopy(dict(self.run))
         table |= {"epsilon": epsilon, "delta": self.settings.delta, "version": 1}
         for name, value in values.items():
@@ -259,12 +254,6 @@ def read_search(path: Path) -> Search:
     The file has the fields of `SearchSettings`, a table ``hyperparameters`` of dotted
     names (``"optimizer.learning_rate"``) and distributions, and a table ``run``: a
     training config without epsilon and delta.
-
-    Raises:
-      OSError: a file that cannot be read.
-      TypeError: something of the wrong type.
-      ValueError: not TOML, an unknown or missing key, a value out of range.
-      NotImplementedError: a search that cannot be charged.
     """
     mapping = read_toml(path)
     tables = {}

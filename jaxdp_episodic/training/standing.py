@@ -32,15 +32,6 @@ class Standing:
     given what their shares of the steps need, before the first of them: the entropy of
     the draws, the parameters, and private statistics that were released.
 
-    Args:
-      gradient: of the steps, which knows the devices.
-      state: before the first step.
-      secrets: of a new run.
-      run: what it is; see `described_run`.
-      budget: of the run.
-      environment: of this process; see `described_environment`.
-      noise: "gaussian" or "discrete".
-
     Attributes:
       run: what the run is.
       ledger: counts its charges; in other processes than the first a copy in memory.
@@ -119,12 +110,11 @@ class Standing:
         path = folder / run_files.CHECKPOINTS
         if not path.is_dir():
             raise FileNotFoundError(f"no complete checkpoint in {path}")
-        with Checkpoints(path) as checkpoints:
-            snapshot = checkpoints.restore(self.state, self.run)
+        snapshot = Checkpoints(path).restore(self.state, self.run)
         self.ledger, taken = taken_up(
             folder / run_files.LEDGER, snapshot, self.budget, self.environment
         )
-        state = self._gradient.on_devices(TrainingState(*snapshot.state))
+        state = self._gradient.on_devices(snapshot.state)
         self._secrets = snapshot.secrets
         self._now = (state, taken)
         self._folder = folder.resolve()

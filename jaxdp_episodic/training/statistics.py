@@ -302,11 +302,7 @@ class PrivateStatistics:
 
 @dataclass(frozen=True)
 class Started:
-    """A learner on examples, of one on what the statistics make of them.
-
-    Attributes:
-      learner: on projected features.
-    """
+    """A learner on examples, of one on what the statistics make of them."""
 
     learner: Any
 

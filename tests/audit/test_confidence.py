@@ -9,6 +9,7 @@ from jaxdp_episodic.audit.confidence import (
     clopper_pearson,
     log_ratio_bound,
 )
+from jaxdp_episodic.audit.ratio_test import score
 
 
 @pytest.mark.parametrize("trials", [1, 2, 17, 1_000, 10**6, 10**8])
@@ -75,8 +76,10 @@ def test_the_best_event_is_near_the_best_bound():
     misses = np.rint(number * stats.norm.sf(edges)).astype(int)
     settings = {"delta": 1e-3, "error": 0.025}
     bounds = log_ratio_bound(hits, misses, number, **settings)
-    promised, best = best_event(hits, misses, number, num_later=number, **settings)
-    assert bounds[best] >= 0.99 * bounds.max()
+    events = {"forward": (hits // 2, misses), "backward": (hits, misses)}
+    direction, best = best_event(events, number, num_later=number, **settings)
+    assert direction == "backward" and bounds[best] >= 0.99 * bounds.max()
+    promised = math.log(score(hits, misses, number, **settings)[best])
     assert promised == pytest.approx(bounds[best], rel=0.02)
 
 

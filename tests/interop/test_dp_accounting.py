@@ -12,9 +12,7 @@ from dp_accounting.pld import PLDAccountant
 from dp_accounting.rdp import RdpAccountant
 
 import jaxdp_episodic as jde
-from jaxdp_episodic.interop import dp_event as reader
 from jaxdp_episodic.interop.dp_event import from_dp_event
-from jaxdp_episodic.interop.release_event import COVERED
 from jaxdp_episodic.interop.to_dp_event import to_dp_event
 
 # The bounds by Rényi-DP are what these tests are about.
@@ -336,7 +334,3 @@ def test_wrong_fields_are_refused(event, error, words):
 def test_unknown_relation_is_refused():
     with pytest.raises(ValueError, match="neighboring_relation"):
         from_dp_event(poisson(), neighboring_relation="replace_all")
-
-
-def test_what_is_said_to_be_covered_is():
-    assert set(COVERED) == {*reader._READERS, "RepeatAndSelectDpEvent"}

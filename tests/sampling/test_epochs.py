@@ -18,7 +18,7 @@ from jaxdp_episodic.describe import (
     ShuffledEpochs,
     WithoutReplacement,
 )
-from jaxdp_episodic.describe.epochs import block_lengths, steps_owed
+from jaxdp_episodic.describe.designs import block_lengths, steps_owed
 from jaxdp_episodic.draw import EpisodeSampler, step_generator
 from jaxdp_episodic.draw.generators import epoch_generator
 from oracles.draws import false_alarm, outcome_tally

@@ -52,8 +52,9 @@ def range_list(number):
     return list(range(1, number + 1))
 
 
-def test_whole_numbers_are_rounded_and_kept_once():
-    axis = Axis(field="num_steps", geomspace=[1, 10, 20])
+@pytest.mark.parametrize("field", ["num_steps", "bin.steps_per_epoch", "bin.times"])
+def test_whole_numbers_are_rounded_and_kept_once(field):
+    axis = Axis(field=field, geomspace=[1, 10, 20])
     assert axis.points().dtype == np.int64
     assert axis.points().tolist() == list(range(1, 11))
     falling = Axis(field="num_steps", linspace=[3, 1, 5])

@@ -78,6 +78,15 @@ def gradient_canaries(
     that is drawn without the canary contributes the opposite, as the theorem's worst
     case does. A single canary has everybody as others where one more contribution
     takes another's place.
+
+    Args:
+      data: of the run.
+      step: of the run.
+      number: of canaries, >= 1; in different clip units.
+      generator: chooses the units.
+
+    Raises:
+      ValueError: more canaries than there are units for them.
     """
     chosen, others = _chosen(data, step, number, generator)
     table = chosen.table
@@ -106,6 +115,8 @@ def input_canaries(
     Their features are those of the unit (of an example: of one beside it), each row's
     entries shuffled; their targets, where there are any, are mirrored at the mean and
     three times as far away.
+
+    Arguments and errors are those of `gradient_canaries`.
     """
     chosen, _ = _chosen(data, step, number, generator)
     table, rows = chosen.table, chosen.rows
@@ -323,7 +334,12 @@ class CanaryLearner:
 
 
 class Recorded(NamedTuple):
-    """State of an optimizer that `recording` wraps."""
+    """State of an optimizer that `recording` wraps.
+
+    Attributes:
+      inner: the optimizer's own state.
+      canaries: (num_canaries,) what the last released gradient says about them.
+    """
 
     inner: Any
     canaries: Array

@@ -31,6 +31,14 @@ def canary_losses(
     only query, a larger unit is learned from and asked by its own examples. The mean
     over a few episodes with other companions.
 
+    Args:
+      learner: of the run.
+      params: several parameters.
+      canaries: with all contents.
+      slot_shape: of the run's sampler.
+      shots: support examples.
+      generator: picks the companions.
+
     Returns:
       (len(params), number) float64.
 

@@ -120,7 +120,12 @@ def training_of_config(
 
 
 class MarkedStatistics:
-    """Statistics of a table whose rows end with marks, which only the learner sees."""
+    """Statistics of a table whose rows end with marks, which only the learner sees.
+
+    Args:
+      make: the statistics of a table without marks.
+      data: with marks.
+    """
 
     def __init__(
         self, make: Callable[[ExampleTable], PrivateStatistics], data: ExampleTable
@@ -170,6 +175,13 @@ def released_ratios(
     on_step: OnStep | None,
 ) -> np.ndarray:
     """Takes steps with gradient canaries, and returns what each release says of them.
+
+    Args:
+      training: the run.
+      canaries: of `gradient_canaries`.
+      data: the canaries' table, with some of them in.
+      num_steps: to be taken, unseeded.
+      on_step: is called after every step.
 
     Returns:
       (gradient steps, canaries) log-likelihood ratios, large where the canary seems to
@@ -242,8 +254,8 @@ def falls_of_losses(
 ) -> np.ndarray:
     """Trains with input canaries; returns (canaries,) by how much each one's loss fell.
 
-    The canaries are `input_canaries`; ``generator`` chooses their companions when the
-    model is asked about them.
+    Arguments are those of `released_ratios`, with canaries of `input_canaries`;
+    ``generator`` chooses their companions when the model is asked about them.
     """
     trainer = training.trainer(data, num_steps=num_steps)
     for _ in _steps_of(trainer, on_step):

@@ -157,6 +157,9 @@ def score_bound(
       delta: in (0, 1).
       confidence: of the bound, or of several.
       share: what part of the error this one may take.
+
+    Raises:
+      ValueError: unequal numbers of scores, or NaN among them.
     """
     if len(scores[0]) != len(scores[1]) or len(pilot[0]) != len(pilot[1]):
         raise ValueError(

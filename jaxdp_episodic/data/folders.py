@@ -243,7 +243,11 @@ def _loaded(found: Images, max_bytes: int) -> ExampleTable:
 def check_alike(
     path: Path, image: np.ndarray, first: Path, shape: tuple[int, ...]
 ) -> None:
-    """Refuses an image of another shape than the first."""
+    """Refuses an image of another shape than the first.
+
+    Raises:
+      ValueError: another shape.
+    """
     if image.shape != shape:
         raise ValueError(
             f"images must be alike or brought to a size; {path} is "
@@ -269,6 +273,10 @@ def decoded_image(
       size: side to which it is brought; None: its own.
       grey: one channel in place of three.
       path: for the message.
+
+    Raises:
+      ImportError: without the extra ``[data]``.
+      ValueError: no readable image.
     """
     pillow = require("PIL.Image", purpose="reading images")
     try:

@@ -59,7 +59,11 @@ def image_records(found: Images) -> Records:
 
 
 def npz_records(path: Path) -> Records:
-    """Returns the records of an npz file; see `load_npz`."""
+    """Returns the records of an npz file; see `load_npz`.
+
+    Raises:
+      As `load_npz`; ValueError too for images or features in Fortran's order.
+    """
     headers = array_headers(path)
     small = [name for name in headers if name not in ("images", "features")]
     arrays = read_arrays(path, max_bytes=2**63, names=small)

@@ -69,7 +69,12 @@ class StoredFeatures:
         return self.shape[0]
 
     def check(self) -> None:
-        """Reads all of the file, and compares it with its checksum."""
+        """Reads all of the file, and compares it with its checksum.
+
+        Raises:
+          OSError: it cannot be read.
+          ValueError: it has changed; the message has the path.
+        """
         check_sum(self._column)
 
     def codes(self, rows: np.ndarray, mask: np.ndarray) -> np.ndarray:
@@ -78,6 +83,11 @@ class StoredFeatures:
         Args:
           rows: (...) integers in [0, R); read where the mask is.
           mask: (...) bool.
+
+        Raises:
+          OSError: the disk fails.
+          ValueError: the file is shorter than it was, or holds a number that is not
+            finite.
         """
         codes = np.zeros((*mask.shape, *self.shape[1:]), self._column.dtype)
         flat = codes.reshape(mask.size, *self.shape[1:])

@@ -213,7 +213,12 @@ def unit_labels(tree: Population, level: int, bottom: int) -> np.ndarray:
 
 
 def id_array(name: str, ids: Any) -> np.ndarray:
-    """Returns ids as an array that keeps apart what differs."""
+    """Returns ids as an array that keeps apart what differs.
+
+    Raises:
+      ValueError: a string that ends in a NUL, which NumPy would drop; or strings beside
+        numbers, which NumPy would turn into strings.
+    """
     if isinstance(ids, list | tuple):
         check_text_size(name, ids)
     try:
@@ -234,6 +239,9 @@ def check_text_size(name: str, ids: Sequence[Any]) -> None:
     """Refuses ids of which one is so long that an array of all takes too much memory.
 
     NumPy gives every id the length of the longest.
+
+    Raises:
+      ValueError: more than 4 GiB.
     """
     longest = max((len(one) for one in ids if isinstance(one, str)), default=0)
     if 4 * longest * len(ids) > MAX_ID_BYTES:

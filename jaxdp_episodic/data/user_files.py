@@ -184,7 +184,12 @@ def load_table(
 
 
 def scaled_images(images: np.ndarray) -> np.ndarray:
-    """Returns (R, H, W, channels) images: 8-bit integers become float32 in [0, 1]."""
+    """Returns (R, H, W, channels) images: 8-bit integers become float32 in [0, 1].
+
+    Raises:
+      TypeError: images that are neither 8-bit, Boolean nor floating.
+      ValueError: images that are not [record, H, W] or [record, H, W, channels].
+    """
     if images.dtype == np.uint8:
         images = images.astype(np.float32) / 255
     elif images.dtype.kind not in "bf":
@@ -251,7 +256,11 @@ def _numbers(cells: Sequence[Any], name: str, file: Path, first: int) -> np.ndar
 
 
 def ids_of(cells: Sequence[Any], name: str, file: Path, first: int = 1) -> np.ndarray:
-    """Returns the ids in a column; ``first`` is the row of the first record."""
+    """Returns the ids in a column; ``first`` is the row of the first record.
+
+    Raises:
+      TypeError, ValueError: a missing id, or ids of several types.
+    """
     for row, cell in enumerate(cells):
         if cell is None or cell == "":
             raise ValueError(

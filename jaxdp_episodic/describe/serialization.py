@@ -171,6 +171,9 @@ def refuse_hostile(where: str, root: Any) -> None:
     Args:
       where: how errors call the place of ``root``.
       root: lists and mappings, as read from a file.
+
+    Raises:
+      ValueError: nesting deeper than 32 levels, an integer of more than 64 bits.
     """
     stack = [(root, 0)]
     while stack:

@@ -60,6 +60,9 @@ def read_arrays(
       max_bytes: most bytes that all arrays of the file may take, read or not.
       names: only these, which must be there; None: all.
 
+    Returns:
+      Arrays of truth values, numbers or text, by name.
+
     Raises:
       OSError: a file that cannot be read.
       ValueError: no npz file, one that holds pickles, structures or too much, whose
@@ -109,7 +112,11 @@ def _found(members: Mapping[str, zipfile.ZipInfo], name: str) -> zipfile.ZipInfo
 
 
 def array_headers(path: Path) -> dict[str, tuple[tuple[int, ...], np.dtype]]:
-    """Returns shape and type of every array in an npz file; none is read."""
+    """Returns shape and type of every array in an npz file; none is read.
+
+    Raises:
+      As `read_arrays`.
+    """
     found = {}
     with _opened(path) as (archive, members):
         for name, member in members.items():
@@ -154,7 +161,12 @@ def array_batches(
 
 
 def check_plain_file(path: Path) -> None:
-    """Refuses devices, pipes and folders, which may have no end."""
+    """Refuses devices, pipes and folders, which may have no end.
+
+    Raises:
+      OSError: no such file.
+      ValueError: no plain file.
+    """
     if not stat.S_ISREG(os.stat(path).st_mode):
         raise ValueError(f"{path} must be a plain file")
 
@@ -172,7 +184,11 @@ def _array_header(
 def npy_header(
     stream: Any, name: str, size: int
 ) -> tuple[tuple[int, ...], np.dtype, bool]:
-    """Shape, type and order of an ``.npy`` of a size; stands at its data."""
+    """Returns shape, type and order of an ``.npy`` of a size, and stands at its data.
+
+    Raises:
+      ValueError: no array, pickled objects, a structure, or another size.
+    """
     start = stream.read(8)
     sizes = {(1, 0): "<H", (2, 0): "<I", (3, 0): "<I"}
     if len(start) < 8 or start[:6] != _MAGIC or (start[6], start[7]) not in sizes:
@@ -287,7 +303,11 @@ def _array(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> np.ndarray:
 
 
 def check_items(data: np.ndarray, kind: np.dtype, name: str) -> None:
-    """Refuses bytes that are no value of their type, which NumPy would not notice."""
+    """Refuses bytes that are no value of their type, which NumPy would not notice.
+
+    Raises:
+      ValueError: truth values other than 0 and 1, or text that is not Unicode.
+    """
     if kind.kind == "b" and data.size and data.max() > 1:
         raise ValueError(f"{name} holds truth values other than 0 and 1")
     if kind.kind == "U":

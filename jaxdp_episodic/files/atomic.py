@@ -45,7 +45,11 @@ def owner_only(path: str, flags: int) -> int:
 
 @contextmanager
 def atomic_path(path: Path) -> Iterator[Path]:
-    """Gives a temporary path, which becomes ``path`` if the body succeeds."""
+    """Gives a temporary path, which becomes ``path`` if the body succeeds.
+
+    Raises:
+      OSError: see `write_atomically`.
+    """
     temporary = path.with_name(path.name + TEMPORARY + secrets.token_hex(6))
     try:
         yield temporary

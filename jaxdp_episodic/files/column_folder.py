@@ -46,7 +46,14 @@ _PART = 2**22  # bytes that are read in one go where all of a file is
 
 
 class StoredColumn:
-    """A column in a file: rows are read when they are asked for, by any thread."""
+    """A column in a file: rows are read when they are asked for, by any thread.
+
+    Attributes:
+      path: of the file.
+      dtype: of what it holds.
+      shape: (R, ...).
+      sha256: of the whole file, by the manifest.
+    """
 
     def __init__(
         self,
@@ -76,6 +83,10 @@ class StoredColumn:
           rows: (n,) integers in [0, R).
           places: (n,) integers.
           out: (N, ...) of this column's type, contiguous.
+
+        Raises:
+          OSError: the disk fails.
+          ValueError: the file is shorter than it was.
         """
         if not rows.size:
             return
@@ -146,7 +157,15 @@ def open_split(folder: Path, choose: Callable[[list[str]], str]) -> StoredSplit:
 def check_sums(
     folder: Path, on_progress: Callable[[int, int], None] = lambda done, total: None
 ) -> int:
-    """Compares every byte of a folder with the manifest; returns their number."""
+    """Compares every byte of a folder with the manifest; returns their number.
+
+    Args:
+      folder: with a manifest.
+      on_progress: is told the bytes that were read, and all.
+
+    Raises:
+      As `open_split`.
+    """
     splits = _manifest(folder)["splits"]
     columns = [
         _opened(folder / split / f"{name}.npy", entry)
@@ -163,7 +182,11 @@ def check_sums(
 
 
 def create_column(path: Path, dtype: np.dtype, shape: tuple[int, ...]) -> int:
-    """Makes the file of a column, of its whole size; returns where its rows begin."""
+    """Makes the file of a column, of its whole size; returns where its rows begin.
+
+    Raises:
+      OSError: it cannot be written.
+    """
     with path.open("wb") as file:
         write_npy_header(file, dtype, shape)
         offset = file.tell()
@@ -192,6 +215,9 @@ def write_manifest(
       splits: name -> (names of its levels, encoding of its features).
       made_from: plain values that say where it all came from; for a reader.
       on_progress: is told the bytes that were read, and all.
+
+    Returns:
+      The manifest.
     """
     files = {split: sorted((folder / split).glob("*.npy")) for split in splits}
     total = sum(os.stat(p).st_size for paths in files.values() for p in paths)
@@ -255,7 +281,12 @@ def _opened(path: Path, entry: Mapping[str, Any]) -> StoredColumn:
 def check_sum(
     column: StoredColumn, on_progress: Callable[[int], None] = lambda read: None
 ) -> None:
-    """Compares every byte of a column with the manifest."""
+    """Compares every byte of a column with the manifest.
+
+    Raises:
+      OSError: it cannot be read.
+      ValueError: it has changed; the message has the path.
+    """
     found = _sum_of(column.path, on_progress)
     if found != column.sha256:
         raise ValueError(

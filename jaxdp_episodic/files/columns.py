@@ -18,7 +18,12 @@ def repeated(names: Iterable[str]) -> str | None:
 
 
 def column_places(names: Sequence[str], wanted: Iterable[str]) -> list[int]:
-    """Returns where the wanted columns are among those of a file."""
+    """Returns where the wanted columns are among those of a file.
+
+    Raises:
+      ValueError: two columns of one name, or none of a wanted name; the message names
+        the nearest.
+    """
     twice = repeated(names)
     if twice is not None:
         raise ValueError(f"two columns {twice!r}")

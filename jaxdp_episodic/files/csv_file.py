@@ -84,7 +84,11 @@ def read_csv_columns(
 
 
 class _Lines:
-    """The lines of a text file, those that are too long as errors."""
+    """The lines of a text file, those that are too long as errors.
+
+    Attributes:
+      number: of the last line, from 1.
+    """
 
     def __init__(self, file: Any) -> None:
         self._file, self.number = file, 0

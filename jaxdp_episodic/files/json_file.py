@@ -71,6 +71,9 @@ def json_lines(path: Path) -> Iterator[tuple[int, Any, int]]:
 
     Yields:
       The line's number, its object or what is wrong with it, and its bytes.
+
+    Raises:
+      OSError: a file that cannot be read.
     """
     with path.open("rb") as file:
         number = 0

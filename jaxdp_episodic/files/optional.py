@@ -9,6 +9,11 @@ from typing import Any
 def require(module: str, *, purpose: str, extra: str = "data") -> Any:
     """Returns an optional module.
 
+    Args:
+      module: its import name.
+      purpose: what needs it, for the message.
+      extra: that brings it, for the message.
+
     Raises:
       ImportError: it is not installed; the message names the extra.
     """

@@ -58,7 +58,11 @@ def parquet_kind(path: Path, name: str) -> str:
 def parquet_numbers(
     path: Path, names: Sequence[str], *, rows: int, first: int = 0
 ) -> Iterator[np.ndarray]:
-    """Yields (n, columns) float64: columns of numbers, from a row on."""
+    """Yields (n, columns) float64: columns of numbers, from a row on.
+
+    Raises:
+      As `parquet_kind`; ValueError too for a missing cell.
+    """
     for batch in record_batches(path, names, rows, first):
         yield np.stack(
             [_plain(batch.column(name), name, path) for name in names], axis=1
@@ -68,7 +72,11 @@ def parquet_numbers(
 def parquet_lists(
     path: Path, name: str, *, length: int, rows: int, first: int = 0
 ) -> Iterator[np.ndarray]:
-    """Yields (n, length): a column whose lists, nested or not, have as many numbers."""
+    """Yields (n, length): a column whose lists, nested or not, have as many numbers.
+
+    Raises:
+      As `parquet_kind`; ValueError too for a list of another length.
+    """
     # Of all that a file may claim, before anything of that size is made.
     for column in column_items(path):
         if column.path.split(".")[0] == name:
@@ -102,7 +110,11 @@ def parquet_lists(
 def parquet_files(
     path: Path, name: str, *, rows: int, first: int = 0
 ) -> Iterator[list[bytes]]:
-    """Yields a column of files, from a row on."""
+    """Yields a column of files, from a row on.
+
+    Raises:
+      As `parquet_kind`; ValueError too for a missing file.
+    """
     for batch in record_batches(path, [name], rows, first):
         column = batch.column(name)
         if hasattr(column, "field"):
@@ -136,7 +148,11 @@ def _opened(path: Path, names: Sequence[str]) -> Iterator[tuple[Any, Any]]:
 def record_batches(
     path: Path, names: Sequence[str], rows: int, first: int = 0
 ) -> Iterator[Any]:
-    """Yields Arrow's batches of columns from a row on; none before it is read."""
+    """Yields Arrow's batches of columns from a row on; none before it is read.
+
+    Raises:
+      As `parquet_kind`.
+    """
     with _opened(path, names) as (_, file):
         before = 0
         for group in range(file.metadata.num_row_groups):

@@ -38,7 +38,13 @@ _FILE = {_ROW_GROUPS: {_NUM_ROWS: {}, _COLUMNS: _CHUNK}}
 
 
 class ColumnItems(NamedTuple):
-    """Of a column in a row group."""
+    """Of a column in a row group.
+
+    Attributes:
+      path: in the schema, with dots.
+      num_rows: of the row group.
+      num_items: of the column, more than rows only where lists hold several.
+    """
 
     path: str
     num_rows: int
@@ -183,7 +189,12 @@ def _longest_text(arrow: Any, array: Any) -> int:
 
 
 def column_items(path: Path) -> list[ColumnItems]:
-    """Returns what each column of each row group is said to hold."""
+    """Returns what each column of each row group is said to hold.
+
+    Raises:
+      OSError: a file that cannot be read.
+      ValueError: no Parquet file, or a footer that is damaged or too long.
+    """
     found = []
     file = _Thrift(_footer(path)).value(_STRUCT, _FILE)
     for group in _structs(file.get(_ROW_GROUPS, [])):

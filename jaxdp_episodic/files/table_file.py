@@ -19,7 +19,11 @@ Writer = Callable[[list[dict[str, Any]]], None]
 
 
 def check_suffix(path: Path) -> None:
-    """Refuses a file whose suffix is none of the three."""
+    """Refuses a file whose suffix is none of the three.
+
+    Raises:
+      ValueError: another suffix.
+    """
     if path.suffix not in SUFFIXES:
         raise ValueError(f"{path.name}: the name must end in {', '.join(SUFFIXES)}")
 

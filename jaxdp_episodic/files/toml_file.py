@@ -34,6 +34,10 @@ _BARE = re.compile(r"[A-Za-z0-9_-]+")
 def read_toml(path: Path, *, max_bytes: int = MAX_BYTES) -> dict[str, Any]:
     """Returns the content of a TOML file.
 
+    Args:
+      path: the file.
+      max_bytes: most bytes that it may have.
+
     Raises:
       OSError: a file that cannot be read.
       ValueError: too large, not UTF-8, not TOML, or nested too deeply.
@@ -84,6 +88,9 @@ def to_toml(table: Mapping[str, Any]) -> str:
     Args:
       table: strings, numbers, truth values, lists and tables of these. What is None is
         left out.
+
+    Raises:
+      TypeError: a value that TOML has no form for.
     """
     return "\n".join(_lines(table, ())).strip() + "\n"
 

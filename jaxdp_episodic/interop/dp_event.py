@@ -127,6 +127,9 @@ def steps_of(
     """Yields the events inside that are no composition, their steps and counts.
 
     What is known by its Rényi curve alone is known at the given orders too.
+
+    Raises:
+      as `from_dp_event`.
     """
     for part, count in uncomposed(event):
         step = _step(part, neighboring_relation, orders)

@@ -13,7 +13,11 @@ _DPI = 150
 
 
 def matplotlib(module: str = "matplotlib.figure") -> Any:
-    """Returns matplotlib, or a module of it."""
+    """Returns matplotlib, or a module of it.
+
+    Raises:
+      ImportError: matplotlib, of the extra ``[plot]``, is not installed.
+    """
     return require(module, purpose="a picture", extra="plot")
 
 
@@ -36,7 +40,11 @@ def note(axes: Any, text: str, *, inset: float = 0.02, size: float = 9) -> None:
 
 
 def check_suffix(path: str | Path) -> Path:
-    """Returns the path of a picture."""
+    """Returns the path of a picture.
+
+    Raises:
+      ValueError: it ends in neither ".png" nor ".svg".
+    """
     path = Path(path)
     if path.suffix.lower() not in SUFFIXES:
         raise ValueError(f"path must end in .png or .svg, got {path.name!r}")

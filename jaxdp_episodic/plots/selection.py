@@ -19,6 +19,15 @@ from jaxdp_episodic.sweep.table import read_columns, value_name
 class SweepTable:
     """A finished sweep, read as far as it is looked at.
 
+    Args:
+      folder: the sweep's.
+
+    Attributes:
+      path: of the table.
+      grid: the settings.
+      description: of the sweep.
+      value: name of the answers' column.
+
     Raises:
       OSError: it cannot be read.
       ValueError: it holds no sweep, or one that is not finished.
@@ -60,6 +69,9 @@ class SweepTable:
         Returns:
           For each dimension that is not drawn its place, and for each field there its
           value. Numbers not fixed are at their middle, words at their first.
+
+        Raises:
+          ValueError: an unknown field, one that is drawn, or a value that it has not.
         """
         places: dict[int, int] = {}
         moving = {self.grid.dimension_of(field) for field in drawn}
@@ -111,7 +123,11 @@ class SweepTable:
 def with_quantity(
     table: SweepTable, value: str | None, fix: Mapping[str, str]
 ) -> dict[str, str]:
-    """Returns ``fix`` with the quantity that is to be drawn."""
+    """Returns ``fix`` with the quantity that is to be drawn.
+
+    Raises:
+      ValueError: a quantity that was not asked for.
+    """
     if value is None:
         return dict(fix)
     if QUANTITY in table.grid.names:
@@ -135,6 +151,9 @@ def place_of(option: str, field: str, points: np.ndarray, text: str) -> int:
       field: whose values they are, likewise.
       points: (K,) numbers or words.
       text: a word, or a number as precise as a person reads it from a table.
+
+    Raises:
+      ValueError: they do not have it; numbers that are close are named.
     """
     if points.dtype.kind == "U":
         _validation.choice(f"{option} {field}", text, points.tolist())

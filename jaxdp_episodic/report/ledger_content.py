@@ -19,7 +19,12 @@ class LedgerMark(NamedTuple):
 
 
 class Opening(NamedTuple):
-    """A process began to charge."""
+    """A process began to charge.
+
+    Attributes:
+      charged: steps charged before.
+      environment: what the steps' rounding depends on, plain values.
+    """
 
     charged: int
     environment: Mapping[str, Any]

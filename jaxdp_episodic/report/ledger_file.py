@@ -55,7 +55,11 @@ class LedgerError(ValueError):
 
 
 class Chain:
-    """The running hash of a ledger: what its next line must contain."""
+    """The running hash of a ledger: what its next line must contain.
+
+    Attributes:
+      num_bytes: bytes so far.
+    """
 
     def __init__(self) -> None:
         self._digest, self.num_bytes = hashlib.sha256(), 0
@@ -103,6 +107,10 @@ def read_ledger(path: Path, *, checkpoint: LedgerMark | None = None) -> LedgerCo
 
     A charge that a crash cut off in the middle counts; another line cut off does not.
     Time grows with the number of steps (a second for a million), memory does not.
+
+    Args:
+      path: the file.
+      checkpoint: a mark that the ledger must contain.
 
     Raises:
       OSError: a file that cannot be read.

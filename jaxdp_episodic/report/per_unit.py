@@ -80,7 +80,13 @@ def unit_budgets(
 
 
 def write_unit_budgets(path: Path, budgets: UnitBudgets) -> None:
-    """Writes the table as ``.jsonl``, ``.csv`` or ``.parquet``; whole or not at all."""
+    """Writes the table as ``.jsonl``, ``.csv`` or ``.parquet``; whole or not at all.
+
+    Raises:
+      OSError: a file that cannot be written.
+      ValueError: another suffix, or a level named "epsilon".
+      ImportError: Parquet without pyarrow.
+    """
     if "epsilon" in budgets.units:
         raise ValueError("a level named 'epsilon' has no place beside the column")
     types = {

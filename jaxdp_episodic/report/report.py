@@ -269,6 +269,10 @@ def _quantiles(values: np.ndarray, weights: np.ndarray) -> dict[str, float]:
 def _unit_values(step: GaussianStep, values: np.ndarray) -> np.ndarray:
     """Spreads values of the distinct paths over the units that lie on them.
 
+    Args:
+      step: a step with a population.
+      values: one for each distinct path to the protected units.
+
     Returns:
       (U,) values of the protected units, in the order of the population.
     """

@@ -36,7 +36,13 @@ Numbered = tuple[int, Mapping[str, Any] | Exception, int]
 
 
 class BatchResult(NamedTuple):
-    """What became of a file of requests."""
+    """What became of a file of requests.
+
+    Attributes:
+      num_rows: rows that were read.
+      num_errors: those that got an error.
+      first_error: the first of these, with its row; None if there is none.
+    """
 
     num_rows: int
     num_errors: int
@@ -97,7 +103,13 @@ def answer_file(
 
 
 def read_rows(path: Path) -> Iterator[Numbered]:
-    """Returns the rows of a file of requests, one after another."""
+    """Returns the rows of a file of requests, one after another.
+
+    Raises:
+      ValueError: a suffix that is none of the three; while they are read, a table
+        without columns or with two of one name.
+      OSError: while they are read, a file that cannot be.
+    """
     check_suffix(path)
     readers = {".jsonl": json_lines, ".csv": _csv_rows, ".parquet": _parquet_rows}
     return readers[path.suffix](path)

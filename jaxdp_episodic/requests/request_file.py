@@ -47,6 +47,11 @@ def read_request(
       `Population.from_ids`;
       ``row_level`` names a last level of which every record is one unit.
 
+    Args:
+      path: the file.
+      kind: `EpsilonRequest` or `CalibrationRequest`.
+      **overrides: fields that replace those of the file; None keeps the file's.
+
     Raises:
       OSError: a file that cannot be read.
       TypeError: something of the wrong type.

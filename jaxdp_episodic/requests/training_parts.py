@@ -198,7 +198,12 @@ class OptimizerConfig(Spec):
 
 
 def checked_decay(decay: Any) -> float:
-    """Returns a decay of an average."""
+    """Returns a decay of an average.
+
+    Raises:
+      TypeError: no number.
+      ValueError: not one in [0, 1).
+    """
     value = _validation.probability_array("ema", decay)
     if value.ndim or not value < 1:
         raise ValueError(f"ema must lie in [0, 1), got {decay!r}")

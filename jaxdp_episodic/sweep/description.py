@@ -288,7 +288,12 @@ def read_sweep(path: str | Path) -> Sweep:
 
 
 def described_grid(description: Mapping[str, Any]) -> Grid:
-    """Returns the grid of a `Sweep.description`, which anybody may have written."""
+    """Returns the grid of a `Sweep.description`, which may come from an untrusted file.
+
+    Raises:
+      TypeError: something of the wrong type.
+      ValueError: no description, or one that is out of range.
+    """
     axes = description.get("axes")
     if not isinstance(axes, list):
         raise TypeError(f"axes must be a list, got {_validation.shown(axes)}")

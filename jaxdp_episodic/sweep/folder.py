@@ -65,6 +65,10 @@ def chunk_range(number: int, size: int, chunk_size: int) -> tuple[int, int]:
 class SweepFolder:
     """Where a sweep is kept.
 
+    Args:
+      path: the folder.
+      manifest: its manifest.
+
     Attributes:
       path: the folder.
       manifest: what it holds, as in the file.
@@ -82,7 +86,12 @@ class SweepFolder:
 
     @classmethod
     def opened(cls, path: Path, sweep: Sweep) -> SweepFolder:
-        """Returns the folder for a sweep, made if missing."""
+        """Returns the folder for a sweep, made if missing.
+
+        Raises:
+          ValueError: it belongs to another sweep, or to other versions.
+          OSError: it cannot be made or written, or is no folder.
+        """
         wanted = _manifest(sweep)
         file = path / MANIFEST
         if file.exists():
@@ -112,7 +121,11 @@ class SweepFolder:
         return chunk_range(number, self.size, self.chunk_size)
 
     def save(self, number: int, answers: np.ndarray) -> None:
-        """Saves the answers (n, k) of one chunk, all or nothing."""
+        """Saves the answers (n, k) of one chunk, all or nothing.
+
+        Raises:
+          OSError: the disk is full, or the folder cannot be written.
+        """
         payload = np.ascontiguousarray(answers, "<f8").tobytes()
         header = self._header(number) + hashlib.sha256(payload).digest()
         write_atomically(self.shard(number), header + payload)
@@ -168,7 +181,12 @@ class SweepFolder:
 
 
 def read_manifest(path: Path) -> dict[str, Any]:
-    """Returns the manifest of a sweep's folder."""
+    """Returns the manifest of a sweep's folder.
+
+    Raises:
+      OSError: there is none, or it cannot be read.
+      ValueError: it is no manifest, or of a version that is not known.
+    """
     file = path / MANIFEST
     try:
         manifest = read_json(file, max_bytes=_MOST_BYTES)

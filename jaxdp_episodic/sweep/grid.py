@@ -135,9 +135,16 @@ class Axis(Spec):
 class Grid:
     """All settings of some axes, by index.
 
+    Args:
+      axes: at least one and at most 12, of different fields.
+
     Attributes:
       names: the fields, in the order of the axes.
       size: how many settings there are.
+
+    Raises:
+      ValueError: no axis or too many, a field twice, zipped axes of different length,
+        or more than 2**53 settings.
     """
 
     def __init__(self, axes: tuple[Axis, ...]) -> None:

@@ -36,7 +36,12 @@ def value_name(description: dict[str, Any]) -> str:
 
 
 def write_table(folder: SweepFolder) -> Path:
-    """Makes the table of all shards, which must be there; returns its path."""
+    """Makes the table of all shards, which must be there; returns its path.
+
+    Raises:
+      ValueError: a shard that is missing or damaged.
+      OSError: the disk is full, or the folder cannot be written.
+    """
     has_pyarrow = importlib.util.find_spec("pyarrow") is not None
     path = folder.path / (PARQUET if has_pyarrow else NPZ)
     with atomic_path(path) as temporary:

@@ -72,7 +72,13 @@ class Snapshot(NamedTuple):
 
 
 class TrainingState(NamedTuple):
-    """What changes from step to step."""
+    """What changes from step to step.
+
+    Attributes:
+      params: pytree of float arrays.
+      optimizer_state: of the optax optimizer.
+      start: what the private statistics came to; () without.
+    """
 
     params: Any
     optimizer_state: Any
@@ -111,7 +117,12 @@ def initial_state(
 def updater(
     optimizer: optax.GradientTransformation, noise_deviation: float
 ) -> Callable[[TrainingState, Any], TrainingState]:
-    """Returns the compiled ``(state, gradient) -> state``; types stay."""
+    """Returns the compiled ``(state, gradient) -> state``; types stay.
+
+    Args:
+      optimizer: gets the next as an extra argument, if it takes any.
+      noise_deviation: of the noise in each coordinate of a gradient.
+    """
     moved = _compiled_update(optimizer, noise_deviation)
 
     def update(state: TrainingState, gradient: Any) -> TrainingState:
@@ -290,7 +301,12 @@ def _unpacked(content: np.ndarray, like: Any) -> Any:
 
 
 def new_secrets(seed: int | None) -> Secrets:
-    """Returns fresh secrets; those of a seed, which somebody knows, are none."""
+    """Returns fresh secrets; those of a seed, which somebody knows, are none.
+
+    Raises:
+      TypeError: a seed that is no number.
+      ValueError: one that is negative, or several.
+    """
     if seed is None:
         key = np.frombuffer(system_entropy.token_bytes(8), np.uint32)
         return Secrets(system_entropy.randbits(256), key)

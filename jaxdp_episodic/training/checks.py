@@ -49,7 +49,12 @@ def check_start(
     noise: str,
     data: ExampleTable,
 ) -> None:
-    """Refuses statistics that are not those that the budget charges first."""
+    """Refuses statistics that are not those that the budget charges first.
+
+    Raises:
+      ValueError: other steps, statistics of another table than the run's, or discrete
+        noise, which statistics do not have.
+    """
     steps = () if start is None else start.steps
     planned = [
         dataclasses.replace(step, noise_multiplier=1.0) for step in budget.before
@@ -74,7 +79,11 @@ def check_start(
 
 
 def level_of_slots(step: GaussianStep) -> str | None:
-    """Under zero_out the protected level, whose slots are drawn, filled or not."""
+    """Under zero_out the protected level, whose slots are drawn, filled or not.
+
+    Raises:
+      ValueError: zero_out with a `Population`, which has the filled ones only.
+    """
     if step.neighboring_relation != "zero_out":
         return None
     if step.population is not None:
@@ -96,7 +105,12 @@ def check_features(data: ExampleTable) -> None:
 
 
 def check_targets(learner: Any, data: ExampleTable, step: GaussianStep) -> None:
-    """Refuses targets that are places in a list which others' presence moves."""
+    """Refuses targets that are places in a list which others' presence moves.
+
+    Raises:
+      ValueError: regression on data without targets; or supervised classes, numbered
+        by their place, where the list of classes is itself private.
+    """
     if data.targets is not None:
         return
     if learner.is_regression:
@@ -124,6 +138,12 @@ def check_outputs(
     """Refuses a model with fewer outputs than an episode has classes.
 
     A loss of a label beyond the outputs is NaN, and NaN contributes nothing.
+
+    Args:
+      learner: of the run.
+      params: of its model.
+      inputs: shape and type of one example, with a leading axis of 1.
+      slot_shape: of the sampler.
     """
     apply, ways = getattr(learner, "apply", None), getattr(learner, "ways", None)
     couples = getattr(learner, "couples_examples", True)
@@ -142,6 +162,9 @@ def check_finite(params: Any, step: int) -> None:
 
     Every gradient at them is not finite and contributes zero, so each further step
     would be charged for nothing. Parameters are released: this decides by nothing else.
+
+    Raises:
+      ValueError: a parameter that is NaN or infinite.
     """
     for path, leaf in jax.tree_util.tree_flatten_with_path(params)[0]:
         if jax.numpy.issubdtype(leaf.dtype, jax.numpy.inexact):
@@ -176,7 +199,12 @@ def warn_about_delta(step: GaussianStep, delta: float, data: ExampleTable) -> No
 
 
 def mean_units_are_public(step: GaussianStep, level: str | None = None) -> bool:
-    """True if the mean number of clip units a step discloses no protected unit."""
+    """True if the mean number of clip units a step discloses no protected unit.
+
+    Args:
+      step: the step.
+      level: a level in place of the step's privacy unit.
+    """
     if step.neighboring_relation == "replace_one":
         return True
     names, clip = step.design.level_names, step.clip_unit

@@ -38,7 +38,15 @@ def described_run(
     seed: int | None,
     **settings: Any,
 ) -> dict[str, Any]:
-    """Returns all that must be the same when a run is resumed."""
+    """Returns all that must be the same when a run is resumed.
+
+    Args:
+      budget: of the run.
+      data: that it trains on.
+      learner: that it trains.
+      seed: None where entropy comes from the operating system.
+      **settings: further plain values.
+    """
     return {
         "step": described_step(budget.step),
         "before": [described_step(step) for step in budget.before],
@@ -81,7 +89,16 @@ class RunMismatchError(ValueError):
 
 
 def refuse_other_run(saved: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
-    """Refuses to go on with a run whose description differs, and shows how."""
+    """Refuses to go on with a run whose description differs, and shows how.
+
+    Args:
+      saved: description in the checkpoint.
+      wanted: description of the run that wants to go on. Nested dictionaries of plain
+        values, as in JSON.
+
+    Raises:
+      RunMismatchError: they differ anywhere.
+    """
     found = differences(saved, wanted, "in the checkpoint", "now")
     if found:
         raise RunMismatchError(f"the checkpoint is of another run: {_listed(found)}")

@@ -73,7 +73,11 @@ def on_grid(contribution: Any, l2_clip_norm: Array) -> Any:
 
 
 def steps_in_norm(num_entries: int) -> float:
-    """Returns how many grid steps a clip norm is before it is rounded."""
+    """Returns how many grid steps a clip norm is before it is rounded.
+
+    Raises:
+      ValueError: so many entries that rounding takes half of the clip norm.
+    """
     # Half the diagonal of a cell, and a little for float32.
     steps = GRID - 0.51 * math.sqrt(num_entries)
     if steps < GRID / 2:
@@ -84,7 +88,11 @@ def steps_in_norm(num_entries: int) -> float:
 
 
 def check_units(rows: int) -> None:
-    """Refuses more rows of clip units than sums have room for."""
+    """Refuses more rows of clip units than sums have room for.
+
+    Raises:
+      ValueError: more than `MOST_UNITS`.
+    """
     if rows > MOST_UNITS:
         raise ValueError(
             f"a step with discrete noise takes up to {MOST_UNITS:,} rows of clip "

@@ -46,6 +46,15 @@ class Ledger:
 
     Within `writing_to` every charge is in a file before it counts; elsewhere it is in
     memory only.
+
+    Args:
+      budget: of the run.
+      charged: steps charged before.
+      mark: of the file in which they are.
+
+    Attributes:
+      charged: steps charged so far.
+      mark: of the file that was last written to; None if there was none.
     """
 
     def __init__(
@@ -188,6 +197,15 @@ def _comes_out_the_same(
 class LedgerFile:
     """A ledger on the disk, held by one process; a context manager that seals it.
 
+    Args:
+      path: of a ledger; see `create_ledger`.
+      contains: a mark that it must contain, or None.
+
+    Attributes:
+      content: what it said when it was opened.
+      charged: steps charged that are on the disk.
+      num_described: how many times it says what the steps that follow are.
+
     Raises:
       FileNotFoundError: there is none.
       BlockingIOError: another process holds it.
@@ -327,7 +345,17 @@ class LedgerFile:
 
 
 def create_ledger(path: Path, budget: PrivacyBudget, *, is_seeded: bool) -> None:
-    """Makes the ledger of a new run: complete or not there, readable by its owner."""
+    """Makes the ledger of a new run: complete or not there, readable by its owner.
+
+    Args:
+      path: of the file; a ledger without charges that is there is replaced.
+      budget: of the run.
+      is_seeded: draws and noise come from a seed that somebody knows.
+
+    Raises:
+      OSError: it cannot be written.
+      ValueError: a step that takes more than 64 MiB to describe.
+    """
     chain = Chain()
     first = header(
         secrets.token_hex(16),

@@ -94,6 +94,11 @@ def _opened(
 
     Charges go to the run's ledger meanwhile. The ledger comes first, then a checkpoint:
     whatever has a log can be gone on with.
+
+    Raises:
+      FileExistsError: the folder's run has gone on since this one was taken up.
+      LedgerError: the ledger is damaged or another run's.
+      OSError: something cannot be read or written.
     """
     with (
         LedgerFile(folder / run_files.LEDGER, contains=run.ledger.mark) as ledger,

@@ -106,7 +106,13 @@ def noise_corrected_adam(
 
 
 class Averaged(NamedTuple):
-    """State of an optimizer that `averaged` wraps."""
+    """State of an optimizer that `averaged` wraps.
+
+    Attributes:
+      inner: the optimizer's own state.
+      sums: float32 pytree: what the parameters were, weighted.
+      weight: sum of the weights, by which the sums are divided.
+    """
 
     inner: Any
     sums: Any
@@ -152,7 +158,12 @@ def averaged(
 
 
 def average_of(params: Any, optimizer_state: Any) -> Any:
-    """Returns the average of the parameters; without one, or steps, the last."""
+    """Returns the average of the parameters; without one, or steps, these themselves.
+
+    Args:
+      params: the last parameters, whose types the average gets.
+      optimizer_state: of the optimizer, which may be an `averaged` one.
+    """
     if not isinstance(optimizer_state, Averaged) or not optimizer_state.weight > 0:
         return params
     weight = optimizer_state.weight

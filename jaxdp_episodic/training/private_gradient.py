@@ -323,7 +323,12 @@ def _check_key(key: Any, is_discrete: bool) -> None:
 
 
 def checked_noise(noise_multiplier: Any, is_discrete: bool) -> float:
-    """Returns a noise multiplier that the noise can have; see `PrivateGradient`."""
+    """Returns a noise multiplier that the noise can have; see `PrivateGradient`.
+
+    Raises:
+      TypeError: no number.
+      ValueError: one out of range.
+    """
     value = _validation.float32_number("noise_multiplier", noise_multiplier, zero=True)
     if is_discrete and not 0 < value <= discrete_noise.LARGEST_NOISE:
         raise ValueError(

@@ -42,8 +42,11 @@ class Processes:
     """The processes of this JAX program; made by `all_processes`.
 
     All methods but `end` must be called by every process, in the same order. Where
-    there is one process they do nothing; where another one has ended they raise
-    `RunEndedError`.
+    there is one process they do nothing.
+
+    Attributes:
+      count: how many there are.
+      index: which one this is; 0 is the first.
     """
 
     def __init__(self) -> None:
@@ -72,7 +75,11 @@ class Processes:
         return self.index == 0
 
     def meet(self) -> None:
-        """Waits for all others, however long they take."""
+        """Waits for all others, however long they take.
+
+        Raises:
+          RunEndedError: one has failed, or was killed.
+        """
         if self.count == 1:
             return
         with self._or_ended():
@@ -86,6 +93,9 @@ class Processes:
         """Returns the sum over processes of pytrees of float32 or int32 arrays.
 
         Integers are summed exactly; every process gets the same bits.
+
+        Raises:
+          RunEndedError: a process has ended.
         """
         if self.count == 1:
             return tree
@@ -107,6 +117,9 @@ class Processes:
 
         Args:
           tree: pytree of arrays, of the same structure, shapes and types everywhere.
+
+        Raises:
+          RunEndedError: a process has ended.
         """
         if self.count == 1:
             return tree

@@ -265,6 +265,10 @@ def export_run(
       facts: public settings of the run, plain values; written as ``run.json``.
       has_public_epsilon: False if the epsilons in the log were computed from private
         sizes: they, and with them how many steps there were, are left out.
+
+    Raises:
+      OSError: a file that cannot be written.
+      TypeError: facts that JSON cannot hold.
     """
     folder.mkdir(parents=True, exist_ok=True)
     arrays = {

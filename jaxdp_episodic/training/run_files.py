@@ -49,7 +49,12 @@ def files_of_a_run(folder: Path) -> list[str]:
 
 
 def refuse_other_files(folder: Path) -> None:
-    """Refuses a folder in which a new run would mix with an older one."""
+    """Refuses a folder in which a new run would mix with an older one.
+
+    Raises:
+      NotADirectoryError: no folder.
+      FileExistsError: it holds a log, a complete checkpoint or a ledger with charges.
+    """
     if folder.exists() and not folder.is_dir():
         raise NotADirectoryError(f"{folder} is not a folder")
     found = files_of_a_run(folder)
@@ -115,7 +120,12 @@ class RunLog:
 
 
 def read_log(path: Path) -> list[dict[str, Any]]:
-    """Returns the records of a log; a last line cut off by a crash is left out."""
+    """Returns the records of a log; a last line cut off by a crash is left out.
+
+    Raises:
+      OSError: a file that cannot be read.
+      ValueError: a line, other than the last, that is no JSON object.
+    """
     records, cut_off = [], None
     for _, record, _ in json_lines(path):
         if cut_off is not None or isinstance(record, TypeError):

@@ -77,6 +77,13 @@ def run_search(
     ``release/``, which may be published: the best run's, with the epsilon of the whole
     search and its hyperparameters. How long the search took is secret as well.
 
+    Args:
+      search: the search.
+      folder: made if missing. It must not hold another search.
+      resume: go on with the search in ``folder``.
+      base: folder that paths of the data are relative to.
+      console: where progress is shown; None: standard error.
+
     Raises:
       OSError: a file that cannot be read or written.
       ValueError: a run that cannot be made, another search (with ``resume``) in
@@ -248,6 +255,10 @@ def search_budget(search: Search, base: Path | None = None) -> SearchBudget:
     Runs whose privacy differs (other numbers of steps, other sampling) are calibrated
     to the same epsilon. A run with hyperparameters drawn at random is a mixture of
     them, whose Rényi divergence is at most the largest of theirs at each order.
+
+    Args:
+      search: the search.
+      base: folder that paths of the data are relative to.
 
     Raises:
       ValueError: no run however private keeps the search within its target.

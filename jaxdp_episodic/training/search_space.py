@@ -254,6 +254,12 @@ def read_search(path: Path) -> Search:
     The file has the fields of `SearchSettings`, a table ``hyperparameters`` of dotted
     names (``"optimizer.learning_rate"``) and distributions, and a table ``run``: a
     training config without epsilon and delta.
+
+    Raises:
+      OSError: a file that cannot be read.
+      TypeError: something of the wrong type.
+      ValueError: not TOML, an unknown or missing key, a value out of range.
+      NotImplementedError: a search that cannot be charged.
     """
     mapping = read_toml(path)
     tables = {}

@@ -32,6 +32,15 @@ class Standing:
     given what their shares of the steps need, before the first of them: the entropy of
     the draws, the parameters, and private statistics that were released.
 
+    Args:
+      gradient: of the steps, which knows the devices.
+      state: before the first step.
+      secrets: of a new run.
+      run: what it is; see `described_run`.
+      budget: of the run.
+      environment: of this process; see `described_environment`.
+      noise: "gaussian" or "discrete".
+
     Attributes:
       run: what the run is.
       ledger: counts its charges; in other processes than the first a copy in memory.

@@ -302,7 +302,11 @@ class PrivateStatistics:
 
 @dataclass(frozen=True)
 class Started:
-    """A learner on examples, of one on what the statistics make of them."""
+    """A learner on examples, of one on what the statistics make of them.
+
+    Attributes:
+      learner: on projected features.
+    """
 
     learner: Any
 

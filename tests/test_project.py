@@ -45,7 +45,7 @@ LAYERS = (
     ("__main__",),
 )
 # Distributions whose import name is another.
-IMPORTED_AS = {"pillow": "PIL"}
+IMPORTED_AS = {"orbax-checkpoint": "orbax", "pillow": "PIL"}
 # The command line imports the module of the command that is called, and no other.
 CLI_IMPORTS_LATE = (("cli", "training"), ("cli", "audit"), ("cli", "cli"))
 _DEFINED = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef

@@ -54,6 +54,9 @@ def reported(
       act: does the work, and returns the lines to print.
       interrupted: says what an interruption has left; None: `main` ends the process.
       says_warnings: print what the library warns of below the lines.
+
+    Returns:
+      The exit code.
     """
     catcher = warnings.catch_warnings(record=True, action="always")
     try:

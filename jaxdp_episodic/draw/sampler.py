@@ -56,6 +56,10 @@ def rows_and_levels(
     """Returns what forms the rows of a draw, and the levels drawn below them.
 
     With the level that has slots, some of which may be null; see `EpisodeSampler`.
+
+    Raises:
+      ValueError: a population whose levels or number of classes do not fit.
+      NotImplementedError: slots in shuffled epochs.
     """
     epochs = epoch_scheme(sampling)
     if isinstance(sampling, MultistageSampling):

@@ -274,7 +274,11 @@ def make_levels(
 
 
 def check_levels(names: Sequence[str], population: Population) -> None:
-    """Refuses a population with other levels than the sampling has."""
+    """Refuses a population with other levels than the sampling has.
+
+    Raises:
+      ValueError: another number of levels, or other names.
+    """
     named = tuple(population.level_names)
     if population.num_levels != len(names) or named != tuple(names[: len(named)]):
         raise ValueError(
@@ -351,6 +355,9 @@ def check_public_sizes(level: Level) -> None:
 
     Where the step is accounted by that number, a lower bound that is none makes the
     accounted rate too small; an upper bound that is none, the sensitivity.
+
+    Raises:
+      ValueError: naming both numbers.
     """
     scheme = level.scheme
     if scheme.population is None or not level.counts.size:

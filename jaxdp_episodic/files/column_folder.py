@@ -110,7 +110,14 @@ class StoredColumn:
 
 @dataclass(frozen=True)
 class StoredSplit:
-    """The columns of one split, checked against the manifest."""
+    """The columns of one split, checked against the manifest.
+
+    Attributes:
+      columns: by name.
+      level_names: of the tree, top to bottom.
+      encoding: what the numbers of the features stand for; None: themselves.
+      made_from: as `write_manifest` was told.
+    """
 
     columns: Mapping[str, StoredColumn]
     level_names: tuple[str, ...]

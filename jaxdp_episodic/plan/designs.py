@@ -171,7 +171,12 @@ def task_designs(
 
 
 def task_levels(population: Population) -> tuple[str, str]:
-    """Returns the names of the two levels of a tree of tasks."""
+    """Returns the names of the two levels of a tree of tasks.
+
+    Raises:
+      NotImplementedError: a tree of more than two levels.
+      ValueError: levels without names.
+    """
     if population.num_levels != 2:
         raise NotImplementedError(
             "plans are for trees of two levels (classes or tasks, and examples), got "

@@ -260,7 +260,11 @@ def training_config(
 
 
 def write_table(path: Path, plan: Plan) -> None:
-    """Writes all candidates as CSV; whole or not at all."""
+    """Writes all candidates as CSV; whole or not at all.
+
+    Raises:
+      OSError: a file that cannot be written.
+    """
     numbers = (
         "episodes_per_step",
         "num_steps",

@@ -216,6 +216,11 @@ def read_plan(path: Path) -> PlanDescription:
     ``population`` (``levels`` and ``sizes``, as in a request file), and may have a
     table ``train`` with the rest of a training config: learner (without ``shots``),
     model, optimizer, ``l2_clip_norm``, evaluation.
+
+    Raises:
+      OSError: a file that cannot be read.
+      TypeError: something of the wrong type.
+      ValueError: not TOML, an unknown or missing key, a value out of range.
     """
     mapping = read_toml(path)
     train = mapping.pop(_TRAIN, None)

@@ -52,7 +52,11 @@ def check_suffix(path: str | Path) -> Path:
 
 
 def save(figure: Any, path: Path) -> None:
-    """Writes a figure, whole or not at all, as its suffix says; without a date."""
+    """Writes a figure, whole or not at all, as its suffix says; without a date.
+
+    Raises:
+      OSError: a file that cannot be written.
+    """
     figure.dpi = _DPI
     # By itself `savefig` draws everything once more to lay it out, for each file.
     if layout := figure.get_layout_engine():

@@ -60,6 +60,9 @@ def draw(
         upwards, as text, and of ``by`` unless it belongs in every panel.
       out: of the pictures, its suffix replaced; None: in the folder, named by kind.
 
+    Returns:
+      The two files.
+
     Raises:
       OSError: a file that cannot be read or written.
       ValueError: a sweep that is not finished, an unknown field, a picture that cannot

@@ -10,7 +10,14 @@ from jaxdp_episodic.describe.step import ComposedSteps, GaussianStep, compose
 
 
 class LedgerMark(NamedTuple):
-    """A ledger up to one of its lines."""
+    """A ledger up to one of its lines.
+
+    Attributes:
+      run: the run's random name.
+      charged: steps charged.
+      num_bytes: length of the file up to there.
+      sha256: of these bytes, in hexadecimal.
+    """
 
     run: str
     charged: int

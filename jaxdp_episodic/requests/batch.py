@@ -263,6 +263,10 @@ def nested(leaves: Iterable[tuple[KeyPath, Any]], above: KeyPath = ()) -> Any:
     A table with a key "0", and no keys but whole numbers, is a list; places of it that
     are left out are None, and refused where something is expected.
 
+    Args:
+      leaves: paths, none empty, and values.
+      above: where the table lies, for the message.
+
     Raises:
       ValueError: a value where another path has a table.
     """

@@ -5,39 +5,42 @@ the ledger, the entropy of the sampler and the noise key, and a description of t
 It is secret: with the noise key the noise can be subtracted from what was released.
 What may leave the house is made by `jaxdp_episodic.training.report`, without a key.
 
-It is one file, which is renamed when it is complete and on the disk, so a run that is
-killed at any moment leaves either the old checkpoint or the new one.
+Orbax writes into a temporary folder and renames it when it is complete, so a run that
+is killed at any moment leaves either the old checkpoint or the new one.
 """
 
 from __future__ import annotations
 
 import errno
 import functools
-import json
+import logging
+import os
 import secrets as system_entropy
-from collections.abc import Callable, Mapping
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+import orbax.checkpoint as ocp
 
 from jaxdp_episodic import _validation
-from jaxdp_episodic.files.archive import read_arrays, write_arrays
-from jaxdp_episodic.files.atomic import TEMPORARY
-from jaxdp_episodic.files.json_file import parse_json
+from jaxdp_episodic.files.atomic import sync_folder
 from jaxdp_episodic.report.ledger_content import LedgerMark
 from jaxdp_episodic.training.description import refuse_other_run
 from jaxdp_episodic.training.discrete_noise import step_seed
 from jaxdp_episodic.training.optimizers import average_of
 
-FORMAT = 4
+FORMAT = 3
 _KEPT = 2
-# What a checkpoint's description must hold besides its format, and its most bytes.
-_META = ("charged_steps", "sampler_entropy", "noise_key", "ledger", "run", "state")
-_MOST_META = 2**26
+# How Orbax calls what is not complete.
+_UNFINISHED = ".orbax-checkpoint-tmp"
+# What a checkpoint's description must hold besides its format.
+_META = ("charged_steps", "sampler_entropy", "noise_key", "ledger", "run")
 
 
 class Secrets(NamedTuple):
@@ -151,10 +154,7 @@ def _compiled_update(
 
 
 class Checkpoints:
-    """The checkpoints of one run, in one folder.
-
-    Each is one file, named by its number of steps: an npz of two arrays of bytes, the
-    leaves of the state one behind the other, and a description in JSON.
+    """The checkpoints of one run, in one folder; a context manager.
 
     Args:
       folder: made if missing, with mode 700; the two latest are kept.
@@ -164,56 +164,82 @@ class Checkpoints:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         folder.chmod(0o700)
         self.folder = folder
-
-    def _complete(self) -> list[int]:
-        """Numbers of charged steps of the checkpoints, ascending."""
-        names = (path.name for path in self.folder.iterdir())
-        return sorted(int(name) for name in names if name.isdigit())
+        # Of several processes the first one alone: the others hold no run.
+        several: dict[str, Any] = {"active_processes": {0}}
+        several["barrier_sync_key_prefix"] = "jaxdp-episodic"
+        self._is_one_of_several = jax.process_count() > 1
+        options = ocp.CheckpointManagerOptions(
+            max_to_keep=_KEPT,
+            enable_async_checkpointing=False,
+            create=False,
+            multiprocessing_options=ocp.options.MultiprocessingOptions(
+                primary_host=0, **(several if self._is_one_of_several else {})
+            ),
+        )
+        with _quiet():
+            self._manager = ocp.CheckpointManager(folder.resolve(), options=options)
 
     @property
     def latest(self) -> int | None:
         """Number of charged steps of the latest complete checkpoint, or None."""
-        return max(self._complete(), default=None)
+        return self._manager.latest_step()
 
     def save(self, snapshot: Snapshot) -> None:
         """Commits one checkpoint; when this returns it is complete.
 
         Raises:
-          OSError: no space, or no permission. Earlier checkpoints are untouched.
+          OSError: no space, or no permission. Earlier checkpoints are untouched; what
+            was written of this one is removed, at the latest with the next one.
         """
-        ledger, step = snapshot.ledger, snapshot.charged_steps
-        leaves = [_numbers(leaf) for leaf in jax.tree.leaves(snapshot.state)]
+        ledger, state = snapshot.ledger, snapshot.state
+        if self._is_one_of_several:  # Orbax takes arrays for shared among processes
+            state = jax.tree.map(np.asarray, state)
         meta = {
             "format": FORMAT,
-            "charged_steps": step,
+            "charged_steps": snapshot.charged_steps,
             "sampler_entropy": f"{snapshot.secrets.sampler_entropy:x}",
             "noise_key": [int(word) for word in snapshot.secrets.noise_key],
             "ledger": None if ledger is None else list(ledger),
             "run": snapshot.run,
-            "state": _described(snapshot.state),
         }
-        arrays = {
-            "meta": np.frombuffer(json.dumps(meta).encode(), np.uint8),
-            "state": np.frombuffer(b"".join(x.tobytes() for x in leaves), np.uint8),
-        }
-        try:
-            write_arrays(self.folder / str(step), arrays, is_private=True)
-        except OSError as error:
-            raise OSError(
-                error.errno or errno.EIO,
-                f"checkpoint of step {step} could not be written: "
-                f"{error.strerror or error}",
-            ) from error
-        for old in self._complete()[:-_KEPT]:
-            (self.folder / str(old)).unlink()
+        with self._or_os_error(snapshot.charged_steps):
+            self._manager.save(
+                snapshot.charged_steps,
+                args=ocp.args.Composite(
+                    state=ocp.args.StandardSave(state),
+                    meta=ocp.args.JsonSave(meta),
+                ),
+                force=True,
+            )
+            self._manager.wait_until_finished()
+        # When one of its writes fails Orbax does not wait for the others: they may have
+        # made the temporary folder again after it was removed.
+        self.remove_unfinished()
+        sync_folder(self.folder)
 
     def remove_unfinished(self) -> None:
-        """Removes what processes that were killed left of checkpoints.
+        """Removes what processes that were killed, or full disks, left of checkpoints.
 
         Only for whoever holds the folder: another process may be writing one.
         """
-        for path in self.folder.glob(f"*{TEMPORARY}*"):
-            path.unlink()
+        for path in self.folder.glob("*" + _UNFINISHED):
+            shutil.rmtree(path, ignore_errors=True)
+
+    @contextmanager
+    def _or_os_error(self, step: int) -> Iterator[None]:
+        """Orbax's many kinds of errors of a disk as one, without what was written."""
+        try:
+            with _quiet(logging.CRITICAL):
+                yield
+        except Exception as error:
+            self.remove_unfinished()
+            code = getattr(error, "errno", None) or errno.EIO
+            reason = str(error).partition("[")[0].strip() or type(error).__name__
+            if f"os_error_code='{errno.ENOSPC}'" in str(error):
+                code, reason = errno.ENOSPC, os.strerror(errno.ENOSPC)
+            raise OSError(
+                code, f"checkpoint of step {step} could not be written: {reason}"
+            ) from error
 
     def restore(self, like: Any, run: Mapping[str, Any]) -> Snapshot:
         """Returns the latest checkpoint, if it is one of this run.
@@ -231,73 +257,52 @@ class Checkpoints:
         if step is None:
             raise FileNotFoundError(f"no complete checkpoint in {self.folder}")
         path = self.folder / str(step)
-        try:
-            meta, content = _read(path, like)
-            secrets = Secrets(
-                int(meta["sampler_entropy"], 16), np.array(meta["noise_key"], np.uint32)
-            )
-            mark = None if meta["ledger"] is None else LedgerMark(*meta["ledger"])
-        except (ValueError, TypeError, OverflowError) as error:
-            raise ValueError(f"checkpoint {path} is damaged: {error}") from error
-        refuse_other_run(saved=meta["run"], wanted=run)
+        with _quiet():
+            meta = self._meta(step)
+            refuse_other_run(saved=meta["run"], wanted=run)
+            with _or_damaged(path):
+                restored = self._manager.restore(
+                    step, args=ocp.args.Composite(state=ocp.args.StandardRestore(like))
+                )
         if meta["charged_steps"] != step:
             raise ValueError(
                 f"checkpoint {path} says that {meta['charged_steps']} steps were "
                 "charged: it was renamed or edited"
             )
-        if meta["state"] != _described(like) or len(content) != _size(like):
-            raise ValueError(f"checkpoint {path} is damaged: a state of another kind")
-        return Snapshot(_unpacked(content, like), step, secrets, meta["run"], mark)
+        with _or_damaged(path):
+            secrets = Secrets(
+                int(meta["sampler_entropy"], 16), np.array(meta["noise_key"], np.uint32)
+            )
+            mark = meta["ledger"]
+            ledger = None if mark is None else LedgerMark(*mark)
+        return Snapshot(restored["state"], step, secrets, meta["run"], ledger)
 
+    def _meta(self, step: int) -> dict[str, Any]:
+        path = self.folder / str(step)
+        with _or_damaged(path):
+            restored = self._manager.restore(
+                step, args=ocp.args.Composite(meta=ocp.args.JsonRestore())
+            )
+            meta = restored["meta"]
+        if not isinstance(meta, dict) or meta.get("format") != FORMAT:
+            raise ValueError(
+                f"checkpoint {path}: format must be {FORMAT}, "
+                f"got {meta.get('format') if isinstance(meta, dict) else meta!r}"
+            )
+        missing = [name for name in _META if name not in meta]
+        if missing or not isinstance(meta["run"], dict):
+            raise ValueError(
+                f"checkpoint {path} is damaged: "
+                + (f"without {', '.join(missing)}" if missing else "run is no object")
+            )
+        return meta
 
-def _read(path: Path, like: Any) -> tuple[dict[str, Any], np.ndarray]:
-    """Description and bytes of a checkpoint of about such a state."""
-    most = _MOST_META + _size(like)
-    arrays = read_arrays(path, max_bytes=most, names=["meta", "state"])
-    meta = parse_json(arrays["meta"].tobytes())
-    if not isinstance(meta, dict) or meta.get("format") != FORMAT:
-        found = meta.get("format") if isinstance(meta, dict) else meta
-        raise ValueError(f"format must be {FORMAT}, got {found!r}")
-    missing = [name for name in _META if name not in meta]
-    if missing or not isinstance(meta["run"], dict):
-        raise ValueError(
-            f"without {', '.join(missing)}" if missing else "run is no object"
-        )
-    return meta, arrays["state"]
+    def __enter__(self) -> Self:
+        return self
 
-
-def _size(state: Any) -> int:
-    return sum(_numbers(leaf).nbytes for leaf in jax.tree.leaves(state))
-
-
-def _numbers(leaf: Any) -> np.ndarray:
-    """A leaf of the state on the host; of a key its data."""
-    if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
-        leaf = jax.random.key_data(leaf)
-    return np.asarray(leaf)
-
-
-def _described(state: Any) -> list[list[Any]]:
-    """Type and shape of every leaf."""
-    return [
-        [str(leaf.dtype), list(leaf.shape)]
-        for leaf in map(_numbers, jax.tree.leaves(state))
-    ]
-
-
-def _unpacked(content: np.ndarray, like: Any) -> Any:
-    """The state whose leaves lie behind one another, of types and shapes of another."""
-    leaves, structure = jax.tree.flatten(like)
-    unpacked, start = [], 0
-    for leaf in leaves:
-        kind = _numbers(leaf)
-        flat = np.frombuffer(content, kind.dtype, kind.size, start)
-        start += kind.nbytes
-        array = jnp.asarray(flat.reshape(kind.shape))
-        if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
-            array = jax.random.wrap_key_data(array, impl=jax.random.key_impl(leaf))
-        unpacked.append(array)
-    return jax.tree.unflatten(structure, unpacked)
+    def __exit__(self, *exception: object) -> None:
+        with _quiet():
+            self._manager.close()
 
 
 def new_secrets(seed: int | None) -> Secrets:
@@ -328,6 +333,27 @@ def noise_key(secrets: Secrets, step: int, noise: str) -> Any:
     return jax.random.fold_in(key, step)
 
 
+@contextmanager
+def _or_damaged(path: Path) -> Iterator[None]:
+    """Orbax's many kinds of errors of a damaged file as one."""
+    try:
+        yield
+    except Exception as error:
+        raise ValueError(f"checkpoint {path} is damaged: {error}") from error
+
+
 def as_arrays(state: Any) -> Any:
-    """The state with every leaf a JAX array, which is what is stored."""
+    """The state with every leaf a JAX array, which is what Orbax stores."""
     return jax.tree.map(jnp.asarray, state)
+
+
+@contextmanager
+def _quiet(most: int = logging.ERROR) -> Iterator[None]:
+    """Keeps Orbax's notices of every save off the screen, this level excepted."""
+    logger = logging.getLogger("absl")
+    level = logger.level
+    logger.setLevel(most)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)

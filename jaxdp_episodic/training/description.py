@@ -111,6 +111,15 @@ def agreed(
 
     What differs from process to process stands there as a list, process by process;
     the devices do so in any case, if their number matters to the rounding of a sum.
+
+    Args:
+      processes: all of which call this.
+      run: description of this process's run; see `described_run`.
+      environment: of this process; see `described_environment`.
+
+    Raises:
+      RunMismatchError: another run than the first process's, or other versions.
+      RunEndedError: another process found that, or has ended.
     """
     if processes.count == 1:
         return dict(environment)

@@ -36,6 +36,9 @@ def take_all_steps(
       evaluate: returns what belongs to the log's records.
       every: steps between evaluations (None: at the ends), checkpoints and records.
       on_step: is called after every record.
+
+    Returns:
+      The records.
     """
     start, budget = run.num_steps_taken, run.budget
     last, before = budget.num_steps, len(budget.before)
@@ -79,7 +82,7 @@ def take_all_steps(
             run.go_back_to(complete)
             try:
                 commit(complete)
-            except Exception as error:  # of the disk
+            except Exception as error:  # of the disk, or of Orbax, cut off in a save
                 step = complete.charged_steps  # an earlier one is there
                 end.add_note(f"no checkpoint of step {step}: {error}")
             raise
@@ -103,8 +106,8 @@ def _opened(
     with (
         LedgerFile(folder / run_files.LEDGER, contains=run.ledger.mark) as ledger,
         run.ledger.writing_to(ledger, run.environment),
+        Checkpoints(folder / run_files.CHECKPOINTS) as checkpoints,
     ):
-        checkpoints = Checkpoints(folder / run_files.CHECKPOINTS)
         checkpoints.remove_unfinished()
         now, latest = run.snapshot(), checkpoints.latest
         if latest is None:

@@ -71,6 +71,10 @@ def locked(folder: Path) -> Iterator[None]:
 
     The lock goes with the process, however that ends; the file stays. Whoever holds it
     may take it again further down its own calls.
+
+    Raises:
+      BlockingIOError: another run is training there; the message has its process id.
+      OSError: a folder that cannot be made or written.
     """
     place = folder.resolve()
     if place in _held.get():

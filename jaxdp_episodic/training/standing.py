@@ -119,11 +119,12 @@ class Standing:
         path = folder / run_files.CHECKPOINTS
         if not path.is_dir():
             raise FileNotFoundError(f"no complete checkpoint in {path}")
-        snapshot = Checkpoints(path).restore(self.state, self.run)
+        with Checkpoints(path) as checkpoints:
+            snapshot = checkpoints.restore(self.state, self.run)
         self.ledger, taken = taken_up(
             folder / run_files.LEDGER, snapshot, self.budget, self.environment
         )
-        state = self._gradient.on_devices(snapshot.state)
+        state = self._gradient.on_devices(TrainingState(*snapshot.state))
         self._secrets = snapshot.secrets
         self._now = (state, taken)
         self._folder = folder.resolve()

@@ -48,6 +48,12 @@ from training_runs import (
     protonet,
 )
 
+# After a failed write Orbax leaves coroutines behind whose loop is closed, and when
+# they are collected is anybody's guess.
+pytestmark = pytest.mark.filterwarnings(
+    "ignore::pytest.PytestUnraisableExceptionWarning"
+)
+
 ROOT = Path(__file__).resolve().parents[2]
 RIG = ROOT / "experiments" / "trust" / "kill_training.py"
 
@@ -189,7 +195,7 @@ def test_what_the_rig_calls_a_violation(rig):
 
 
 def test_a_disk_that_is_full_at_a_checkpoint(tmp_path, monkeypatch, whole):
-    """Writes fail; the checkpoint before is whole, and gone on with."""
+    """Orbax's own writes fail; the checkpoint before is whole, and gone on with."""
     save, calls = Checkpoints.save, []
 
     def limited(self, snapshot):
@@ -208,16 +214,25 @@ def test_a_disk_that_is_full_at_a_checkpoint(tmp_path, monkeypatch, whole):
         run.train(tmp_path, checkpoint_every=2)
     assert calls == [0, 2, 4]
     complete = tmp_path / run_files.CHECKPOINTS
-    assert {p.name for p in complete.iterdir()} == {"0", "2"}  # no debris
+    assert {p.name for p in complete.iterdir() if p.name.isdigit()} == {"0", "2"}
     assert read_ledger(tmp_path / run_files.LEDGER).charged == 4
     monkeypatch.undo()
+    train_on, late = Trainer.train, complete / "4.orbax-checkpoint-tmp" / "state"
+
+    def with_a_late_write(self, folder):
+        # Orbax's writes go on after one has failed, as late as this.
+        train_on(
+            self, folder, on_step=lambda _: late.mkdir(parents=True, exist_ok=True)
+        )
+
+    monkeypatch.setattr(Trainer, "train", with_a_late_write)
     assert gone_on_with(tmp_path, whole) == 2
-    assert {p.name for p in complete.iterdir()} == {"2", "6"}
+    assert {p.name for p in complete.iterdir()} == {"2", "6"}  # no debris
 
 
 @pytest.fixture
 def small_disk(tmp_path):
-    """A file system of 500 pages."""
+    """A file system of 2 MB."""
     folder = tmp_path / "disk"
     folder.mkdir()
     mount = ["mount", "-t", "tmpfs", "-o", "size=2000k", "tmpfs", str(folder)]
@@ -234,9 +249,9 @@ def test_a_disk_that_runs_full_at_any_byte(small_disk, whole):
     """Something else fills it up to some bytes; freed, the run goes on."""
     folder, ballast = small_disk / "run", small_disk / "ballast"
     ends = []
-    for pages in (0, 1, 2, 3, 4, 5, 6, 8, 10, 400):
+    for free in (0, 10_000, 50_000, 100_000, 200_000, 300_000, 1_500_000):
         shutil.rmtree(folder, ignore_errors=True)
-        ballast.write_bytes(bytes(4096 * (500 - pages)))
+        ballast.write_bytes(bytes(2_000_000 - free))
         run = plain_trainer()
         try:
             run.train(folder, checkpoint_every=2)
@@ -551,7 +566,8 @@ def test_a_run_that_diverged_stops_and_keeps_what_was_finite(tmp_path):
     run = plain_trainer(optimizer=optax.sgd(rate))
     with pytest.raises(ValueError, match=r"params must be finite, .* after step \d"):
         run.train(tmp_path, checkpoint_every=2)
-    kept = Checkpoints(tmp_path / run_files.CHECKPOINTS).restore(run.state, run.run)
+    with Checkpoints(tmp_path / run_files.CHECKPOINTS) as checkpoints:
+        kept = checkpoints.restore(run.state, run.run)
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(kept.state.params))
     charged = read_ledger(tmp_path / run_files.LEDGER).charged
     assert kept.charged_steps < charged == run.num_steps_taken

@@ -481,8 +481,8 @@ def test_every_step_of_a_run_is_charged_before_it_is_drawn(tmp_path):
     assert seen == [(number, number - 1) for number in range(1, 7)]
     content = read_ledger(path)
     assert content.is_sealed and content.groups == ((run.budget.step, 6),)
-    checkpoints = Checkpoints(tmp_path / run_files.CHECKPOINTS)
-    mark = checkpoints.restore(run.state, run.run).ledger
+    with Checkpoints(tmp_path / run_files.CHECKPOINTS) as checkpoints:
+        mark = checkpoints.restore(run.state, run.run).ledger
     assert mark is not None and mark.charged == 6
     read_ledger(path, checkpoint=mark)
 
@@ -549,7 +549,8 @@ def test_a_run_does_not_go_on_with_a_wrong_ledger(tmp_path, damage, error, reaso
 
 def test_a_checkpoint_without_a_ledger_is_refused(tmp_path):
     run = plain_trainer()
-    Checkpoints(tmp_path / run_files.CHECKPOINTS).save(run.snapshot())
+    with Checkpoints(tmp_path / run_files.CHECKPOINTS) as checkpoints:
+        checkpoints.save(run.snapshot())
     with pytest.raises(LedgerError, match="made without a ledger"):
         plain_trainer().resume(tmp_path)
 

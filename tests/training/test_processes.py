@@ -254,8 +254,8 @@ def test_the_entropy_is_in_the_checkpoint_alone(tmp_path):
     config = DISCRETE.replace("seed = 3\n", "")
     out, ends = trained(tmp_path, config, 2)
     assert [code for code, _ in ends] == [0, 0], ends
-    meta = np.load(out / run_files.CHECKPOINTS / "3")["meta"].tobytes()
-    entropy = json.loads(meta)["sampler_entropy"]
+    (meta,) = (out / run_files.CHECKPOINTS / "3").rglob("metadata")
+    entropy = json.loads(meta.read_text())["sampler_entropy"]
     assert len(entropy) > 50
     places = [*out.rglob("*.jsonl"), *out.rglob("*.md"), *(out / "release").iterdir()]
     texts = [text for _, text in ends] + [

@@ -193,12 +193,12 @@ def released_ratios(
       be in; of epochs one row a block of them. An audit stands with any score; this one
       is strong, but looks away from private statistics.
     """
-    start: Any = None
+    statistics: Any = None
     shape = training.data.features.shape[1:]
     kind = str(training.data.features.dtype)
     if training.start is not None:
-        start = MarkedStatistics(training.start, data)
-        shape, kind = (start.dimensions - 1,), "float32"
+        statistics = MarkedStatistics(training.start, data)
+        shape, kind = (statistics.dimensions - 1,), "float32"
     learner = CanaryLearner(
         training.learner,
         shape,
@@ -211,7 +211,7 @@ def released_ratios(
         learner=learner,
         params=learner.params(training.params),
         optimizer=recording(training.optimizer),
-        start=start and (lambda _: start),
+        start=None if statistics is None else (lambda _: statistics),
     )
     trainer = marked.trainer(data, num_steps=num_steps)
     step = trainer.budget.step

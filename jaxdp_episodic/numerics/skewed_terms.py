@@ -1,4 +1,4 @@
-"""The law of one lognormal term, or of two, along the real axis; NumPy only.
+"""The law of one term ``A - g B`` along the real axis; NumPy only.
 
 See `numerics.skewed_sums`.
 """

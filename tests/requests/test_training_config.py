@@ -156,7 +156,7 @@ def test_only_prototypes_are_evaluated_with_other_ways():
 @pytest.mark.parametrize("name", TrainingConfig.nested_specs)
 def test_a_list_is_no_part_of_a_run(name):
     mapping = {"type": "TrainingConfig", **tomllib.loads(TINY), name: []}
-    with pytest.raises(TypeError, match=rf"{name} must be a \w+.*, got \(\)"):
+    with pytest.raises(TypeError, match=f"{name} must be a table of keys"):
         TrainingConfig.from_dict(mapping)
 
 

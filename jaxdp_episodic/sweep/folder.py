@@ -7,6 +7,7 @@ DIR/table.parquet       everything, once all shards are there (or table.npz)
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import importlib.metadata
 import json
@@ -128,7 +129,12 @@ class SweepFolder:
         """
         payload = np.ascontiguousarray(answers, "<f8").tobytes()
         header = self._header(number) + hashlib.sha256(payload).digest()
-        write_atomically(self.shard(number), header + payload)
+        try:
+            write_atomically(self.shard(number), header + payload)
+        except FileNotFoundError:
+            # Another process has made the table meanwhile, and removed the shards.
+            if self.table is None:
+                raise
 
     def load(self, number: int) -> np.ndarray | None:
         """Returns the answers (n, k) of a chunk, or None if they are not whole."""
@@ -173,8 +179,9 @@ class SweepFolder:
                 is_shard = folder == shards and file.name.isdecimal()
                 if is_shard or _is_left_over(file.name):
                     file.unlink(missing_ok=True)
-        if shards.is_dir() and not any(shards.iterdir()):
-            shards.rmdir()
+        with contextlib.suppress(FileNotFoundError):  # another process was faster
+            if not any(shards.iterdir()):
+                shards.rmdir()
 
     def _header(self, number: int) -> bytes:
         return _MAGIC + f"{self.manifest['hash']} {number:08d}\n".encode()

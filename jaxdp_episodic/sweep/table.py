@@ -44,8 +44,14 @@ def write_table(folder: SweepFolder) -> Path:
     """
     has_pyarrow = importlib.util.find_spec("pyarrow") is not None
     path = folder.path / (PARQUET if has_pyarrow else NPZ)
-    with atomic_path(path) as temporary:
-        (_write_parquet if has_pyarrow else _write_npz)(temporary, folder)
+    try:
+        with atomic_path(path) as temporary:
+            (_write_parquet if has_pyarrow else _write_npz)(temporary, folder)
+    except ValueError:
+        # Another process has made it meanwhile; see `SweepFolder.save`.
+        if folder.table is None:
+            raise
+        return folder.table
     return path
 
 

@@ -188,6 +188,17 @@ def test_shards_of_a_job_array(undisturbed, tmp_path):
             run_sweep(sweep, out, part=part)
 
 
+def test_another_process_may_finish_first(undisturbed, tmp_path):
+    sweep, expected = undisturbed
+
+    def engine(some, numbers):
+        run_sweep(sweep, tmp_path / "out")  # makes the table, removes the shards
+        return engines.on_devices(some, numbers)
+
+    assert run_sweep(sweep, tmp_path / "out", engine=engine).table
+    assert contents(tmp_path / "out") == expected
+
+
 def test_a_chunk_that_fails_takes_no_other_with_it(undisturbed, tmp_path):
     sweep, expected = undisturbed
 

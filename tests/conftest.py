@@ -1,6 +1,5 @@
 """What every test runs under."""
 
-import gc
 import os
 from importlib.metadata import version
 
@@ -39,15 +38,6 @@ _LONGEST = (
     *("training/", "audit/", "mutation/", "accounting/", "losses/", "bounds/"),
     *("test_cli.py", "test_readme.py", "test_oracles.py", "test_project.py"),
 )
-
-
-# Modules and traces are millions of objects that stay: the collector of cycles, which
-# looks through them every few thousand new ones, took a tenth of the tests' time.
-gc.set_threshold(50_000, 20, 100)
-
-
-def pytest_collection_finish():
-    gc.freeze()
 
 
 def pytest_collection_modifyitems(items):

@@ -122,18 +122,18 @@ def test_composed_with_another_mechanism():
 @pytest.mark.slow
 def test_a_table_that_leaves_the_certified_ends_is_not_used(monkeypatch):
     """A planted table, 1 % too small everywhere, is answered for by the upper end."""
-    honest = allocation_tables.sum_table
+    honest = allocation_tables._made
 
-    def too_small(count, shift, *, rising):
-        table = honest(count, shift, rising=rising)
-        return table._replace(values=table.values - 0.01)
+    def too_small(*asked, **how):
+        tables = honest(*asked, **how)
+        return [table._replace(values=table.values - 0.01) for table in tables]
 
     asked = {"epsilon": 0.9, "num_steps": 6}
     low, high = jde.delta_interval(step(6, 1.21), **asked)
-    allocation_tables.sum_tables.cache_clear()
-    monkeypatch.setattr(allocation_tables, "sum_table", too_small)
+    allocation_tables.forget_sum_tables()
+    monkeypatch.setattr(allocation_tables, "_made", too_small)
     value, info = jde.delta(step(6, 1.21), return_info=True, **asked)
-    allocation_tables.sum_tables.cache_clear()
+    allocation_tables.forget_sum_tables()
     assert info.is_certified_bound
     assert value == high > low
 

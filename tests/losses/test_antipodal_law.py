@@ -11,7 +11,7 @@ from jaxdp_episodic.accounting.dominating_pair import run_of
 from jaxdp_episodic.accounting.pld.method import pld_bounds
 from jaxdp_episodic.accounting.question import DeltaAt, EpsilonAt
 from jaxdp_episodic.accounting.run import Run
-from jaxdp_episodic.losses import allocation_tables, antipodal_law
+from jaxdp_episodic.losses import allocation_tables, antipodal_law, chebyshev_tables
 from jaxdp_episodic.losses.allocated_antipodal import AllocatedAntipodalLoss
 from jaxdp_episodic.losses.allocated_law import tails_between
 from oracles import allocation
@@ -243,7 +243,7 @@ def test_edges():
 
 def test_a_table_is_kept_only_up_to_where_it_leaves_its_ends(monkeypatch):
     """Between two places that are looked at, too: panel 11 of 40 is the last good."""
-    panels, nodes = 40, len(allocation_tables._POINTS)
+    panels, nodes = 40, len(chebyshev_tables._POINTS)
     edges = 0.1 * np.arange(panels + 1)
     table = allocation_tables.Table(
         1.0, edges, np.zeros((3, panels, nodes)), 0.0, edges[1:]

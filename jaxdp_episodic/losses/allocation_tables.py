@@ -16,6 +16,7 @@ from typing import NamedTuple
 import numpy as np
 
 from jaxdp_episodic.losses.antipodal_law import bound_at
+from jaxdp_episodic.losses.table_checks import CHECKED, allowed_off, fitting, transform
 from jaxdp_episodic.numerics.convex_sums import lognormal_sum
 from jaxdp_episodic.numerics.lognormal_sums import Contours, contours, log_bounds
 from jaxdp_episodic.numerics.skewed_sums import log_tails
@@ -38,12 +39,9 @@ _FEW = 8
 # Largest relative error of integrals of a table that may be used, and their nodes.
 _MOST_OFF, _CHECK_NODES = 1e-7, 600
 _DENSE, _CROWDED = 4.0, 16.0
-# By how much a logarithm may lie beyond its certified ends: relative down to _CHECKED,
-# absolute for so many nats below it.
-_AGREEING, _RAREST = 1e-7, 16.0
-# Places at which a table is checked, how far down, and the spare factor.
-_LOOKS = 5
-_CHECKS, _CHECKED, _SPARE, _ROUNDING = 16, -36.0, 10.0, 1e-13
+# Places at which a table is checked, and the spare factor.
+_LOOKS = 3
+_CHECKS, _SPARE, _ROUNDING = 16, 10.0, 1e-13
 # Share of these places at which finer sums may fail.
 _FEW_FAIL = 0.2
 
@@ -156,7 +154,7 @@ def _tabulated(
     z = edges[-1] * (np.arange(_CHECKS) + 0.37) / _CHECKS
     place = core * np.sinh(z)
     found = table.at(place)
-    counts = found[0] > found[0].max() + _CHECKED
+    counts = found[0] > found[0].max() + CHECKED
     differ = np.abs(found - evaluate(place, finer=True))
     if not np.all(differ[:, counts] <= _MOST_OFF):
         # So few of them, and far from one another, may not share what they did.
@@ -193,43 +191,51 @@ def _panels(end: float, top: float = _DENSE) -> tuple[np.ndarray, np.ndarray]:
 def sum_tables(count: int, shift: float) -> tuple[Table, Table]:
     """Both `sum_table`, rising and falling, checked with one another.
 
-    Their densities must have mass 1 and mean 1, and give the first tails at the mean.
+    Their densities must have mass 1, mean 1, the `transform`, and give the
+    first tails at the mean.
     """
     tables = [
         _between_ends(sum_table(count, shift, rising=up), count, shift, rising=up)
         for up in (True, False)
     ]
-    mass, mean, gains = 0.0, 0.0, []
+    mass, mean, gains, moved = 0.0, 0.0, [], 0.0
+    tested = 1 / _core(count, shift)
     for table, sign in zip(tables, (1, -1), strict=True):
         place, weight = _panels(table.end)
         ratio = np.exp(sign * place)
         share = np.exp(table.at(place)[2]) * weight * ratio * count
         mass, mean = mass + share.sum(), mean + share @ ratio
         gain = math.exp(table.at(np.zeros(1))[0, 0]) / count
-        gains.append(abs(float(share @ np.abs(ratio - 1)) / gain - 1))
+        gap = np.expm1(sign * place)
+        gains.append(abs(float(share @ np.abs(gap)) / gain - 1))
+        moved += share @ (np.expm1(-tested * gap) + tested * gap)
+    gains.append(abs(float(moved) / transform(count, shift, tested) - 1))
     off = float(max(abs(mass - 1), abs(mean - 1), *gains))
     rising, falling = (_checked(table, off) for table in tables)
     return rising, falling
 
 
 def _between_ends(table: Table, count: int, shift: float, *, rising: bool) -> Table:
-    """The table up to where its first tail leaves certified ends.
+    """The table up to where its rows do not fit, or the first leaves certified ends.
 
-    They are some 1e-4 to 1e-3 away, more where tails are rare.
+    The ends, by sums that share nothing with the table, are some 1e-3 away, 1e-2 where
+    tails are rare: they are there to see what all rows and panels lack, as a path that
+    is left out. What is off by 1e-7 is seen by `fitting` if only a row or some panels
+    are, and else by the mass, the mean and the transform of `sum_tables`.
     """
     half = 0.5 * np.diff(table.edges)[:, None]
     place = table.core * np.sinh(table.edges[:-1, None] + half * (_POINTS + 1))
     x = count * np.exp(place if rising else -place)
-    rare = np.minimum(_CHECKED - table.values[0], _RAREST)
-    outside = np.zeros(len(x), bool)
-    for above, sign in ((True, 1), (False, -1)):
+    sign = 1.0 if rising else -1.0
+    outside = ~fitting(*table[:3], lambda place: count * np.exp(sign * place))
+    for above, side in ((True, 1), (False, -1)):
         law = lognormal_sum(count, shift, above=above, rough=True)
         # Values of the law are off by a share: read off as far to its side.
-        moved = x * (1 - (sign if rising else -sign) * 2 * law.place_error)
+        moved = x * (1 - sign * side * 2 * law.place_error)
         with np.errstate(divide="ignore"):
             end = np.log(law.gain(moved.reshape(-1), rising=rising)).reshape(x.shape)
-        allowed = law.mass_error + _AGREEING * np.exp(np.maximum(rare, 0.0))
-        outside |= np.any(sign * (table.values[0] - end) > allowed, axis=1)
+        allowed = law.mass_error + allowed_off(table.values[0])
+        outside |= np.any(side * (table.values[0] - end) > allowed, axis=1)
     return _up_to(table, int(np.argmax(outside))) if np.any(outside) else table
 
 
@@ -291,11 +297,14 @@ def antipodal_table(bins: int, count: int, shift: float) -> Table:
 
 
 def _between_antipodal_ends(table: Table, bins: int, count: int, shift: float) -> Table:
-    """The table up to where its first tail is seen to leave certified ends.
+    """The table up to where rows do not fit, or the first is seen to leave its ends.
 
-    They are looked at in the middle of a few panels, and at the last end; where one is
-    seen to leave, it is searched from which on.
+    As in `_between_ends`. Ends are looked at in the middle of a few panels, and at the
+    last end; where one is seen to leave, it is searched from which on.
     """
+    fits = fitting(*table[:3], np.exp)
+    if not np.all(fits):
+        table = _up_to(table, int(np.argmin(fits)))
     panels = table.values.shape[1]
 
     def agrees(panel: int) -> bool:
@@ -303,7 +312,7 @@ def _between_antipodal_ends(table: Table, bins: int, count: int, shift: float) -
         z = right if panel == panels - 1 else 0.5 * (left + right)
         u = table.core * math.sinh(float(z))
         value = float(table.at(np.array([u]))[0, 0]) - math.log(bins)
-        allowed = _AGREEING * math.exp(max(min(_CHECKED - value, _RAREST), 0.0))
+        allowed = float(allowed_off(np.array(value)))
         low, high = (
             math.log(end) if end > 0 else -math.inf
             for end in (

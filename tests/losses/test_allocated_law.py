@@ -138,6 +138,45 @@ def test_a_table_that_leaves_the_certified_ends_is_not_used(monkeypatch):
     assert value == high > low
 
 
+def planted_at(table, *, off, first, rows):
+    values = table.values.copy()
+    values[:, first:] += off * np.array(rows)[:, None, None]
+    return table._replace(values=values)
+
+
+@pytest.mark.parametrize("off", [1e-4, -1e-4])
+def test_tables_that_are_off_by_little_are_not_used(off, monkeypatch):
+    """1e-4 everywhere, that of another noise, and from a panel far out on."""
+    honest = allocation_tables.sum_table
+    tables = {up: honest(6, 1 / 1.21, rising=up) for up in (True, False)}
+
+    def found(planted):
+        monkeypatch.setattr(allocation_tables, "sum_table", planted)
+        return allocation_tables.sum_tables.__wrapped__(6, 1 / 1.21)
+
+    def kept(rows, first):
+        table = planted_at(tables[True], off=off, first=first, rows=rows)
+        ends = allocation_tables._between_ends(table, 6, 1 / 1.21, rising=True)
+        return ends.values.shape[1] if np.isfinite(ends.values).all() else 0
+
+    assert all(
+        np.isfinite(one.values).all() and one.error < 1e-9
+        for one in found(lambda *_, rising: tables[rising])
+    )
+    everywhere = {
+        up: planted_at(one, off=off, first=0, rows=(1, 1, 1))
+        for up, one in tables.items()
+    }
+    another = {up: honest(6, (1 + off) / 1.21, rising=up) for up in (True, False)}
+    for planted in (everywhere, another):
+        for one in found(lambda *_, rising, p=planted: p[rising]):
+            assert np.isnan(one.values).all() and one.error == 1.0
+    panels = tables[True].values.shape[1]
+    assert kept((0, 0, 0), 0) == panels
+    for rows in ((1, 0, 0), (0, 1, 0), (0, 0, 1), (1, 1, 1)):
+        assert kept(rows, 3) == 3
+
+
 @pytest.mark.slow
 def test_little_noise_is_answered_exactly_within_certified_ends():
     # Jumps were integrated with too few nodes: the table failed its own tests.

@@ -27,9 +27,10 @@ from jaxdp_episodic.numerics.signed_sums import SignedLaw, sinh_sum
 # may be off where they could be further apart: where D is above a logarithm, and so
 # many times that at the second, beyond which there are no nodes; and the most nodes.
 _APART, _CHORD, _ROUGHEST, _USUAL, _LEAST, _MOST = 0.33, 1e-5, 1e3, -9.0, -42.0, 400
-# What D may be off, where it is above a logarithm and below, and up to so many times as
-# much where it falls steeply; and cells of the sums for it: at first, fewest and most.
-_WITHIN, _ROUGH, _STEEP = (2.5e-5, 1e-3), -30.0, 10.0
+# What D may be off, where it is above two logarithms, and below; but for the first so
+# many times as much where it falls steeply; and cells of the sums for it: at first,
+# fewest and most.
+_WITHIN, _BULK, _ROUGH, _STEEP = (1.5e-5, 2.5e-5, 1e-3), -7.0, -30.0, 10.0
 _CELLS, _FEWEST, _MOST_CELLS = 640, 256, 1024
 # Losses in each cell between two nodes; nodes on either side that a bound may use.
 _FINE, _AROUND = 64, 3
@@ -135,8 +136,11 @@ def _nodes(bins: int, count: int, shift: float) -> list[_Node]:
         # D falls by half of what it is below 1, in g, at 1.
         slope = (last - log_d) / step if step else 0.5 * math.expm1(max(-log_d, 0.0))
         slope = max(slope, 1e-3)
-        # What D is off by moves the loss where it is met by as much over the slope.
-        within = _WITHIN[log_d < _ROUGH] * min(max(1.0, u * slope), _STEEP)
+        # What D is off by moves the loss where it is met by as much over the slope; but
+        # the sum of many epochs' losses by as much as itself.
+        within = _WITHIN[(log_d < _BULK) + (log_d < _ROUGH)]
+        if log_d < _BULK:
+            within *= min(max(1.0, u * slope), _STEEP)
         cells *= math.sqrt(max((1 - least / gain) / within, 1e-3))
         cells = int(min(max(cells, _FEWEST), _MOST_CELLS))
         share = min(max((log_d - _USUAL) / (_LEAST - _USUAL), 0.0), 1.0)

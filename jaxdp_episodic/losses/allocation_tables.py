@@ -20,7 +20,6 @@ import numpy as np
 from jaxdp_episodic._engine import engine_name, jitted, on_jax
 from jaxdp_episodic.losses.antipodal_law import bound_at
 from jaxdp_episodic.losses.chebyshev_tables import (
-    CHECKED,
     LEAST,
     MOST_HALVINGS,
     MOST_OFF,
@@ -28,6 +27,7 @@ from jaxdp_episodic.losses.chebyshev_tables import (
     Table,
     tabulated,
 )
+from jaxdp_episodic.losses.table_checks import allowed_off, fitting, transform
 from jaxdp_episodic.numerics.convex_sums import lognormal_sum
 from jaxdp_episodic.numerics.lognormal_sums import axis_of, contours, log_bounds
 from jaxdp_episodic.numerics.lognormal_tails import Call, Contours, at_once, by_rows
@@ -48,11 +48,8 @@ _SIDE_BY_SIDE, _FEW_SUMS, _ROWS, _MANY_ROWS = 64, 8, 128, 1024
 _FEW = 8
 # Nodes of the integrals of a table, and how much denser they are near 0.
 _CHECK_NODES, _DENSE, _CROWDED = 600, 4.0, 16.0
-# By how much a logarithm may lie beyond its certified ends: relative down to CHECKED,
-# absolute for so many nats below it.
-_AGREEING, _RAREST = 1e-7, 16.0
-# Places at which a table of D_t is compared with them.
-_LOOKS = 5
+# Places at which a table of D_t is compared with its certified ends.
+_LOOKS = 3
 
 
 def _core(count: float, shift: float) -> float:
@@ -89,7 +86,8 @@ def sum_tables(
     (rising), and ``log E(x - X)_+``, ``log P(X < x)`` and it at ``count e^-place``;
     their derivatives by the shift, at x, as well.
 
-    Their densities must have mass 1 and mean 1, and give the first tails at the mean.
+    Their densities must have mass 1, mean 1, the `transform`, and give the first tails
+    at the mean.
     """
     found = _kept.get((count, shift, slopes))
     return found or make_sum_tables([(count, shift)], slopes=slopes)[0]
@@ -136,36 +134,48 @@ def _vouched(
         _between_ends(table, count, shift, rising=up)
         for table, up in ((rising, True), (falling, False))
     ]
-    mass, mean, gains = 0.0, 0.0, []
+    mass, mean, gains, moved = 0.0, 0.0, [], 0.0
+    tested = 1 / _core(count, shift)
     for table, sign in zip(tables, (1, -1), strict=True):
         place, weight = _panels(table.end)
         ratio = np.exp(sign * place)
         share = np.exp(table.at(place)[2]) * weight * ratio * count
         mass, mean = mass + share.sum(), mean + share @ ratio
         gain = math.exp(table.at(np.zeros(1))[0, 0]) / count
-        gains.append(abs(float(share @ np.abs(ratio - 1)) / gain - 1))
+        gap = np.expm1(sign * place)
+        gains.append(abs(float(share @ np.abs(gap)) / gain - 1))
+        moved += share @ (np.expm1(-tested * gap) + tested * gap)
+    gains.append(abs(float(moved) / transform(count, shift, tested) - 1))
     off = float(max(abs(mass - 1), abs(mean - 1), *gains))
     rising, falling = (_checked(table, off) for table in tables)
     return rising, falling
 
 
 def _between_ends(table: Table, count: int, shift: float, *, rising: bool) -> Table:
-    """The table up to where its first tail leaves certified ends.
+    """The table up to where its rows do not fit, or the first leaves certified ends.
 
-    They are some 1e-4 to 1e-3 away, more where tails are rare.
+    The ends, by sums that share nothing with the table, are some 1e-3 away, 1e-2 where
+    tails are rare: they are there to see what all rows and panels lack, as a path that
+    is left out. What is off by 1e-7 is seen by `fitting` if only a row or some panels
+    are, and else by the mass, the mean and the transform of `sum_tables`.
     """
     place = table.places
     x = count * np.exp(place if rising else -place)
-    rare = np.minimum(CHECKED - table.values[0], _RAREST)
-    outside = np.zeros(len(x), bool)
-    for above, sign in ((True, 1), (False, -1)):
+    sign = 1.0 if rising else -1.0
+    outside = ~fitting(
+        table.core,
+        table.edges,
+        table.values[:3],
+        lambda place: count * np.exp(sign * place),
+    )
+    for above, side in ((True, 1), (False, -1)):
         law = lognormal_sum(count, shift, above=above, rough=True)
         # Values of the law are off by a share: read off as far to its side.
-        moved = x * (1 - (sign if rising else -sign) * 2 * law.place_error)
+        moved = x * (1 - sign * side * 2 * law.place_error)
         with np.errstate(divide="ignore"):
             end = np.log(law.gain(moved.reshape(-1), rising=rising)).reshape(x.shape)
-        allowed = law.mass_error + _AGREEING * np.exp(np.maximum(rare, 0.0))
-        outside |= np.any(sign * (table.values[0] - end) > allowed, axis=1)
+        allowed = law.mass_error + allowed_off(table.values[0])
+        outside |= np.any(side * (table.values[0] - end) > allowed, axis=1)
     return table.up_to(int(np.argmax(outside))) if np.any(outside) else table
 
 
@@ -245,11 +255,14 @@ def antipodal_table(bins: int, count: int, shift: float) -> Table:
 
 
 def _between_antipodal_ends(table: Table, bins: int, count: int, shift: float) -> Table:
-    """The table up to where its first tail is seen to leave certified ends.
+    """The table up to where rows do not fit, or the first is seen to leave its ends.
 
-    They are looked at in the middle of a few panels, and at the last end; where one is
-    seen to leave, it is searched from which on.
+    As in `_between_ends`. Ends are looked at in the middle of a few panels, and at the
+    last end; where one is seen to leave, it is searched from which on.
     """
+    fits = fitting(*table[:3], np.exp)
+    if not np.all(fits):
+        table = table.up_to(int(np.argmin(fits)))
     panels = table.values.shape[1]
 
     def agrees(panel: int) -> bool:
@@ -257,7 +270,7 @@ def _between_antipodal_ends(table: Table, bins: int, count: int, shift: float) -
         z = right if panel == panels - 1 else 0.5 * (left + right)
         u = table.core * math.sinh(float(z))
         value = float(table.at(np.array([u]))[0, 0]) - math.log(bins)
-        allowed = _AGREEING * math.exp(max(min(CHECKED - value, _RAREST), 0.0))
+        allowed = float(allowed_off(np.array(value)))
         low, high = (
             math.log(end) if end > 0 else -math.inf
             for end in (

@@ -8,6 +8,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from jaxdp_episodic.losses.table_checks import CHECKED
+
 # Chebyshev panels, each so long in asinh(place / core), with so many nodes.
 _PANEL, _NODES = 1.3, 16
 # Logarithm below which nothing is tabulated.
@@ -16,8 +18,8 @@ LEAST = -90.0
 _ROUGHNESS, MOST_HALVINGS = 1e-8, 4
 # Largest relative error of integrals of a table that may be used.
 MOST_OFF = 1e-7
-# Places at which a table is checked, how far down, and the spare factor.
-_CHECKS, CHECKED, _SPARE, _ROUNDING = 16, -36.0, 10.0, 1e-13
+# Places at which a table is checked, and the spare factor.
+_CHECKS, _SPARE, _ROUNDING = 16, 10.0, 1e-13
 # Share of these places at which finer sums may fail.
 _FEW_FAIL = 0.2
 

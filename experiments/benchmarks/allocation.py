@@ -59,7 +59,7 @@ def our_ends(setting: tuple[int, float, int, float]) -> dict[str, float]:
     """Our ends of epsilon, the time they take, and those of the laws alone."""
     import jaxdp_episodic as jde
     from jaxdp_episodic.losses.allocated_law import epoch_law
-    from jaxdp_episodic.losses.allocation_tables import sum_table, sum_tables
+    from jaxdp_episodic.losses.allocation_tables import forget_sum_tables, sum_tables
     from jaxdp_episodic.numerics.convex_sums import lognormal_sum
 
     steps, noise, epochs, delta = setting
@@ -67,7 +67,8 @@ def our_ends(setting: tuple[int, float, int, float]) -> dict[str, float]:
     step = jde.GaussianStep(
         drawn, noise_multiplier=noise, neighboring_relation="add_remove"
     )
-    for cached in (lognormal_sum, epoch_law, sum_table, sum_tables):
+    forget_sum_tables()
+    for cached in (lognormal_sum, epoch_law):
         cached.cache_clear()
     start = time.process_time()
     sum_tables(steps, 1 / noise)
@@ -86,6 +87,39 @@ def our_ends(setting: tuple[int, float, int, float]) -> dict[str, float]:
         "exact_seconds": exact,
         "seconds": spent,
     }
+
+
+def table_times(number: int) -> dict[str, float]:
+    """Milliseconds of the tables of one of so many random settings, on both engines."""
+    import numpy as np
+
+    from jaxdp_episodic._engine import using_engine
+    from jaxdp_episodic.losses import allocation_tables
+    from jaxdp_episodic.numerics.convex_sums import lognormal_sum
+
+    random = np.random.default_rng(1)
+    steps = np.rint(10 ** random.uniform(0.5, 4.0, number)).astype(int)
+    shifts = 1 / random.uniform(0.5, 4.0, number)
+    settings = list(zip(steps.tolist(), shifts.tolist(), strict=True))
+    vouched = allocation_tables._vouched
+
+    def spent(engine: str) -> float:
+        allocation_tables.forget_sum_tables()
+        lognormal_sum.cache_clear()
+        start = time.process_time()
+        with using_engine(engine):
+            allocation_tables.make_sum_tables(settings)
+        return 1e3 * (time.process_time() - start) / number
+
+    found = {}
+    for name, check in (("", lambda *pair: pair[:2]), (" vouched for", vouched)):
+        allocation_tables._vouched = check
+        first = spent("jax")
+        found["jax" + name] = min(spent("jax") for _ in range(3))
+        found["numpy" + name] = spent("numpy")
+        if not name:
+            found["compiling, in all"] = number * (first - found["jax"])
+    return found
 
 
 def ask_peer(
@@ -109,6 +143,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="certified ends of random allocation")
     parser.add_argument("--peer", help="Python of an environment with the peer")
     parser.add_argument("--limit", type=float, default=300.0, help="seconds a setting")
+    parser.add_argument("--batch", type=int, default=64, help="settings on JAX")
     parser.add_argument("--out", type=Path, help="file to write the results to")
     parser.add_argument("--as-peer", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
@@ -138,6 +173,9 @@ def main() -> None:
                 f"width {peers['upper'] - peers['lower']:.1e}, {peers['seconds']:.1f} s"
             )
         print(line, flush=True)
+    times = table_times(arguments.batch)
+    print(", ".join(f"{name} {value:.1f} ms" for name, value in times.items()))
+    rows.append({"tables": times, "settings": arguments.batch})
     if arguments.out:
         arguments.out.write_text(json.dumps(rows, indent=1) + "\n")
 

@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 
 from jaxdp_episodic import _validation
-from jaxdp_episodic.accounting.dominating_pair import dominating_pair
+from jaxdp_episodic.accounting.dominating_pair import dominating_pair, run_of
 from jaxdp_episodic.accounting.run import Run
+from jaxdp_episodic.describe.designs import epoch_scheme
 from jaxdp_episodic.describe.schemes import EpochScheme
 from jaxdp_episodic.describe.step import ComposedSteps, GaussianStep
 from jaxdp_episodic.losses.privacy_loss import PrivacyLoss
@@ -42,8 +43,8 @@ def checked_names(wrt: Any, step: GaussianStep | ComposedSteps) -> tuple[str, ..
     return tuple(wrt)
 
 
-def direction(name: str, step: GaussianStep | ComposedSteps) -> Run:
-    """How each step's pair moves per unit of the field.
+def direction(name: str, step: GaussianStep | ComposedSteps, num_steps: Any) -> Run:
+    """How each step's pair moves per unit of the field; as `run_of` has them.
 
     Returns:
       Derivatives of the losses' fields and of the counts, with a path axis like those
@@ -52,24 +53,38 @@ def direction(name: str, step: GaussianStep | ComposedSteps) -> Run:
     plain, _, index = name.partition("[")
     one = isinstance(step, GaussianStep)
     parts = (step,) if one else step.gaussian_steps
+    counts = (num_steps,) if one else step.counts
     chosen = (int(index[:-1]),) if index else range(len(parts))
-    moved = [_moved(plain if i in chosen else "", part) for i, part in enumerate(parts)]
+    moved = [
+        each
+        for i, (part, count) in enumerate(zip(parts, counts, strict=True))
+        for each in _moved(plain if i in chosen else "", part, count)
+    ]
     return Run(*zip(*moved, strict=True))
 
 
-def _moved(name: str, step: GaussianStep) -> tuple[PrivacyLoss, np.ndarray]:
-    """Of one step; nothing moves with a field that it does not have."""
-    loss = dominating_pair(step)
-    still, names = loss.map(np.zeros_like), _rate_names(step)
-    if name == NOISE:
-        noise = np.asarray(step.noise_multiplier, np.float64)[..., None]
-        shift = loss.hints().shift
-        with np.errstate(divide="ignore", over="ignore", invalid="ignore"):
-            slope = np.where(noise > 0, -shift / noise, 0.0)
-        still = dataclasses.replace(still, **{"shift": slope})
-    elif name in names:
-        still = dataclasses.replace(still, **_along_rate(step, names[name]))
-    return still, np.full(1, float(name == COUNT))
+def _moved(
+    name: str, step: GaussianStep, count: Any
+) -> list[tuple[PrivacyLoss, np.ndarray]]:
+    """Of one kind of steps; nothing moves with a field that they do not have."""
+    losses = [dominating_pair(step)]
+    names = _rate_names(step)
+    if epoch_scheme(step.design) is not None:
+        # An epoch is made of blocks, and parts of them.
+        losses, names = list(run_of(step, count).losses), {}
+    moved = []
+    for loss in losses:
+        still = loss.map(np.zeros_like)
+        if name == NOISE:
+            noise = np.asarray(step.noise_multiplier, np.float64)[..., None]
+            shift = loss.hints().shift
+            with np.errstate(divide="ignore", over="ignore", invalid="ignore"):
+                slope = np.where(noise > 0, -shift / noise, 0.0)
+            still = dataclasses.replace(still, **{"shift": slope})
+        elif name in names:
+            still = dataclasses.replace(still, **_along_rate(step, names[name]))
+        moved.append((still, np.full(1, float(name == COUNT))))
+    return moved
 
 
 def _rate_names(step: GaussianStep) -> dict[str, int]:

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from jaxdp_episodic import _validation
+from jaxdp_episodic._engine import using_engine
 from jaxdp_episodic.accounting import api
 from jaxdp_episodic.accounting.exact.method import exact_answer
 from jaxdp_episodic.accounting.gradient_fields import (
@@ -43,8 +44,9 @@ _FAR = np.array([-1.0, 0.0, 0.0, 1.0]) / 4
 _ATTAINED, _SMALLEST_EPSILON = 2e-6, 1e-3
 # What is left out of log(delta) elsewhere (terms of independent episodes).
 _LEFT_OUT = 1e-8
-# Error estimate of log(delta) with which its derivative is known.
-_LARGEST_ERROR = 1e-7
+# Error estimate of log(delta) with which its derivative is known; and of laws that are
+# estimates themselves, whose errors are in it.
+_LARGEST_ERROR, _LARGEST_OF_TABLES = 1e-7, 1e-5
 
 
 def epsilon_and_gradient(
@@ -74,8 +76,9 @@ def epsilon_and_gradient(
     * "LEVEL.size" of a level without replacement, treated as a real number (the rate is
       size over population; the population stays).
 
-    With steps in epochs "noise_multiplier" alone, by differences of exact epsilons
-    (*estimate*, relative error about 1e-6): an epoch's law is made by tables.
+    With steps in epochs "noise_multiplier" alone; of random allocation whose units may
+    turn around (replace_one, episodes) by differences of exact epsilons (*estimate*,
+    relative error about 1e-6).
 
     Of a composed run a name moves all steps that have the field, by the same amount;
     with an index, "noise_multiplier[0]", "num_steps[1]", it moves one step's only.
@@ -84,7 +87,8 @@ def epsilon_and_gradient(
 
     The derivative is *NaN*, never a wrong number, where it is not known: where epsilon
     is ``inf`` or only a certified bound (`PrivacyInfo.is_certified_bound`), where the
-    integral's error estimate is above 1e-7 or two contours disagree by 1e-6, where a
+    integral's error estimate is above 1e-7 (of random allocation, which includes its
+    tables', 1e-5) or two contours disagree by 1e-6, where a
     rate is at an end (a probability of 0 or 1, a size equal to the population), and
     where epsilon is 0 but delta is reached there. It is 0 where epsilon 0 needs less
     than delta. Where two paths or directions are equally bad epsilon has a kink; the
@@ -112,13 +116,21 @@ def epsilon_and_gradient(
     names = checked_names(wrt, step)
     value, info = api.epsilon(step, delta=delta, num_steps=num_steps, return_info=True)
     if any(epoch_scheme(part.design) is not None for part in parts):
+        for name in names:
+            if name.partition("[")[0] != NOISE:
+                raise NotImplementedError(
+                    f"epsilon_and_gradient with epochs covers {NOISE!r} only, "
+                    f"got {name!r}"
+                )
+    log_delta = np.log(np.asarray(delta, np.float64))
+    accounted, shape = api.checked_run(step, num_steps, delta=log_delta)
+    if not all(loss.has_slopes for loss in accounted.losses):
         return value, {
             name: _by_differences(name, step, delta, num_steps) for name in names
         }
-    log_delta = np.log(np.asarray(delta, np.float64))
-    accounted, shape = api.checked_run(step, num_steps, delta=log_delta)
     paths = undominated_paths(accounted)
-    moved = [direction(name, step).take_paths(paths) for name in names]
+    counts = None if num_steps is None else np.asarray(num_steps, np.float64)
+    moved = [direction(name, step, counts).take_paths(paths) for name in names]
     problem = _Problem(log_delta[..., None], accounted.take_paths(paths), moved)
     certified = np.reshape(info.is_certified_bound, -1)
     rows = _gradient(problem, shape, np.reshape(value, -1), certified)
@@ -132,11 +144,7 @@ def _by_differences(
     name: str, step: GaussianStep | ComposedSteps, delta: Any, num_steps: Any
 ) -> Any:
     """The derivative by a noise multiplier, as differences of exact epsilons."""
-    plain, _, index = name.partition("[")
-    if plain != NOISE:
-        raise NotImplementedError(
-            f"epsilon_and_gradient with epochs covers {NOISE!r} only, got {name!r}"
-        )
+    _, _, index = name.partition("[")
     parts = gaussian_parts(step, "epsilon_and_gradient")
     chosen = [int(index[:-1])] if index else range(len(parts))
     noises = [np.asarray(parts[i].noise_multiplier, np.float64) for i in chosen]
@@ -227,6 +235,11 @@ def _gradient(
 
 def _of_rows(epsilon: np.ndarray, rows: _Problem) -> np.ndarray:
     """(names, n) derivatives where epsilon is positive and finite."""
+    with using_engine("jax"):
+        for loss in rows.run.losses:
+            loss.prepare(slopes=True)
+    of_tables = any(loss.is_estimate for loss in rows.run.losses)
+    largest = _LARGEST_OF_TABLES if of_tables else _LARGEST_ERROR
     result = np.full((len(rows.moved), epsilon.size), np.nan)
     single = rows.run.num_steps == 1
     by_count = [i for i, along in enumerate(rows.moved) if np.any(along.counts)]
@@ -249,7 +262,7 @@ def _of_rows(epsilon: np.ndarray, rows: _Problem) -> np.ndarray:
         scale = np.maximum(epsilon[index], _SMALLEST_EPSILON) * slopes.slope
         gap = np.abs(slopes.log_delta - part.log_delta)
         attained = gap <= _ATTAINED * scale + slopes.error + _LEFT_OUT
-        known = attained & (slopes.error < _LARGEST_ERROR) & ~undefined
+        known = attained & (slopes.error < largest) & ~undefined
         with np.errstate(divide="ignore", invalid="ignore"):
             found = slopes.along / slopes.slope
         result[np.array(names)[:, None], index] = np.where(known, found, np.nan)

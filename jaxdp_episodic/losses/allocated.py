@@ -154,6 +154,7 @@ def nodes_from(
     evaluate: Callable[..., np.ndarray],
     rule: NodeRule,
     *fields: Array,
+    by_first: Callable[..., np.ndarray] | None = None,
 ) -> LossNodes:
     """Nodes on the real line, made on the host.
 
@@ -164,12 +165,17 @@ def nodes_from(
         they may be: so their errors count as much as they do for what is composed.
       rule: which nodes are asked for; what checks has a height below 1.
       *fields: (m,) each.
+      by_first: the rows' derivatives by the first field, if they are known.
     """
     backward, log_cut, height, num_nodes, _ = rule
     size = _NODES_EACH * num_nodes
 
     def rows(
-        backward: np.ndarray, cut: np.ndarray, height: np.ndarray, *fields: np.ndarray
+        evaluate: Callable[..., np.ndarray],
+        backward: np.ndarray,
+        cut: np.ndarray,
+        height: np.ndarray,
+        *fields: np.ndarray,
     ) -> np.ndarray:
         result = np.empty((2 * size + 5, *cut.shape))
         for i in np.ndindex(cut.shape):
@@ -180,7 +186,12 @@ def nodes_from(
 
     number = 2 * size + 5
     every = on_host(
-        rows, log_cut.shape, backward, log_cut, height, *fields, number=number
+        functools.partial(rows, evaluate),
+        log_cut.shape,
+        *(backward, log_cut, height, *fields),
+        number=number,
+        slopes=None if by_first is None else functools.partial(rows, by_first),
+        by=(3,),
     )
     xp = namespace(every)
 

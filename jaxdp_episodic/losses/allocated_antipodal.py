@@ -60,6 +60,7 @@ class AllocatedAntipodalLoss(AllocatedLoss):
     bins: Array
     taken: Array
     rate_fields: ClassVar[tuple[str, ...]] = ("outer_rate", "inner_rate")
+    has_slopes: ClassVar[bool] = False
 
     def certified(self, *, up: bool) -> PrivacyLoss:
         """A finite law of a convex function above or below the profile."""

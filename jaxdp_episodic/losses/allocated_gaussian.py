@@ -21,6 +21,7 @@ from typing import ClassVar
 
 import numpy as np
 
+from jaxdp_episodic._engine import engine_name
 from jaxdp_episodic.losses.allocated import (
     AllocatedLoss,
     crowded,
@@ -30,7 +31,13 @@ from jaxdp_episodic.losses.allocated import (
 )
 from jaxdp_episodic.losses.allocated_law import AllocatedLawLoss
 from jaxdp_episodic.losses.allocated_moments import sum_excess
-from jaxdp_episodic.losses.allocation_tables import by_setting, sum_tables
+from jaxdp_episodic.losses.allocation_tables import (
+    MOST_SUMS,
+    are_kept,
+    by_setting,
+    make_sum_tables,
+    sum_tables,
+)
 from jaxdp_episodic.losses.loss_nodes import LossNodes, NodeRule
 from jaxdp_episodic.losses.privacy_loss import PrivacyLoss, Tails
 from jaxdp_episodic.numerics.loops import Array, namespace, on_host
@@ -79,7 +86,11 @@ class AllocatedGaussianLoss(AllocatedLoss):
         def rows(*arrays: np.ndarray) -> np.ndarray:
             return by_setting(_tails, *arrays)
 
-        return tails_from(on_host(rows, u.shape, u, s, t, j, number=4))
+        def slopes(*arrays: np.ndarray) -> np.ndarray:
+            return by_setting(_tail_slopes, *arrays)
+
+        how = {"number": 4, "slopes": slopes, "by": (0, 1)}
+        return tails_from(on_host(rows, u.shape, u, s, t, j, **how))
 
     def profile_error(self) -> Array:
         """See `PrivacyLoss`; as the tables estimate it."""
@@ -95,7 +106,17 @@ class AllocatedGaussianLoss(AllocatedLoss):
     def nodes(self, rule: NodeRule) -> LossNodes:
         """See `PrivacyLoss`: along the logarithm of the sum."""
         fields = (self.shift, self.bins, self.taken)
-        return nodes_from(_node_rows, rule, *fields)
+        return nodes_from(_node_rows, rule, *fields, by_first=_node_slopes)
+
+    def prepare(self, *, slopes: bool = False) -> None:
+        """Makes the tables."""
+        if engine_name() != "jax":
+            return  # its threads make one each
+        kept = self.kept_in_range()
+        rows = np.stack(np.broadcast_arrays(kept._taken, kept._shift)).reshape(2, -1)
+        asked = [(round(j), s) for j, s in np.unique(rows, axis=1).T.tolist()]
+        new = [one for one in asked if not are_kept(*one, slopes=slopes)]
+        make_sum_tables(new[:MOST_SUMS], slopes=slopes)
 
     _excess = staticmethod(sum_excess)
 
@@ -124,6 +145,32 @@ def _tails(u: np.ndarray, s: float, t: float, j: float) -> np.ndarray:
         )
 
 
+def _tail_slopes(u: np.ndarray, s: float, t: float, j: float) -> np.ndarray:
+    """Derivatives of `_tails` by u, and by s; (8, m)."""
+    rising, falling = sum_tables(round(j), s, slopes=True)
+    gain, tail, loss, rest = _tails(u, s, t, j)
+    with np.errstate(all="ignore"):
+        ratio = np.expm1(-u) * (t / j)
+        reached = ratio > -1
+        high = rising.at(np.log1p(np.expm1(u) * (t / j)))
+        low = falling.at(-np.log1p(np.where(reached, ratio, 0.0)))
+        # Sums below are e^low; minus their density times the derivative of the place.
+        below, fall = np.exp(low[1]), np.exp(low[2]) * t * np.exp(-u)
+        by_loss = 1 - np.exp(low[1] - low[0]) * t * np.exp(-u)
+        rows = [
+            -np.exp(tail - gain),
+            1 - np.exp(high[2] - high[1] + u) * t,
+            by_loss,
+            (-fall - np.exp(loss) * by_loss) / np.exp(rest),
+            high[3],
+            high[4],
+            low[3],
+            (below * low[4] - np.exp(loss) * low[3]) / np.exp(rest),
+        ]
+    is_there = np.stack([np.ones_like(reached)] * 2 + [reached] * 2)
+    return np.where(np.tile(is_there, (2, 1)), rows, 0.0)
+
+
 def _log_density(
     place: np.ndarray, s: float, t: float, j: float
 ) -> tuple[np.ndarray, np.ndarray]:
@@ -137,8 +184,8 @@ def _log_density(
 
 def _law(
     size: int, log_cut: float, checking: bool, s: float, t: float, j: float
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Losses ``log W``, Q-masses, and widths of the places they stand for."""
+) -> tuple[np.ndarray, ...]:
+    """Losses ``log W``, Q-masses, widths of the places they stand for, and these."""
     rising, falling = sum_tables(round(j), s)
     first, last = (math.asinh(p / rising.core) for p in (-falling.end, rising.end))
     scouts = rising.core * np.sinh(np.linspace(first, last, _SCOUTS))
@@ -146,7 +193,7 @@ def _law(
     kept = np.flatnonzero(np.maximum(density, density + loss) > log_cut - 10)
     if not len(kept):
         nothing = np.full(size, np.nan)
-        return nothing, nothing, nothing
+        return nothing, nothing, nothing, nothing
     low = float(scouts[max(kept[0] - 1, 0)])
     high = float(scouts[min(kept[-1] + 1, _SCOUTS - 1)])
     # Most of W is near its peak, as far as the density there allows.
@@ -161,16 +208,20 @@ def _law(
         off = np.where(place >= 0, rising.off_at(place), -falling.off_at(-place))
         mass = mass * (1 + off)
     # Both laws have mass 1: what is missing to that is rounding, and is put right.
-    tilt = 1 / (1 + np.exp(loss))
-    matrix = np.array(
-        [[np.sum(mass * k * f) for k in (1.0, tilt)] for f in (1.0, np.exp(loss))]
-    )
-    least = np.array([1 - matrix[0, 0], 1 - matrix[1, 0]])
-    fix = np.linalg.solve(matrix, least)
-    change = fix[0] + fix[1] * tilt
+    change = _missing(loss, mass, mass, 1.0)
     if not np.all(np.abs(change) < 1e-5):
         mass = mass * np.nan
-    return loss, mass * (1 + change), width
+    return loss, mass * (1 + change), width, place
+
+
+def _missing(
+    loss: np.ndarray, mass: np.ndarray, sums: np.ndarray, whole: float
+) -> np.ndarray:
+    """Shares of the masses with which what both laws sum up to is the whole."""
+    tilt, ratio = 1 / (1 + np.exp(loss)), np.exp(loss)
+    matrix = np.array([[np.sum(mass * k * f) for k in (1.0, tilt)] for f in (1, ratio)])
+    fix = np.linalg.solve(matrix, whole - np.array([np.sum(sums), sums @ ratio]))
+    return fix[0] + fix[1] * tilt
 
 
 def _node_rows(
@@ -183,7 +234,7 @@ def _node_rows(
     j: float,
 ) -> np.ndarray:
     """The rows of `nodes_from`."""
-    loss, mass, width = _law(size, log_cut, checking, s, t, j)
+    loss, mass, width, _ = _law(size, log_cut, checking, s, t, j)
     rising, falling = sum_tables(round(j), s)
     table = falling if backward else rising
     rows = table.at(np.array([table.end]))[:, 0]
@@ -200,3 +251,23 @@ def _node_rows(
     return np.concatenate(
         [sign * loss, weight, ends, sign * loss[order], width.max(keepdims=True)]
     )
+
+
+def _node_slopes(
+    size: int,
+    backward: bool,
+    log_cut: float,
+    checking: bool,
+    s: float,
+    t: float,
+    j: float,
+) -> np.ndarray:
+    """Derivatives of `_node_rows` by s, at places that stay where they are."""
+    loss, mass, _, place = _law(size, log_cut, checking, s, t, j)
+    rising, falling = sum_tables(round(j), s, slopes=True)
+    moved = np.where(place >= 0, rising.at(place)[5], falling.at(-place)[5])
+    moved = moved + _missing(loss, mass, mass * moved, 0.0)
+    weight = mass if backward else mass * np.exp(loss)
+    order = [0, -1] if backward else [-1, 0]
+    nothing = np.zeros_like(loss)
+    return np.concatenate([nothing, weight * moved, moved[order], nothing[:3]])

@@ -2,109 +2,54 @@
 
 One epoch is a sum of independent terms, `numerics.skewed_sums`, whose tails take
 milliseconds each. They are smooth: logarithms of them are interpolated, and a table
-serves every loss, order and number of epochs of a setting. Tables are made by NumPy on
-the host, for JAX too (`numerics.loops.on_host`).
+serves every loss, order and number of epochs of a setting. On JAX those of add_remove
+are made side by side, before its kernels ask the host for them
+(`numerics.loops.on_host`), and know their derivatives by the shift.
 """
 
 from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable
-from typing import NamedTuple
+import threading
+from collections.abc import Callable, Iterable
+from typing import Any
 
 import numpy as np
 
+from jaxdp_episodic._engine import engine_name, jitted, on_jax
 from jaxdp_episodic.losses.antipodal_law import bound_at
+from jaxdp_episodic.losses.chebyshev_tables import (
+    LEAST,
+    MOST_HALVINGS,
+    MOST_OFF,
+    Evaluate,
+    Table,
+    tabulated,
+)
+from jaxdp_episodic.losses.table_checks import allowed_off, fitting, transform
 from jaxdp_episodic.numerics.convex_sums import lognormal_sum
-from jaxdp_episodic.numerics.lognormal_sums import Contours, contours, log_bounds
+from jaxdp_episodic.numerics.lognormal_sums import axis_of, contours, log_bounds
+from jaxdp_episodic.numerics.lognormal_tails import Call, Contours, at_once, by_rows
+from jaxdp_episodic.numerics.lognormal_terms import Sums, law_on_axis
 from jaxdp_episodic.numerics.skewed_sums import log_tails
 from jaxdp_episodic.numerics.skewed_terms import Terms, gauss
 from jaxdp_episodic.numerics.two_terms import log_tails_of_two
 
-# Chebyshev panels, each so long in asinh(place / core), with so many nodes.
-_PANEL, _NODES = 1.3, 16
 # Jumps up to so many deviations beyond the mean of one that is there are in the table;
 # what is rarer has a probability of e^-84.
 _REACH = 13.0
-# Logarithm below which nothing is tabulated.
-_LEAST = -90.0
-# A panel whose last Chebyshev coefficients are larger is halved, so often at most.
-_ROUGHNESS, _MOST_HALVINGS = 1e-8, 4
-# The same of two terms, whose losses crowd at 0 where the rest idles.
+# Halvings of a panel of two terms, whose losses crowd at 0 where the rest idles.
 _MOST_OF_TWO = 10
-_CACHED = 256
+# Tables that are kept, and of sums; how many sums' are made side by side, from how many
+# on JAX makes them, and rows of its kernels.
+_CACHED, MOST_SUMS = 256, 4096
+_SIDE_BY_SIDE, _FEW_SUMS, _ROWS, _MANY_ROWS = 64, 8, 128, 1024
 _FEW = 8
-# Largest relative error of integrals of a table that may be used, and their nodes.
-_MOST_OFF, _CHECK_NODES = 1e-7, 600
-_DENSE, _CROWDED = 4.0, 16.0
-# By how much a logarithm may lie beyond its certified ends: relative down to _CHECKED,
-# absolute for so many nats below it.
-_AGREEING, _RAREST = 1e-7, 16.0
-# Places at which a table is checked, how far down, and the spare factor.
-_LOOKS = 5
-_CHECKS, _CHECKED, _SPARE, _ROUNDING = 16, -36.0, 10.0, 1e-13
-# Share of these places at which finer sums may fail.
-_FEW_FAIL = 0.2
-
-
-Evaluate = Callable[..., np.ndarray]
-
-
-class Table(NamedTuple):
-    """Logarithms of three tails at places >= 0, piecewise Chebyshev.
-
-    Attributes:
-      core: scale of the middle; interpolation is in ``asinh(place / core)``.
-      edges: (panels + 1,) of that, from 0.
-      values: (3, panels, nodes) at Chebyshev points.
-      error: estimate of the largest error of the logarithms, with some to spare: how
-        much sums with more nodes differ, between the points, down to e^-36.
-      off: (panels,) the same of each panel's third, wherever it is.
-    """
-
-    core: float
-    edges: np.ndarray
-    values: np.ndarray
-    error: float
-    off: np.ndarray
-
-    @property
-    def end(self) -> float:
-        """The last place."""
-        return self.core * math.sinh(self.edges[-1])
-
-    def at(self, place: np.ndarray) -> np.ndarray:
-        """(3, m) logarithms; beyond the end those of the end, which are larger."""
-        z, panel = self._panels(place)
-        left, right = self.edges[panel], self.edges[panel + 1]
-        x = (2 * z - left - right) / (right - left)
-        # Barycentric interpolation at Chebyshev points of the second kind.
-        away = x[:, None] - _POINTS
-        hit = away == 0
-        share = np.where(hit, 0.0, _WEIGHTS / np.where(hit, 1.0, away))
-        share = np.where(hit.any(axis=1, keepdims=True), hit.astype(float), share)
-        share = share / share.sum(axis=1, keepdims=True)
-        return np.einsum("mk,imk->im", share, self.values[:, panel])
-
-    def off_at(self, place: np.ndarray) -> np.ndarray:
-        """(m,) how far the third may be off, to either side in turn: panel by panel."""
-        _, panel = self._panels(place)
-        return self.off[panel] * (-1.0) ** panel
-
-    def _panels(self, place: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Where in the table places are, and the panel."""
-        z = np.arcsinh(np.maximum(place, 0.0) / self.core)
-        z = np.minimum(z, self.edges[-1])
-        panel = np.searchsorted(self.edges, z, side="right") - 1
-        return z, np.minimum(panel, len(self.edges) - 2)
-
-
-_POINTS = -np.cos(np.pi * np.arange(_NODES) / (_NODES - 1))
-_WEIGHTS = (-1.0) ** np.arange(_NODES)
-_WEIGHTS[[0, -1]] /= 2
-# From values at the points to their last three Chebyshev coefficients.
-_LAST = np.linalg.inv(np.polynomial.chebyshev.chebvander(_POINTS, _NODES - 1))[-3:]
+# Nodes of the integrals of a table, and how much denser they are near 0.
+_CHECK_NODES, _DENSE, _CROWDED = 600, 4.0, 16.0
+# Places at which a table of D_t is compared with its certified ends.
+_LOOKS = 3
 
 
 def _core(count: float, shift: float) -> float:
@@ -112,74 +57,12 @@ def _core(count: float, shift: float) -> float:
     return math.sqrt(np.log1p(np.expm1(min(shift * shift, 700.0)) / count))
 
 
-def _tabulated(
-    core: float, end: float, evaluate: Evaluate, most: int = _MOST_HALVINGS
-) -> Table:
-    """The table of a function of places (m,) to three logarithms (3, m)."""
-    for _ in range(50):
-        last = evaluate(np.array([end]))
-        if np.all(np.isfinite(last)) and last[0, 0] > _LEAST:
-            break
-        end *= 0.95
-    whole = math.asinh(end / core)
-    number = max(math.ceil(whole / _PANEL), 1)
-    open_ = [(whole * i / number, whole * (i + 1) / number) for i in range(number)]
-    done: list[tuple[float, float, np.ndarray]] = []
-    for depth in range(most + 1):
-        if not open_:
-            break
-        ends = np.array(open_)
-        z = ends[:, :1] + np.diff(ends) * 0.5 * (_POINTS + 1)
-        values = evaluate(core * np.sinh(z).reshape(-1)).reshape(3, *z.shape)
-        smooth = np.abs(values @ _LAST.T).max(axis=(0, 2)) <= _ROUGHNESS
-        open_ = []
-        for (left, right), bad, one in zip(
-            ends.tolist(), ~smooth, np.moveaxis(values, 1, 0), strict=True
-        ):
-            middle = 0.5 * (left + right)
-            if bad and depth < most:
-                open_ += [(left, middle), (middle, right)]
-            else:
-                done.append((left, right, one))
-    done.sort(key=lambda panel: panel[0])
-    bad = [i for i, (*_, one) in enumerate(done) if not np.all(np.isfinite(one))]
-    # Without what cannot be computed and all beyond it.
-    done = done[: bad[0]] if bad else done
-    if not done:
-        nothing = np.full((3, 1, _NODES), np.nan)
-        return Table(core, np.array([0.0, whole]), nothing, 1.0, np.ones(1))
-    edges = np.array([done[0][0], *(right for _, right, _ in done)])
-    values = np.stack([one for *_, one in done], axis=1)
-    # The next coefficients, which are left out, are smaller than the last two.
-    left_out = np.abs(values[2] @ _LAST[1:].T).max(axis=1)
-    table = Table(core, edges, values, 0.0, left_out)
-    z = edges[-1] * (np.arange(_CHECKS) + 0.37) / _CHECKS
-    place = core * np.sinh(z)
-    found = table.at(place)
-    counts = found[0] > found[0].max() + _CHECKED
-    differ = np.abs(found - evaluate(place, finer=True))
-    if not np.all(differ[:, counts] <= _MOST_OFF):
-        # So few of them, and far from one another, may not share what they did.
-        alone = [evaluate(one, finer=True) for one in place[:, None]]
-        differ = np.fmin(differ, np.abs(found - np.concatenate(alone, axis=1)))
-    # Where only the finer sums fail their neighbours answer for them.
-    failed = 0.0 if np.isnan(differ).mean() < _FEW_FAIL else 1.0
-    differ = np.nan_to_num(differ, nan=failed, posinf=1.0)
-    # Of a panel those next to it count as well, some have no place in them.
-    after = np.searchsorted(z, edges)
-    near = zip(np.maximum(after[:-1] - 1, 0), after[1:] + 1, strict=True)
-    seen = np.array([differ[2, first:last].max() for first, last in near])
-    error = float(_SPARE * np.max(np.where(counts, differ, 0.0)) + _ROUNDING)
-    off = np.minimum(np.maximum(left_out, _SPARE * seen) + _ROUNDING, 1.0)
-    return table._replace(error=error, off=off)
-
-
 def _checked(table: Table, off: float) -> Table:
     """The table, without its values where integrals of its parts do not agree."""
-    if off <= _MOST_OFF:
+    if off <= MOST_OFF:
         error = max(table.error, off)
         return table._replace(error=error, off=np.maximum(table.off, off))
-    return table._replace(values=table.values * np.nan, error=1.0)
+    return table.without()
 
 
 def _panels(end: float, top: float = _DENSE) -> tuple[np.ndarray, np.ndarray]:
@@ -189,76 +72,155 @@ def _panels(end: float, top: float = _DENSE) -> tuple[np.ndarray, np.ndarray]:
     return place, w * top * end * np.exp(top * z) / math.expm1(top)
 
 
-@functools.lru_cache(_CACHED)
-def sum_tables(count: int, shift: float) -> tuple[Table, Table]:
-    """Both `sum_table`, rising and falling, checked with one another.
+# The tables that were made, by count, shift, and whether with slopes.
+_kept: dict[tuple[int, float, bool], tuple[Table, Table]] = {}
+_keeping = threading.Lock()
 
-    Their densities must have mass 1 and mean 1, and give the first tails at the mean.
+
+def sum_tables(
+    count: int, shift: float, *, slopes: bool = False
+) -> tuple[Table, Table]:
+    """Tails of the sum X of lognormal terms of mean 1, by ``|log(X / count)|``.
+
+    ``log E(X - x)_+``, ``log P(X > x)`` and the log-density at ``x = count e^place``
+    (rising), and ``log E(x - X)_+``, ``log P(X < x)`` and it at ``count e^-place``;
+    their derivatives by the shift, at x, as well.
+
+    Their densities must have mass 1, mean 1, the `transform`, and give the first tails
+    at the mean.
     """
+    found = _kept.get((count, shift, slopes))
+    return found or make_sum_tables([(count, shift)], slopes=slopes)[0]
+
+
+def make_sum_tables(
+    settings: Iterable[tuple[int, float]], *, slopes: bool = False
+) -> list[tuple[Table, Table]]:
+    """`sum_tables` of many settings, (count, shift), side by side; they are kept."""
+    asked = list(settings)
+    on_device = engine_name() == "jax" and len(asked) >= _FEW_SUMS
+    result = []
+    for begin in range(0, len(asked), _SIDE_BY_SIDE if on_device else 1):
+        part = asked[begin : begin + _SIDE_BY_SIDE] if on_device else [asked[begin]]
+        count, shift = np.array(part, np.float64).T
+        up = np.repeat([1.0, 0.0], len(part))
+        terms = Sums(np.tile(count, 2), np.tile(shift, 2), up)
+        made = _made(terms, slopes=slopes, call=_on_jax if on_device else at_once)
+        for i, (n, s) in enumerate(part):
+            pair = _vouched(made[i], made[i + len(part)], n, s)
+            with _keeping:  # threads make some, too
+                while len(_kept) >= MOST_SUMS:
+                    del _kept[next(iter(_kept))]
+                _kept[n, s, slopes] = pair
+            result.append(pair)
+    return result
+
+
+def forget_sum_tables() -> None:
+    """They are made again when they are asked for."""
+    _kept.clear()
+
+
+def are_kept(count: int, shift: float, *, slopes: bool = False) -> bool:
+    """Whether there are these `sum_tables` already."""
+    return (count, shift, slopes) in _kept
+
+
+def _vouched(
+    rising: Table, falling: Table, count: int, shift: float
+) -> tuple[Table, Table]:
+    """The tables as far as certified ends and their own integrals agree with them."""
     tables = [
-        _between_ends(sum_table(count, shift, rising=up), count, shift, rising=up)
-        for up in (True, False)
+        _between_ends(table, count, shift, rising=up)
+        for table, up in ((rising, True), (falling, False))
     ]
-    mass, mean, gains = 0.0, 0.0, []
+    mass, mean, gains, moved = 0.0, 0.0, [], 0.0
+    tested = 1 / _core(count, shift)
     for table, sign in zip(tables, (1, -1), strict=True):
         place, weight = _panels(table.end)
         ratio = np.exp(sign * place)
         share = np.exp(table.at(place)[2]) * weight * ratio * count
         mass, mean = mass + share.sum(), mean + share @ ratio
         gain = math.exp(table.at(np.zeros(1))[0, 0]) / count
-        gains.append(abs(float(share @ np.abs(ratio - 1)) / gain - 1))
+        gap = np.expm1(sign * place)
+        gains.append(abs(float(share @ np.abs(gap)) / gain - 1))
+        moved += share @ (np.expm1(-tested * gap) + tested * gap)
+    gains.append(abs(float(moved) / transform(count, shift, tested) - 1))
     off = float(max(abs(mass - 1), abs(mean - 1), *gains))
     rising, falling = (_checked(table, off) for table in tables)
     return rising, falling
 
 
 def _between_ends(table: Table, count: int, shift: float, *, rising: bool) -> Table:
-    """The table up to where its first tail leaves certified ends.
+    """The table up to where its rows do not fit, or the first leaves certified ends.
 
-    They are some 1e-4 to 1e-3 away, more where tails are rare.
+    The ends, by sums that share nothing with the table, are some 1e-3 away, 1e-2 where
+    tails are rare: they are there to see what all rows and panels lack, as a path that
+    is left out. What is off by 1e-7 is seen by `fitting` if only a row or some panels
+    are, and else by the mass, the mean and the transform of `sum_tables`.
     """
-    half = 0.5 * np.diff(table.edges)[:, None]
-    place = table.core * np.sinh(table.edges[:-1, None] + half * (_POINTS + 1))
+    place = table.places
     x = count * np.exp(place if rising else -place)
-    rare = np.minimum(_CHECKED - table.values[0], _RAREST)
-    outside = np.zeros(len(x), bool)
-    for above, sign in ((True, 1), (False, -1)):
+    sign = 1.0 if rising else -1.0
+    outside = ~fitting(
+        table.core,
+        table.edges,
+        table.values[:3],
+        lambda place: count * np.exp(sign * place),
+    )
+    for above, side in ((True, 1), (False, -1)):
         law = lognormal_sum(count, shift, above=above, rough=True)
         # Values of the law are off by a share: read off as far to its side.
-        moved = x * (1 - (sign if rising else -sign) * 2 * law.place_error)
+        moved = x * (1 - sign * side * 2 * law.place_error)
         with np.errstate(divide="ignore"):
             end = np.log(law.gain(moved.reshape(-1), rising=rising)).reshape(x.shape)
-        allowed = law.mass_error + _AGREEING * np.exp(np.maximum(rare, 0.0))
-        outside |= np.any(sign * (table.values[0] - end) > allowed, axis=1)
-    return _up_to(table, int(np.argmax(outside))) if np.any(outside) else table
+        allowed = law.mass_error + allowed_off(table.values[0])
+        outside |= np.any(side * (table.values[0] - end) > allowed, axis=1)
+    return table.up_to(int(np.argmax(outside))) if np.any(outside) else table
 
 
-@functools.lru_cache(_CACHED)
-def sum_table(count: int, shift: float, *, rising: bool) -> Table:
-    """Tails of the sum X of lognormal terms of mean 1, by ``|log(X / count)|``.
-
-    ``log E(X - x)_+``, ``log P(X > x)`` and the log-density at ``x = count e^place``
-    (rising), or ``log E(x - X)_+``, ``log P(X < x)`` and it at ``count e^-place``.
-    """
-    core = _core(count, shift)
-    if rising:
-        top = shift * (shift + _REACH) - 0.5 * shift * shift
-        end = max(_REACH * core, float(np.logaddexp(0.0, top - math.log(count))))
-    else:
-        spread = shift * min(1.0, math.sqrt(math.expm1(shift**2) / count) / shift)
-        end = _REACH * spread + 0.5 * shift * shift
+def _made(terms: Sums, *, slopes: bool, call: Call) -> list[Table]:
+    """Tables of sums, those that rise first, before anything vouches for them."""
+    count, shift, up = terms.count, terms.shift, terms.rising > 0
+    axis = axis_of(terms, call)
+    core = np.array([_core(*one) for one in zip(count, shift, strict=True)])
+    top = shift * (shift + _REACH) - 0.5 * shift * shift
+    spread = np.minimum(shift, np.sqrt(np.expm1(shift**2) / count))
+    end = np.where(
+        up,
+        np.maximum(_REACH * core, np.logaddexp(0.0, top - np.log(count))),
+        _REACH * spread + 0.5 * shift * shift,
+    )
+    down = np.flatnonzero(~up)
+    if len(down):
         # As far as what no tail is above is not too small.
-        ends = end * 0.93 ** np.arange(100)
-        end = float(ends[np.argmax(log_bounds(count, shift, ends) > _LEAST)])
+        ends = end[down, None] * 0.93 ** np.arange(100)
+        bounds = log_bounds(axis.take(down), ends)
+        first = np.argmax(bounds > LEAST, axis=1)
+        end[down] = ends[np.arange(len(down)), first]
 
     @functools.cache
     def along(finer: bool) -> Contours:
-        return contours(count, shift, end, rising=rising, finer=finer)
+        with_slopes = slopes and not finer
+        return contours(axis, end, finer=finer, slopes=with_slopes, call=call)
 
-    def evaluate(place: np.ndarray, *, finer: bool = False) -> np.ndarray:
-        return along(finer).log_tails(place)
+    def evaluate(
+        which: np.ndarray, place: np.ndarray, *, finer: bool = False
+    ) -> np.ndarray:
+        return along(finer).log_tails(which, place, call)
 
-    return _tabulated(core, end, evaluate)
+    return tabulated(core, end, evaluate)
+
+
+def _compiled(kernel: Any, *arrays: Any, **static: Any) -> Any:
+    return on_jax(jitted(kernel, tuple(static)), *arrays, **static)
+
+
+def _rows_on_jax(kernel: Any) -> int:
+    return _MANY_ROWS if kernel is law_on_axis else _ROWS
+
+
+_on_jax = by_rows(_compiled, _rows_on_jax, pad=True)
 
 
 @functools.lru_cache(_CACHED)
@@ -272,14 +234,16 @@ def antipodal_table(bins: int, count: int, shift: float) -> Table:
         end += _REACH * shift  # the others' B may all be small
     end = min(end, 2 * shift * (_REACH + shift))
 
-    def evaluate(place: np.ndarray, *, finer: bool = False) -> np.ndarray:
+    def evaluate(
+        _: np.ndarray, place: np.ndarray, *, finer: bool = False
+    ) -> np.ndarray:
         constant = -np.expm1(place) * idle
         if count == 2:
             return np.stack(log_tails_of_two(constant, shift, place, idle))
         terms = Terms(count, constant, shift, place, idle)
         return np.stack(log_tails(terms, finer=finer))
 
-    most = _MOST_OF_TWO if count == 2 else _MOST_HALVINGS
+    most = _MOST_OF_TWO if count == 2 else MOST_HALVINGS
     table = _tabulated(core, end, evaluate, most)
     table = _between_antipodal_ends(table, bins, count, shift)
     place, weight = _panels(table.end, _CROWDED if count == 2 else _DENSE)
@@ -291,11 +255,14 @@ def antipodal_table(bins: int, count: int, shift: float) -> Table:
 
 
 def _between_antipodal_ends(table: Table, bins: int, count: int, shift: float) -> Table:
-    """The table up to where its first tail is seen to leave certified ends.
+    """The table up to where rows do not fit, or the first is seen to leave its ends.
 
-    They are looked at in the middle of a few panels, and at the last end; where one is
-    seen to leave, it is searched from which on.
+    As in `_between_ends`. Ends are looked at in the middle of a few panels, and at the
+    last end; where one is seen to leave, it is searched from which on.
     """
+    fits = fitting(*table[:3], np.exp)
+    if not np.all(fits):
+        table = table.up_to(int(np.argmin(fits)))
     panels = table.values.shape[1]
 
     def agrees(panel: int) -> bool:
@@ -303,7 +270,7 @@ def _between_antipodal_ends(table: Table, bins: int, count: int, shift: float) -
         z = right if panel == panels - 1 else 0.5 * (left + right)
         u = table.core * math.sinh(float(z))
         value = float(table.at(np.array([u]))[0, 0]) - math.log(bins)
-        allowed = _AGREEING * math.exp(max(min(_CHECKED - value, _RAREST), 0.0))
+        allowed = float(allowed_off(np.array(value)))
         low, high = (
             math.log(end) if end > 0 else -math.inf
             for end in (
@@ -320,19 +287,16 @@ def _between_antipodal_ends(table: Table, bins: int, count: int, shift: float) -
         while panel - good > 1:
             middle = (good + panel) // 2
             good, panel = (middle, panel) if agrees(middle) else (good, middle)
-        return _up_to(table, panel)
+        return table.up_to(panel)
     return table
 
 
-def _up_to(table: Table, panel: int) -> Table:
-    """Its first panels; without any it has no values."""
-    if panel == 0:
-        return table._replace(values=table.values * np.nan, error=1.0)
-    return table._replace(
-        edges=table.edges[: panel + 1],
-        values=table.values[:, :panel],
-        off=table.off[:panel],
-    )
+def _tabulated(
+    core: float, end: float, evaluate: Evaluate, most: int = MOST_HALVINGS
+) -> Table:
+    """One table alone, whose values depend on what else is asked for."""
+    ends = np.array([core]), np.array([end])
+    return tabulated(*ends, evaluate, most=most, alone=True)[0]
 
 
 def by_setting(

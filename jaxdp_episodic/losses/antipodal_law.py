@@ -24,11 +24,14 @@ from jaxdp_episodic.numerics.exponential_means import bounds_between
 from jaxdp_episodic.numerics.signed_sums import SignedLaw, sinh_sum
 
 # Distance of the nodes in deviations of ``z_1 + ... + z_j``; what a chord between them
-# may be off where they could be further apart: where D is above the first, and at the
-# second logarithm, beyond which there are no nodes; and the most nodes.
-_APART, _CHORD, _ROUGHEST, _USUAL, _LEAST, _MOST = 0.33, 1e-5, 1e-2, -9.0, -42.0, 160
-# Logarithm of D below which sums are rough, and the shift above which all are.
-_ROUGH, _STRONG = -28.0, 4.0
+# may be off where they could be further apart: where D is above a logarithm, and so
+# many times that at the second, beyond which there are no nodes; and the most nodes.
+_APART, _CHORD, _ROUGHEST, _USUAL, _LEAST, _MOST = 0.33, 1e-5, 1e3, -9.0, -42.0, 400
+# What D may be off, where it is above two logarithms, and below; but for the first so
+# many times as much where it falls steeply; and cells of the sums for it: at first,
+# fewest and most.
+_WITHIN, _BULK, _ROUGH, _STEEP = (1.5e-5, 2.5e-5, 1e-3), -7.0, -30.0, 10.0
+_CELLS, _FEWEST, _MOST_CELLS = 640, 256, 1024
 # Losses in each cell between two nodes; nodes on either side that a bound may use.
 _FINE, _AROUND = 64, 3
 # Relative rounding of what becomes of a mean of `signed_sums`.
@@ -112,16 +115,19 @@ def _hinge(u: np.ndarray | float, idle: float, shift: float):
 def _nodes(bins: int, count: int, shift: float) -> list[_Node]:
     """Places as far apart as bounds between them allow, to where D is nothing."""
     nodes: list[_Node] = []
-    u, last, step = 0.0, 0.0, 0.0
+    u, last, step, slope, cells = 0.0, 0.0, 0.0, 0.0, _CELLS
+    whole = bins == count  # the hinge is always 0
     while True:
         hinge = float(_hinge(u, bins - count, shift))
         setting = count, shift, 0.5 * u / shift, hinge
-        rough = last < _ROUGH or shift > _STRONG
-        below, above = (sinh_sum(*setting, above=up, rough=rough) for up in _BOTH)
-        if bins == count:  # the hinge is always 0
-            below, above = below.about(0.0), above.about(0.0)
+        below, above = (
+            sinh_sum(*setting, above=up, cells=cells, at_hinge=whole) for up in _BOTH
+        )
         nodes.append(_Node(u, below, above))
-        gain = float(above.gain(np.array([hinge]), above=True)[0])
+        least, gain = (
+            float(law.gain(np.array([hinge]), above=up)[0])
+            for law, up in ((below, False), (above, True))
+        )
         log_d = math.log(gain) + math.log(float(_scale(u, bins, shift)))
         # D falls: bounds that rise again are of what sums under little noise cut off.
         is_lost = last < _ROUGH and log_d >= last
@@ -130,8 +136,15 @@ def _nodes(bins: int, count: int, shift: float) -> list[_Node]:
         # D falls by half of what it is below 1, in g, at 1.
         slope = (last - log_d) / step if step else 0.5 * math.expm1(max(-log_d, 0.0))
         slope = max(slope, 1e-3)
+        # What D is off by moves the loss where it is met by as much over the slope; but
+        # the sum of many epochs' losses by as much as itself.
+        within = _WITHIN[(log_d < _BULK) + (log_d < _ROUGH)]
+        if log_d < _BULK:
+            within *= min(max(1.0, u * slope), _STEEP)
+        cells *= math.sqrt(max((1 - least / gain) / within, 1e-3))
+        cells = int(min(max(cells, _FEWEST), _MOST_CELLS))
         share = min(max((log_d - _USUAL) / (_LEAST - _USUAL), 0.0), 1.0)
-        chord = _CHORD * (_ROUGHEST / _CHORD) ** share
+        chord = max(_CHORD * _ROUGHEST**share, 0.5 * within)
         step = max(
             # the error of eight nodes' polynomial is of the eighth order
             2 * shift * _APART / math.sqrt(count) * (chord / _CHORD) ** 0.125,
@@ -143,7 +156,8 @@ def _nodes(bins: int, count: int, shift: float) -> list[_Node]:
 def bound_at(u: float, bins: int, count: int, shift: float, *, above: bool) -> float:
     """A bound of D at one u, found soon: some 1e-3 of it away, or more."""
     hinge = float(_hinge(u, bins - count, shift))
-    law = sinh_sum(count, shift, 0.5 * u / shift, hinge, above=above, rough=True)
+    setting = count, shift, 0.5 * u / shift, hinge
+    law = sinh_sum(*setting, above=above, cells=_FEWEST, at_hinge=True)
     gain = float(law.gain(np.array([hinge]), above=above)[0])
     rounding = _ROUNDING if above else -_ROUNDING
     return float(_scale(u, bins, shift)) * gain * (1 + rounding)

@@ -97,6 +97,7 @@ class PrivacyLoss:
         nothing but the laws of `certified` is proven.
       may_have_atoms: class constant; whether a loss other than 0 may have a probability
         of its own.
+      has_slopes: class constant; whether JAX can differentiate its kernels.
     """
 
     outer_rate: Array
@@ -107,6 +108,7 @@ class PrivacyLoss:
     padding: ClassVar[dict[str, float]] = {}
     is_estimate: ClassVar[bool] = False
     may_have_atoms: ClassVar[bool] = True
+    has_slopes: ClassVar[bool] = True
 
     # --- Arrays ---
 
@@ -148,6 +150,13 @@ class PrivacyLoss:
             )
             stacked.append(tuple(np.stack(c) for c in zip(*filled, strict=True)))
         return cls(*stacked)
+
+    def prepare(self, *, slopes: bool = False) -> None:
+        """Computes side by side what kernels on JAX will ask the host for, if anything.
+
+        Args:
+          slopes: whether they will be differentiated.
+        """
 
     # --- What needs no computing ---
 

@@ -14,7 +14,8 @@ from typing import NamedTuple
 import numpy as np
 
 # Levels that are skipped at once: rows are filled up to a place of the coarser lattice.
-_AT_ONCE = 4
+# Rows with so many places in between that have no mass are two.
+_AT_ONCE, _HOLE = 4, 64
 
 
 class Piece(NamedTuple):
@@ -47,7 +48,7 @@ def added_pieces(
       b: of the other one; None for one like a.
 
     Returns:
-      Pieces of rising level, two of some, and how many roundings a mass has at most.
+      Pieces of rising level, some of the same, and how many roundings a mass has.
     """
     same = b is None
     of_a = {piece.level: piece for piece in a}
@@ -68,7 +69,7 @@ def added_pieces(
             pairs = [(own_a, joined(low_b, own_b)), (low_a, own_b)]
         for one, other in pairs:
             if one is not None and other is not None:
-                parts.append(_convolved(one, other))
+                parts += _convolved(one, other)
                 longest = max(longest, min(len(one.masses), len(other.masses)))
         low_a = joined(low_a, own_a)
         low_b = low_a if same else joined(low_b, own_b)
@@ -125,9 +126,18 @@ def joined(a: Piece | None, b: Piece | None) -> Piece | None:
     return Piece(a.level, first, masses, moments)
 
 
-def _convolved(a: Piece, b: Piece) -> Piece:
-    masses, moments = np.convolve(a.masses, b.masses), None
-    if a.moments is not None:
-        moments = np.convolve(a.moments, b.masses)
-        moments += moments if a is b else np.convolve(a.masses, moments_of(b))
-    return Piece(a.level, a.first + b.first, masses, moments)
+def _convolved(a: Piece, b: Piece) -> list[Piece]:
+    full = np.flatnonzero(a.masses)
+    holes, rows = np.diff(full), [slice(0, len(a.masses))]
+    if len(holes) and holes.max() > _HOLE:
+        begin, end = full[int(np.argmax(holes)) :][:2].tolist()
+        rows = [slice(0, begin + 1), slice(end, len(a.masses))]
+    parts = []
+    for row in rows:
+        mass, moment = np.convolve(a.masses[row], b.masses), None
+        if a.moments is not None:
+            moment = np.convolve(a.moments[row], b.masses)
+            twin = a is b and len(rows) == 1
+            moment += moment if twin else np.convolve(a.masses[row], moments_of(b))
+        parts.append(Piece(a.level, a.first + row.start + b.first, mass, moment))
+    return parts

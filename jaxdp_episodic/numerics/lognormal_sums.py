@@ -1,4 +1,4 @@
-"""Tails of a sum X of independent lognormal terms of mean 1; NumPy only.
+"""Tails of a sum X of independent lognormal terms of mean 1.
 
 With ``A = e^{s x - s²/2}``, x standard normal, and T = X - x, or x - X, of n terms,
 
@@ -12,34 +12,43 @@ x - X, where K is entire, it crosses the axis at c.
 K does not know of x, so a contour serves all places whose best c is some widths of the
 integrand away: a few contours are enough for a table, and what a place costs besides is
 one exponential a node.
+
+Where contours run is decided here, by NumPy, for many sums side by side. What costs
+time are kernels, for either engine, whose rows are independent: of K on the axis and on
+rays (`numerics.lognormal_terms`), and of the tails (`numerics.lognormal_tails`).
 """
 
 from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
 
+from jaxdp_episodic.numerics.lognormal_tails import (
+    Call,
+    Contours,
+    Jumps,
+    Rays,
+    at_once,
+)
+from jaxdp_episodic.numerics.lognormal_terms import (
+    AxisLaw,
+    Sums,
+    law_on_axis,
+    log_axis_law,
+    log_law_on_rays,
+)
 from jaxdp_episodic.numerics.quadrature import chebyshev_points, through_points
 from jaxdp_episodic.numerics.skewed_terms import (
-    SQRT_2PI,
     gauss,
     larger_saddle,
     log_last,
     place_of,
-    steepest,
 )
-from jaxdp_episodic.numerics.special import log_normal_tail
 
-# A table goes so many deviations far, in the sum or in one term that jumps; a term's
-# law, tilted, is so many wide.
-_REACH, _WIDE = 13.0, 8.5
-# Below this shift 1 is taken off A: else what cancels in K^n e^{pk} costs digits.
-_NARROW = 0.05
-# From so many terms on K - 1 needs all its digits.
-_MANY = 3e4
 # Where a contour may start: logarithms of p so far apart; and Gauss-Legendre rules of
 # the law there, and of the law of jumps.
 _STEP, _ROUGH, _FINE = 0.125, ((24, 4), (24, 1)), ((24, 5), (40, 1))
@@ -51,350 +60,339 @@ _PLACES = np.linspace(0, 1, 40) ** 2
 # Of rays: slope against the vertical, nodes, twice as many of fewer terms with a light
 # shift, and how many of them have one path for the law of one term.
 _LEAN, _NODES, _FEW, _BLOCK = 0.4, 80, 16, 8
-# Shifts below which rays are vertical: of X, or of more than so many terms of -X.
-_LIGHT, _LIGHT_OF_FEW, _VERY_FEW = 0.35, 0.13, 5
+# Places of a ray of large sums at which the law is known.
+_KNOWN = 32
 # Nodes of the law of one term, of A or of -A, in 23 deviations; and of light shifts.
-_LAW_NODES, _LAW_NODES_FALLING, _MORE = 192, 128, 1.5
+_LAW_NODES, _LAW_NODES_DOWN, _MORE = 192, 128, 1.5
 # Where the end of a ray is looked for, in asinh of widths; it is so many nats down.
 _SCOUTS, _SCOUT_NODES, _FALL = np.linspace(1.2, math.asinh(90), 16), 128, 37.0
 # On the axis the rest does not count, or it is the ray that turns.
 _NOTHING, _LARGEST_PHASE = -200.0, 6.0
 # Chebyshev nodes of the law along the axis, and Gauss-Legendre panels of jumps.
 _CHEBYSHEV, _JUMP_PANELS = (80, 112), (4, 6)
+_ABSENT = -1e300  # logarithm of what is not there
 
 
-class _Law(NamedTuple):
-    """K and K - 1 of one term."""
-
-    whole: np.ndarray
-    excess: np.ndarray
-
-
-class _Sum(NamedTuple):
-    """What is added up: n terms, and which tail."""
-
-    count: float
-    shift: float
-    rising: bool
-
-    @property
-    def mean(self) -> float:
-        """What is taken off A, the m of `constant`."""
-        return 1.0 if self.shift < _NARROW else 0.0
-
-    @property
-    def lowest(self) -> float:
-        """Deviation below which nothing of a term is left, though all are low."""
-        return -_WIDE - _REACH / math.sqrt(self.count)
-
-    @property
-    def highest(self) -> float:
-        """And above which."""
-        return max(-self.lowest, _REACH) + self.shift
-
-    @property
-    def edge(self) -> float:
-        """Deviation at which a jump is too rare to count."""
-        return max(self.highest, _WIDE + 1.5 + 1 / self.shift)
-
-    @property
-    def is_light(self) -> bool:
-        """Of these K falls off like a Gaussian's: rays are vertical."""
-        is_normal = self.rising or self.count > _VERY_FEW
-        return self.shift < (_LIGHT if is_normal else _LIGHT_OF_FEW)
-
-    def beyond(self, y: np.ndarray) -> np.ndarray:
-        """``±(A - m)`` at ``A = e^y``."""
-        return (np.expm1(y) + (1 - self.mean)) * (1 if self.rising else -1)
-
-    def constant(self, place: np.ndarray) -> np.ndarray:
-        """Of a place, k."""
-        return -self.count * self.beyond(place if self.rising else -place)
-
-
-class _Nodes(NamedTuple):
-    """Of a part of each contour: integrands are ``e^{power + k p}`` times factors.
-
-    Attributes:
-      power, p: (J, N); p of rays is relative to the start.
-      factors: (J, N, 3), with the second, first and no power of start over p.
-    """
-
-    power: np.ndarray
-    p: np.ndarray
-    factors: np.ndarray
-
-
-class Contours(NamedTuple):
-    """Contours for all places of one tail; made by `contours`.
+class Axis(NamedTuple):
+    """Where contours may start: of S sums (S, C), NaN behind the last.
 
     Attributes:
       terms: what is added up.
-      start: (J,) where they leave the axis, or cross it.
-      base: (J,) logarithm of K^n there.
-      rays: relative to ``e^{base + k start}``, along ``p - start``.
-      jumps: along the axis; None if not rising.
+      log_p: rising.
+      power, phase: real and imaginary part of ``n log K``.
+      number: (S,) how many there are.
     """
 
-    terms: _Sum
-    start: np.ndarray
-    base: np.ndarray
-    rays: _Nodes
-    jumps: _Nodes | None
+    terms: Sums
+    log_p: np.ndarray
+    power: np.ndarray
+    phase: np.ndarray
+    number: np.ndarray
 
-    def log_tails(self, place: np.ndarray) -> np.ndarray:
-        """``log E(X - x)_+``, ``log P(X > x)`` and log-density at ``x = n e^place``.
+    def take(self, rows: np.ndarray) -> Axis:
+        """Of some sums."""
+        return Axis(self.terms.take(rows), *(field[rows] for field in self[1:]))
 
-        Or of ``E(x - X)_+`` and ``P(X < x)`` at ``n e^-place``, if not rising; (3, m),
-        NaN where more cancels than double precision has.
-        """
-        result = np.empty((3, len(place)))
-        with np.errstate(all="ignore"):
-            constant = self.terms.constant(place)
-            # Little cancels where the integrand is small.
-            size = self.base + np.outer(constant, self.start) - 2 * np.log(self.start)
-            mine = np.argmin(size, axis=1)
-            for i in range(len(self.start)):
-                cut = np.flatnonzero(mine == i)
-                if len(cut):
-                    result[:, cut] = self._on(i, constant[cut])
-        return result
 
-    def _on(self, i: int, constant: np.ndarray) -> np.ndarray:
-        """Of places on one contour."""
-        powers = np.array([[2], [1], [0]]) * math.log(self.start[i])
-        rays = np.exp(self.rays.power[i] + np.outer(constant, self.rays.p[i]))
-        total = np.imag(rays @ self.rays.factors[i]).T
-        top = self.base[i] + self.start[i] * constant
-        if self.jumps is None:
-            return np.log(total) + top - powers
-        size = self.jumps.power[i] + np.outer(constant, self.jumps.p[i])
-        largest = np.max(size, axis=1)
-        jumps = np.exp(size - largest[:, None]) @ self.jumps.factors[i]
-        both = np.maximum(top, largest)
-        total = total * np.exp(top - both) + jumps.T * np.exp(largest - both)
-        return np.log(total) + both - powers
+def axis_of(terms: Sums, call: Call = at_once) -> Axis:
+    """Where contours of sums may start; those that rise stand before the others."""
+    s, up = terms.shift, terms.rising > 0
+    with np.errstate(all="ignore"):
+        low = -0.5 * np.log(terms.count * np.expm1(s * s)) - 0.5
+        high = log_last(s) - 0.02
+        length = np.where(up, np.maximum(high - low, 1.0), 20 + 12 * s)
+        number = np.ceil(length / _STEP).astype(int)
+        low = np.where(up, high - _STEP * (number - 1), low)
+        log_p = low[:, None] + _STEP * np.arange(number.max())
+        is_there = np.arange(number.max()) < number[:, None]
+        power, phase = np.full((2, *log_p.shape), np.nan)
+        for kind in (True, False):
+            row, column = np.nonzero(is_there & (up == kind)[:, None])
+            if not len(row):
+                continue
+            p = np.exp(log_p[row, column])
+            law = call(law_on_axis, terms.take(row), p, rules=_ROUGH, jumps=kind)
+            found = log_axis_law(AxisLaw(*law))
+            for whole, part in zip((power, phase), found, strict=True):
+                whole[row, column] = terms.count[row] * part
+    return Axis(terms, log_p, power, phase, number)
 
 
 def contours(
-    count: float, shift: float, end: float, *, rising: bool, finer: bool = False
+    axis: Axis,
+    end: np.ndarray,
+    *,
+    finer: bool = False,
+    slopes: bool = False,
+    call: Call = at_once,
 ) -> Contours:
-    """Contours for places from 0 to ``end``.
+    """Contours for places from 0 to ``end``, of each sum.
 
     Args:
-      count: n >= 2, whole.
-      shift: s > 0.
-      end: >= 0.
-      rising: which tail.
+      axis: by `axis_of`.
+      end: (S,) >= 0.
       finer: other contours with more nodes, to compare with.
+      slopes: whether the tails' derivatives by the shift are asked for.
+      call: how kernels are called.
     """
-    terms = _Sum(count, shift, rising)
+    terms = axis.terms
     with np.errstate(all="ignore"):
-        log_p, power = _axis(terms)
-        best = _crossing(terms, log_p, power, terms.constant(end * _PLACES))
+        best = _crossing(axis, terms.constant(_PLACES[:, None] * end).T)
         # The integrand is as wide as the tilted sum's variance makes it.
-        p, power = np.exp(log_p), np.real(power)
-        slope = np.diff(power) / np.diff(p)
-        bend = np.diff(slope) / (0.5 * (p[2:] - p[:-2])) * p[1:-1] ** 2
-        bend = np.clip(np.nan_to_num(np.pad(bend, 1, mode="edge")), 0.0, 1e6)
+        p, number = np.exp(axis.log_p), axis.number
+        slope = np.diff(axis.power) / np.diff(p)
+        bend = np.diff(slope) / (0.5 * (p[:, 2:] - p[:, :-2])) * p[:, 1:-1] ** 2
+        bend = np.clip(np.nan_to_num(_padded(bend, number - 2)), 0.0, 1e6)
         narrowness = np.sqrt(bend + 2)
-        passed = np.cumsum(narrowness) * _STEP
-        first, last = best[0], best.max()
-        number = 2 + int((passed[last] - passed[first]) / _APART[finer])
-        found = np.linspace(passed[first], passed[last], number)
-        chosen = np.unique(np.searchsorted(passed, found).clip(first, last))
-        start, base = p[chosen], power[chosen]
+        passed = np.cumsum(narrowness, axis=1) * _STEP
+        rows = []
+        for i, row in enumerate(best):
+            first, last = row[0], row.max()
+            ends = passed[i, first], passed[i, last]
+            found = np.linspace(*ends, 2 + int((ends[1] - ends[0]) / _APART[finer]))
+            chosen = np.unique(np.searchsorted(passed[i], found).clip(first, last))
+            rows.append(np.stack([np.full(len(chosen), i), chosen]))
+        which, chosen = place = tuple(np.concatenate(rows, axis=1))
         # Of the places of a contour the one whose e^{pk} falls last.
-        side = (1 if rising else -1) * 0.5 * _APART[finer] * narrowness
-        slope = np.pad(slope, 1, mode="edge")
-        slowest = (2 + side) / p - 0.5 * (slope[1:] + slope[:-1])
-        rows = narrowness[chosen], slowest[chosen]
-        rays = _rays(terms, start, base, *rows, _FINER**finer)
-        jumps = _jumps(terms, start, finer) if rising else None
-    return Contours(terms, start, base, rays, jumps)
+        side = terms.sign[:, None] * 0.5 * _APART[finer] * narrowness
+        slope = _padded(slope, number - 1)
+        slowest = (2 + side) / p - 0.5 * (slope[:, 1:] + slope[:, :-1])
+        start, base = p[place], axis.power[place]
+        line = _Line(terms.take(which), start, base, narrowness[place], slowest[place])
+        rays = _rays(line, _FINER**finer, slopes, call)
+        jumps = _jumps(terms, which, start, finer, slopes, call)
+    first = np.searchsorted(which, np.arange(len(end)))
+    table = np.full((2, len(end), np.bincount(which).max()), np.nan)
+    table[:, which, np.arange(len(which)) - first[which]] = start, base
+    ends = np.stack([start, base])
+    starts, bases = table
+    return Contours(terms, first, starts, bases, ends, rays, jumps, slopes)
 
 
-def log_bounds(count: float, shift: float, place: np.ndarray) -> np.ndarray:
-    """Logarithms above those of ``E(n e^-place - X)_+``: Chernoff's bound."""
-    terms = _Sum(count, shift, rising=False)
+def log_bounds(axis: Axis, place: np.ndarray) -> np.ndarray:
+    """Logarithms above those of ``E(n e^-place - X)_+``, (S, m): Chernoff's bound."""
     with np.errstate(all="ignore"):
-        log_p, power = _axis(terms)
-        size = np.real(power)[:, None] + np.outer(np.exp(log_p), terms.constant(place))
+        constant = axis.terms.constant(place.T).T
+        p = np.exp(axis.log_p)
+        size = axis.power[:, :, None] + p[:, :, None] * constant[:, None, :]
         # T_+ is at most e^{p T - 1} / p.
-        size = np.where(np.isfinite(size), size - log_p[:, None], np.inf)
-        return np.min(size, axis=0) - 1
+        size = size - axis.log_p[:, :, None]
+        return np.min(np.where(np.isfinite(size), size, np.inf), axis=1) - 1
 
 
-@functools.lru_cache(8)
-def _axis(terms: _Sum) -> tuple[np.ndarray, np.ndarray]:
-    """``log p`` where contours may start, rising, and ``n log K`` there, (C,)."""
-    s = terms.shift
-    low = -0.5 * math.log(terms.count * math.expm1(s * s)) - 0.5
-    if terms.rising:
-        high = log_last(s) - 0.02
-        log_p = high - _STEP * np.arange(max(high - low, 1.0) / _STEP)[::-1]
-    else:
-        log_p = np.arange(low, low + 20 + 12 * s, _STEP)
-    law, imaginary = _law_on_axis(terms, np.exp(log_p), _ROUGH)
-    law = _Law(*(part + 1j * imaginary for part in law))
-    return log_p, terms.count * _log(law)
+def _padded(rows: np.ndarray, number: np.ndarray) -> np.ndarray:
+    """(S, C + 2) with the first again in front, and the last of ``number`` behind."""
+    columns = np.minimum(np.arange(rows.shape[1] + 2), number[:, None])
+    return np.take_along_axis(rows, np.maximum(columns - 1, 0), axis=1)
 
 
-def _crossing(
-    terms: _Sum, log_p: np.ndarray, power: np.ndarray, constant: np.ndarray
-) -> np.ndarray:
-    """The first minimum of ``|K(p)^n e^{pk}| / p²`` on the axis, as a number.
+def _crossing(axis: Axis, constant: np.ndarray) -> np.ndarray:
+    """The first minimum of ``|K(p)^n e^{pk}| / p²`` on the axis, as a number, (S, m).
 
     Or where that is so small that the rest does not count, or K^n begins to oscillate.
     """
-    log_p, power = log_p[:, None], power[:, None]
-    size = np.real(power) + np.exp(log_p) * constant - 2 * log_p
+    log_p = axis.log_p[:, :, None]
+    size = axis.power[:, :, None] + np.exp(log_p) * constant[:, None, :] - 2 * log_p
     size = np.where(np.isnan(size), np.inf, size)
-    stop = np.diff(size, axis=0) > 0
-    if terms.rising:
-        stop |= size[:-1] + 2 * log_p[:-1] < _NOTHING
-        stop |= np.abs(np.imag(power[1:])) > _LARGEST_PHASE
-    return np.where(stop.any(axis=0), np.argmax(stop, axis=0), len(size) - 1)
+    stop = np.diff(size, axis=1) > 0
+    up = (axis.terms.rising > 0)[:, None, None]
+    stop |= up & (size[:, :-1] + 2 * log_p[:, :-1] < _NOTHING)
+    stop |= up & (np.abs(axis.phase[:, 1:, None]) > _LARGEST_PHASE)
+    last = axis.number[:, None] - 1
+    return np.minimum(np.where(stop.any(axis=1), np.argmax(stop, axis=1), last), last)
 
 
-def _log(law: _Law) -> np.ndarray:
-    """``log K`` without cancellation near 1, or near 0."""
-    near = np.abs(law.excess) < 0.3
-    return np.where(near, np.log1p(np.where(near, law.excess, 0)), np.log(law.whole))
+class _Line(NamedTuple):
+    """Of each contour, (J,)."""
+
+    terms: Sums
+    start: np.ndarray
+    base: np.ndarray
+    narrowness: np.ndarray
+    slowest: np.ndarray
+
+    def power(
+        self,
+        away: np.ndarray,
+        is_there: np.ndarray,
+        nodes: np.ndarray,
+        block: int,
+        call: Call,
+        slopes: bool,
+    ) -> list[np.ndarray]:
+        """Parts of ``n log K - base`` at (N, J) distances from the start.
+
+        And its derivatives by the shift; ``block`` neighbours share a path.
+        """
+        size, number = away.shape
+        each = np.moveaxis((self.start + away).reshape(-1, block, number), 1, 0)
+        each = each.reshape(block, -1)
+        mine = np.tile(np.arange(number), size // block)
+        kept = np.flatnonzero(is_there.reshape(-1, block, number)[:, 0].reshape(-1))
+        # Rows with as many nodes together.
+        kept = kept[np.argsort(nodes[mine[kept]], kind="stable")]
+        p, mine = each[:, kept], mine[kept]
+        terms = self.terms.take(mine), nodes[mine]
+        found = call(log_law_on_rays, *terms, np.real(p), np.imag(p), slopes=slopes)
+        result = []
+        for part, empty in zip(found, (_ABSENT, 0.0, 0.0, 0.0), strict=False):
+            whole = np.full(each.shape, empty)
+            whole[:, kept] = part
+            whole = np.moveaxis(whole.reshape(block, -1, number), 0, 1)
+            result.append(whole.reshape(size, number))
+        result[0] = result[0] - self.base
+        return result
 
 
-def _law_on_axis(terms: _Sum, p: np.ndarray, rules: tuple) -> tuple[_Law, np.ndarray]:
-    """Real and imaginary part on the upper side of the axis; the latter is positive."""
-    s = terms.shift
-    low, end = terms.lowest, np.full(p.shape, terms.highest)
-    saddle = larger_saddle(np.log(p), s)
-    if terms.rising:
-        end = np.minimum(saddle, end)
-    place, weight = gauss(*rules[0])
-    v = low + (end - low)[:, None] * place
-    normal = (end - low)[:, None] * weight * np.exp(-0.5 * v * v) / SQRT_2PI
-    exponent = np.minimum(p[:, None] * terms.beyond(s * v - 0.5 * s * s), 700.0)
-    excess = np.sum(np.expm1(exponent) * normal, axis=1) - np.exp(log_normal_tail(end))
-    law = _Law(np.sum(np.exp(exponent) * normal, axis=1), excess)
-    if not terms.rising:
-        return law, np.zeros_like(p)
-    _, dv, exponent = steepest(saddle, s, gauss(*rules[1]))
-    exponent = np.clip(exponent - terms.mean * p[:, None], -745, 700)
-    jump = np.sum(np.exp(exponent) * dv, axis=1) / SQRT_2PI
-    jump = np.where(saddle < terms.edge, jump, 0.0)
-    return _Law(*(part + np.real(jump) for part in law)), np.imag(jump)
-
-
-def _law_on_rays(terms: _Sum, p: np.ndarray, nodes: int) -> _Law:
-    """At complex p, (B, M), where each row has a path of its own.
-
-    Bent where ``e^{±pA}`` would grow: far to the right ``±pA`` is turned to the
-    negative axis, about, at all of a row.
-    """
-    s = terms.shift
-    sizes, angles = np.log(np.abs(p)), np.angle(p)
-    growth = sizes.max(axis=1) - log_last(s)
-    turn = larger_saddle(np.minimum(growth, 0.0) + log_last(s), s)
-    turn = np.where(growth >= 0, (1 - growth) / s, turn)
-    end = (math.log(60.0) - sizes.min(axis=1) + 0.5 * s * s) / s
-    high = np.minimum(np.maximum(end, turn + 3 / s), terms.highest)
-    spacing = (high - terms.lowest) / (nodes - 1)
-    w = terms.lowest + spacing[:, None] * np.arange(nodes)
-    slope = min(2.0 * s, 2.5)
-    bent = 0.5 * (1 + np.tanh(slope * (w - turn[:, None])))
-    angle = 0.5 * (angles.min(axis=1) + angles.max(axis=1))
-    height = (((math.pi if terms.rising else 0.0) - angle) / s)[:, None]
-    if not terms.rising and terms.is_light:
-        height = 0.0 * height  # rays are vertical
-    v = w + 1j * height * bent
-    rise = 2 * slope * height * bent * (1 - bent)
-    mass = np.exp(-0.5 * v * v) * (spacing[:, None] * (1 + 1j * rise) / SQRT_2PI)
-    exponent = p[:, :, None] * terms.beyond(s * v - 0.5 * s * s)[:, None, :]
-    # Near 1 the law's own mass is taken off term by term, if all of it is there.
-    missing = np.where(high > -terms.lowest, 0.0, mass.sum(axis=1) - 1)[:, None]
-    mass = mass[:, :, None]
-    if terms.count > _MANY:
-        excess = (np.expm1(exponent) @ mass)[..., 0] + missing
-        return _Law(excess + 1, excess)
-    whole = (np.exp(exponent) @ mass)[..., 0]
-    return _Law(whole, whole - mass.sum(axis=1) + missing)
-
-
-def _rays(
-    terms: _Sum,
-    start: np.ndarray,
-    base: np.ndarray,
-    narrowness: np.ndarray,
-    slowest: np.ndarray,
-    finer: float,
-) -> _Nodes:
+def _rays(line: _Line, finer: float, slopes: bool, call: Call) -> Rays:
     """Of rays from the starts, where the integrand is ``start / narrowness`` wide."""
+    terms, start, narrowness = line.terms, line.start, line.narrowness
     # The more lean, the less K^n falls: then it is for e^{pk} to do.
-    lean = 0.0 if terms.is_light else _LEAN * (1 + 4 / narrowness**4)
-    direction = 1j + (lean if terms.rising else -lean)
-    unit = (start / narrowness * direction)[:, None]
-
-    def power_at(away: np.ndarray, nodes: float, block: int) -> np.ndarray:
-        p = (start[:, None] + away).reshape(-1, block)
-        power = terms.count * _log(_law_on_rays(terms, p, round(nodes)))
-        return power.reshape(away.shape) - base[:, None]
-
-    away = np.sinh(_SCOUTS) * unit
-    power = np.real(power_at(away, _SCOUT_NODES, 2))
-    above = power + np.real(away) * slowest[:, None] + _FALL
+    lean = np.where(terms.is_light, 0.0, _LEAN * (1 + 4 / narrowness**4))
+    unit = start / narrowness * (1j + terms.sign * lean)
+    away = np.sinh(_SCOUTS)[:, None] * unit
+    every = np.ones(away.shape, bool)
+    scouts = np.full(start.shape, float(_SCOUT_NODES))
+    power = line.power(away, every, scouts, 2, call, False)[0]
+    above = power + np.real(away) * line.slowest + _FALL
     is_gone = above < 0
-    at = np.where(is_gone.any(axis=1), np.argmax(is_gone, axis=1), len(_SCOUTS) - 1)
+    at = np.where(is_gone.any(axis=0), np.argmax(is_gone, axis=0), len(_SCOUTS) - 1)
     rows = np.arange(len(at))
-    after, before = above[rows, at], above[rows, at - 1]
+    after, before = above[at, rows], above[at - 1, rows]
     share = np.where((after < 0) & (before > 0), after / (after - before), 0.0)
-    end = (_SCOUTS[at] - share * (_SCOUTS[1] - _SCOUTS[0]))[:, None]
-    nodes = _BLOCK * round(_NODES * finer / _BLOCK)
-    if terms.is_light and terms.count < _FEW:
-        nodes *= 2
-    law_nodes = _LAW_NODES if terms.rising else _LAW_NODES_FALLING
-    more = finer * (_MORE if terms.is_light else 1.0)
-    law_nodes *= more * (terms.highest - terms.lowest) / 23
-    place, weight = gauss(nodes, 1)
+    end = _SCOUTS[at] - share * (_SCOUTS[1] - _SCOUTS[0])
+    number = np.where(terms.is_light & (terms.count < _FEW), 2, 1)
+    number *= _BLOCK * round(_NODES * finer / _BLOCK)
+    up = terms.rising > 0
+    law_nodes = np.where(up, _LAW_NODES, _LAW_NODES_DOWN)
+    law_nodes = law_nodes * np.where(terms.is_light, finer * _MORE, finer)
+    law_nodes = np.round(law_nodes * (terms.highest - terms.lowest) / 23)
+    # Along a ray of large sums log K is smooth, but for few terms of a light shift.
+    known = _BLOCK * round(_KNOWN * math.sqrt(finer) / _BLOCK)
+    is_rough = ~up | (terms.is_light & (terms.count < _FEW))
+    known = np.where(is_rough, number, known)
+    place, _ = _rules(known, _smooth_rule)
+    place = np.where(known == number, _rules(number, _ray_rule)[0, : len(place)], place)
+    is_there = np.arange(len(place))[:, None] < known
+    away = np.sinh(place * end) * unit
+    found = line.power(away, is_there, law_nodes, _BLOCK, call, slopes)
+    found[1] = np.unwrap(found[1] / terms.count, axis=0) * terms.count
+    power, phase, *slope = _between(found, known, number)
+    place, weight = _rules(number, _ray_rule)
+    is_there = weight > 0
     away = np.sinh(place * end) * unit
     step = np.cosh(place * end) * unit * weight * end / math.pi
-    power = power_at(away, law_nodes, _BLOCK)
-    return _nodes(start, start[:, None] + away, power + np.log(step), away, 1.0)
+    step = np.log(np.where(is_there, step, 1.0))
+    over = np.where(is_there, start / (start + away), 0.0)
+    none = np.zeros((0, len(start)))
+    return Rays(
+        (np.where(is_there, power, _ABSENT) + np.real(step), phase + np.imag(step)),
+        (np.real(away), np.imag(away)),
+        (np.real(over), np.imag(over)),
+        (slope[0], slope[1]) if slopes else (none, none),
+    )
 
 
-def _nodes(
-    start: np.ndarray, p: np.ndarray, power: np.ndarray, moved: np.ndarray, factor
-) -> _Nodes:
-    over = start[:, None] / p
-    powers = np.stack([over**2, over, np.ones_like(over)], axis=-1)
-    return _Nodes(power, moved, powers * np.asarray(factor)[..., None])
+def _ray_rule(nodes: int) -> tuple[np.ndarray, np.ndarray]:
+    return gauss(nodes, 1)
 
 
-def _jumps(terms: _Sum, start: np.ndarray, finer: bool) -> _Nodes:
+def _smooth_rule(nodes: int) -> tuple[np.ndarray, np.ndarray]:
+    place = 0.5 * (chebyshev_points(nodes) + 1)
+    return place, place
+
+
+def _between(
+    rows: list[np.ndarray], known: np.ndarray, number: np.ndarray
+) -> list[np.ndarray]:
+    """Rows (N, J) at ``number`` nodes, from those at fewer ``known`` places."""
+    result = np.zeros((len(rows), number.max(), len(number)))
+    for few, many in set(zip(known.tolist(), number.tolist(), strict=True)):
+        mine = np.flatnonzero((known == few) & (number == many))
+        values = np.stack([row[:few, mine] for row in rows])
+        matrix = np.eye(many) if few == many else _through(few, many)
+        result[:, :many, mine] = matrix @ values
+    return list(result)
+
+
+@functools.lru_cache
+def _through(few: int, many: int) -> np.ndarray:
+    """(many, few): values at nodes of a ray, of a polynomial's at `_smooth_rule`."""
+    place = 2 * _ray_rule(many)[0] - 1
+    return through_points(chebyshev_points(few), np.eye(few), place).T
+
+
+def _rules(number: np.ndarray, rule: Callable[[int], tuple]) -> np.ndarray:
+    """(2, N, J) places and weights of rules on [0, 1]; 0 behind a shorter one."""
+    result = np.zeros((2, number.max(), len(number)))
+    for size in np.unique(number).tolist():
+        result[:, :size, number == size] = np.array(rule(size))[:, :, None]
+    return result
+
+
+def _jumps(
+    terms: Sums,
+    which: np.ndarray,
+    start: np.ndarray,
+    finer: bool,
+    slopes: bool,
+    call: Call,
+) -> Jumps:
     """Of the axis from 0 to the starts, by the larger saddle in place of p.
 
-    The law there is interpolated.
+    Of sums that rise, which come first; the law there is interpolated.
     """
-    s, n, end = terms.shift, terms.count, terms.edge
-    first = larger_saddle(np.log(start), s)[:, None]
+    rises = terms.take(np.flatnonzero(terms.rising > 0))
+    which = which[: np.searchsorted(which, len(rises.count))]
+    if not len(which):
+        return Jumps(*np.zeros((5, 0, 0)))
+    start, line = start[: len(which)], rises.take(which)
+    s, n, end = line.shift, line.count, line.edge
+    first = larger_saddle(np.log(start), s)
     are_rare = first >= end  # too rare to count
     first = np.minimum(first, end - 1)
-    place, weight = gauss(24, _JUMP_PANELS[finer] * math.ceil(1 + s))
+    panels = _JUMP_PANELS[finer] * np.ceil(1 + s).astype(int)
+    place, weight = _rules(24 * panels, lambda nodes: gauss(24, nodes // 24))
     x = first + (end - first) * place
     p = np.exp(place_of(x, s))
-    low, high = float(first.min()), end - 1e-9
-    known = chebyshev_points(_CHEBYSHEV[finer])
-    nodes = 0.5 * (low + high) + 0.5 * (high - low) * known
-    known = np.exp(place_of(nodes, s))
-    law, imaginary = _law_on_axis(terms, known, _FINE)
+    points = chebyshev_points(_CHEBYSHEV[finer])[:, None]
+    firsts = np.searchsorted(which, np.arange(len(rises.count)))
+    low, high = np.minimum.reduceat(first, firsts), rises.edge - 1e-9
+    nodes = 0.5 * (low + high) + 0.5 * (high - low) * points
+    known = np.exp(place_of(nodes, rises.shift))
+    every = Sums(*(np.broadcast_to(f, known.shape).reshape(-1) for f in rises))
+    how = {"rules": _FINE, "jumps": True, "slopes": slopes}
+    found = call(law_on_axis, every, known.reshape(-1), **how)
+    law = AxisLaw(*(np.reshape(part, (-1, *known.shape[1:])) for part in found))
     # Smooth where they are tiny, too.
-    order = 2 if terms.mean else 1
+    order = np.where(rises.mean > 0, 2, 1)
     # K turns by less than half a right angle: its real part is positive.
-    real = _log(law)
-    rows = np.stack([np.log(imaginary) - real, real / known**order])
-    turn, real = through_points(nodes, rows, np.minimum(x, high))
-    ratio = np.exp(turn)
-    size = n * (real * p**order + 0.5 * np.log1p(ratio * ratio))
+    real, _ = log_axis_law(law._replace(imaginary=np.zeros_like(known)))
+    rows = [np.log(law.imaginary) - real, real / known**order]
+    if slopes:
+        moved = law.real_slope / law.real
+        rows += [law.imaginary_slope / law.imaginary - moved, moved / known**order]
+    at = np.empty((len(rows), *x.shape))
+    for i, left in enumerate(firsts.tolist()):
+        mine = slice(left, firsts[i + 1] if i + 1 < len(firsts) else len(which))
+        values = np.stack([row[:, i] for row in rows])
+        inside = np.minimum(x[:, mine], high[i])
+        at[:, :, mine] = through_points(nodes[:, i], values, inside)
+    turn, real, *moved = at
+    ratio, power = np.exp(turn), p ** order[which]
+    size = n * (real * power + 0.5 * np.log1p(ratio * ratio))
     size = size + np.log(p * (s - 1 / x) * (end - first) * weight / math.pi)
-    size = np.where(are_rare, -1e300, size)
-    factor = np.where(are_rare, 0.0, np.sin(n * np.arctan(ratio)))
-    return _nodes(start, p, size, p, factor)
+    angle = n * np.arctan(ratio)
+    is_there = (weight > 0) & ~are_rare
+    slope = np.zeros((0, len(which)))
+    if slopes:
+        turned = n * ratio * moved[0] / (1 + ratio * ratio)
+        grown = n * moved[1] * power + ratio * turned
+        slope = np.where(is_there, grown * np.sin(angle) + turned * np.cos(angle), 0.0)
+    return Jumps(
+        np.where(is_there, size, _ABSENT),
+        np.where(is_there, p, 0.0),
+        start / p,
+        np.where(is_there, np.sin(angle), 0.0),
+        slope,
+    )

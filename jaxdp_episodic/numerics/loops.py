@@ -181,7 +181,12 @@ def stop_gradient(xp: Any, tree: Any) -> Any:
 
 
 def on_host(
-    function: Callable[..., Any], like: tuple[int, ...], *arrays: Any, number: int
+    function: Callable[..., Any],
+    like: tuple[int, ...],
+    *arrays: Any,
+    number: int,
+    slopes: Callable[..., Any] | None = None,
+    by: tuple[int, ...] = (),
 ) -> Any:
     """Calls a function of NumPy arrays, from within a compiled JAX kernel too.
 
@@ -190,9 +195,35 @@ def on_host(
       like: shape of each of the ``number`` rows that it returns.
       *arrays: what it takes.
       number: of rows.
+      slopes: takes the same; returns the rows' derivatives by some of the arrays, one
+        array after the other. Without it JAX cannot differentiate.
+      by: which arrays; by others nothing moves.
     """
     if namespace(*arrays) is np:
         return function(*arrays)
+    if slopes is None:
+        return _called_back(function, (number, *like), *arrays)
+    import jax
+
+    @jax.custom_jvp
+    def value(*arrays: Any) -> Any:
+        return _called_back(function, (number, *like), *arrays)
+
+    @value.defjvp
+    def derivative(arrays: tuple[Any, ...], moved: tuple[Any, ...]) -> Any:
+        found = _called_back(slopes, (len(by) * number, *like), *arrays)
+        rows = found.reshape(len(by), number, *like)
+        return value(*arrays), sum(
+            row * moved[i] for row, i in zip(rows, by, strict=True)
+        )
+
+    return value(*arrays)
+
+
+def _called_back(
+    function: Callable[..., Any], shape: tuple[int, ...], *arrays: Any
+) -> Any:
+    """`on_host` in JAX."""
     import jax
 
     # As halves of float64: whether a thread that calls back has these is not known.
@@ -208,8 +239,8 @@ def on_host(
             result = np.ascontiguousarray(function(*given), np.float64)
         return result[..., None].view(np.uint32)
 
-    shape = jax.ShapeDtypeStruct((number, *like, 2), np.uint32)
-    found = jax.pure_callback(call, shape, *(half(a) for a in arrays))
+    result = jax.ShapeDtypeStruct((*shape, 2), np.uint32)
+    found = jax.pure_callback(call, result, *(half(a) for a in arrays))
     return jax.lax.bitcast_convert_type(found, np.float64)
 
 

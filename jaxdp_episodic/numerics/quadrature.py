@@ -160,6 +160,10 @@ def _edges(
     return lefts, xp.where(xp.isfinite(rights), rights, lefts)
 
 
+# Places at which a polynomial is evaluated at once.
+_BLOCK = 64
+
+
 def chebyshev_points(number: int) -> np.ndarray:
     """Of the second kind, on [-1, 1], rising."""
     return -np.cos(np.pi * np.arange(number) / (number - 1))
@@ -173,7 +177,11 @@ def through_points(points: np.ndarray, rows: np.ndarray, x: np.ndarray) -> np.nd
     """
     weight = (-1.0) ** np.arange(len(points))
     weight[[0, -1]] /= 2
-    away = x[..., None] - points
-    share = weight / np.where(away == 0, 1e-300, away)
-    share = share / share.sum(axis=-1, keepdims=True)
-    return np.moveaxis(share @ rows.T, -1, 0)
+    flat = x.reshape(-1)
+    result = np.empty((len(rows), len(flat)))
+    # Blocks that fit the cache.
+    for i in range(0, len(flat), _BLOCK):
+        away = flat[i : i + _BLOCK, None] - points
+        share = weight / np.where(away == 0, 1e-300, away)
+        result[:, i : i + _BLOCK] = rows @ share.T / share.sum(axis=1)
+    return result.reshape(-1, *x.shape)

@@ -32,10 +32,16 @@ from jaxdp_episodic.numerics.lattice_pieces import (
     places_of,
 )
 
-# Half of the cells of the finest lattice, of sums of up to so many terms; others; and
-# how many deviations of most terms' sum the finest reaches at least.
-_FINEST, _LARGEST, _OTHERS = {64: 2048, 4096: 1280, math.inf: 1536}, 2048, 512
-_DEVIATIONS = 4.0
+# Half of the cells of a lattice, and how many times as many the finest has, so that the
+# second has cells of twice its width; how many deviations of a term the finest reaches.
+_CELLS, _FINEST, _DEVIATIONS = 640, 5 / 3, 3.0
+# Where a jump is by so many nats likelier than that all terms move, the finest lattice
+# is as wide as from the hinge to most terms' sum, with so many places in a deviation.
+_SOONER, _RESOLVED = 12.0, 30.0
+# Of that way, where a lattice ends; how many times as far the last one does, or what so
+# many deviations of one term make of it: beyond it values are at its ends, or at their
+# mean, no further than so many times that.
+_REACHED, _FURTHEST, _FAR_OUT, _MEANS = 1.25, 5.0, 1.5, 8.0
 # Widest panel in z; the widest cell about 0; and the finest, over a term's share of
 # the hinge, beside which the ends of finer ones would be lost in rounding.
 _WIDEST, _NARROW, _OF_HINGE = 0.1, 0.01, 1e-5
@@ -45,8 +51,6 @@ _LOWEST, _HIGHEST = 9.0, 9.3
 _UNIT = 1.2e-16
 # Masses at the ends of a row that are sent away, times the distance of places.
 _RARE = 1e-45
-# Values on either side of a hinge that are kept.
-_KEPT = 16
 _SQRT_2PI = math.sqrt(2 * math.pi)
 _NODES, _WEIGHTS = (0.5 * a for a in np.polynomial.legendre.leggauss(6))
 _NODES = _NODES[:, None] + 0.5
@@ -84,16 +88,6 @@ class SignedLaw(NamedTuple):
         found = self.profile[place] + rest + self.infinite
         return found * math.exp(sign * self.mass_error)
 
-    def about(self, y: float) -> SignedLaw:
-        """Only what `gain` near this y needs."""
-        place = int(np.searchsorted(self.values, y))
-        kept = slice(max(place - _KEPT, 0), place + _KEPT)
-        return self._replace(
-            values=self.values[kept].copy(),
-            beyond=self.beyond[kept].copy(),
-            profile=self.profile[kept].copy(),
-        )
-
 
 class _Law(NamedTuple):
     """Of a sum of ``count`` terms: pieces of rising level about ``count`` centers.
@@ -116,6 +110,7 @@ class _Plan(NamedTuple):
     others: int  # and of the others
     center: float
     unit: float
+    top: int  # level of the last one
 
 
 def sinh_sum(
@@ -125,36 +120,53 @@ def sinh_sum(
     hinge: float,
     *,
     above: bool,
-    rough: bool = False,
+    cells: int = _CELLS,
+    at_hinge: bool = False,
 ) -> SignedLaw:
     """The sum of ``2 sinh(shift z)`` over ``count >= 2`` independent z ~ N(-tilt, 1).
 
-    Its means ``E(S - y)_+`` are nearest to the truth at y about ``hinge``; a ``rough``
-    law is four times as far from it, and found as much sooner.
+    Its means ``E(S - y)_+`` are nearest to the truth at y about ``hinge``; one
+    ``at_hinge`` bounds that mean alone as near. With half of the cells a law is four
+    times as far off, and found in a third of the time.
     """
-    plan = _planned(count, shift, tilt, hinge, above, rough)
+    plan = _planned(count, shift, tilt, hinge, above, cells)
     power, total = _one_term(shift, tilt, plan), None
     for bit in range(count.bit_length() - 1):
         if count >> bit & 1:
-            total = power if total is None else _on_levels(_added(total, power), plan)
+            total = (
+                power if total is None else _on_levels(_added(total, power, plan), plan)
+            )
         if count == 2 << bit:  # what is added last stays as it is
             break
-        power = _on_levels(_added(power, power), plan)
-    law = _added(power, power if total is None else total)
+        power = _on_levels(_added(power, power, plan), plan)
+    other = power if total is None else total
+    if at_hinge:
+        return _at_hinge(power, other, hinge, plan)
+    law = _added(power, other, plan)
+    places, masses = _atoms(law, plan)
+    return _signed(places, masses, law, plan)
+
+
+def _atoms(law: _Law, plan: _Plan) -> tuple[np.ndarray, np.ndarray]:
+    """Values, increasing, and their masses."""
     values, masses = [], []
     for piece in law.pieces:
         kept = piece.masses > 0
         masses.append(piece.masses[kept])
-        if above:
+        if plan.above:
             values.append(places_of(piece)[kept])
         else:
             mean = moments_of(piece)[kept] / masses[-1]
             values.append(mean - law.place_error * 2.0**piece.level)
     places = plan.unit * np.concatenate(values)
     order = np.argsort(places, kind="stable")
-    middle = count * plan.center
-    places = (places + middle)[order]
-    beyond = np.append(np.cumsum(np.concatenate(masses)[order][::-1])[::-1], 0.0)
+    return (places + law.count * plan.center)[order], np.concatenate(masses)[order]
+
+
+def _signed(
+    places: np.ndarray, masses: np.ndarray, law: _Law, plan: _Plan
+) -> SignedLaw:
+    beyond = np.append(np.cumsum(masses[::-1])[::-1], 0.0)
     gained = np.cumsum((beyond[1:-1] * np.diff(places))[::-1])[::-1]
     return SignedLaw(
         places,
@@ -162,32 +174,70 @@ def sinh_sum(
         np.append(gained, [0.0, 0.0]),
         plan.unit * law.infinite,
         law.mass_error + (8 + 4 * len(places)) * _UNIT,
-        4 * _UNIT * abs(middle),
+        4 * _UNIT * abs(law.count * plan.center),
     )
 
 
+def _at_hinge(a: _Law, b: _Law, hinge: float, plan: _Plan) -> SignedLaw:
+    """Of the sum, what is known at the hinge: given the one, by the other's profile."""
+    places, masses = _atoms(a, plan)
+    other = _signed(*_atoms(b, plan), b, plan)
+    sign = 1.0 if plan.above else -1.0
+    y = hinge - sign * 8 * _UNIT * abs(hinge)
+    rounded = 4 * _UNIT * (np.abs(places) + abs(a.count * plan.center))
+    gains = other.gain(y - places - sign * rounded, above=plan.above)
+    gain = float(masses @ gains) + plan.unit * a.infinite * (1 + 1e-9)
+    known = np.array([gain, gain if plan.above else 0.0])
+    beyond = np.array([1.0 + 1e-9, 0.0]) if plan.above else np.zeros(2)
+    error = a.mass_error + (8 + 4 * len(places)) * _UNIT
+    return SignedLaw(np.array([y]), beyond, known, 0.0, error, 0.0)
+
+
 def _planned(
-    count: int, shift: float, tilt: float, hinge: float, above: bool, rough: bool
+    count: int, shift: float, tilt: float, hinge: float, above: bool, others: int
 ) -> _Plan:
     """Finest where each term has its share of the hinge; as wide as most terms are."""
-    finest = next(half for most, half in _FINEST.items() if count <= most)
-    finest //= 1 + rough
-    others = _OTHERS // (1 + rough)
+    # Even, so that cells of the next lattice begin where these end.
+    others, finest = others // 2 * 2, round(0.5 * _FINEST * others) * 2
     end = NormalDist().inv_cdf(1 - 1 / (4 * count))
     x = end * np.linspace(-1, 1, 401)
     weight = np.exp(-0.5 * x * x)
     weight, value = weight / weight.sum(), 2 * np.sinh(shift * (x - tilt))
-    deviation = math.sqrt(float((value - value @ weight) ** 2 @ weight))
+    mean = float(value @ weight)
+    deviation = math.sqrt(float((value - mean) ** 2 @ weight))
     unit = 2 * _DEVIATIONS * deviation / finest
     unit = max(min(unit, 2 * _NARROW * shift), _OF_HINGE * hinge / count)
-    return _Plan(above, finest, others, hinge / count, unit)
+    # All of them together lie so far from the hinge, which is a jump's way: where one
+    # makes it that rarely that all would sooner move there, places are as fine as ever.
+    away, base = abs(hinge - count * mean), _base(count)
+    jump = math.asinh(0.5 * away) / shift + tilt
+    if 0.5 * count * tilt * tilt > 0.5 * jump * jump + _SOONER:
+        spread = deviation * math.sqrt(count) / _RESOLVED
+        unit = max(unit, min(_REACHED * away / finest, spread) / 2**base)
+    # Jumps by that much have the finest places that one of the other lattices has.
+    level = round(math.log2(max(_REACHED * away / (others * unit), 1.0)))
+    if level > 0:
+        unit = _REACHED * away / (others * 2**level)
+    last = max(away, 8 * deviation * math.sqrt(count)) / (others * unit)
+    last *= max(_FURTHEST, 2 * math.exp(shift * max(_FAR_OUT, 0.5 * shift)))
+    gap = (2 * finest // others).bit_length() - 1
+    top = max(math.ceil(math.log2(last)), base + gap)
+    return _Plan(above, finest, others, hinge / count, unit, top)
+
+
+def _base(count: int) -> int:
+    """Level of the finest lattice of a sum: its cells grow as deviations do."""
+    return (count.bit_length() - 1) // 2
 
 
 def _one_term(shift: float, tilt: float, plan: _Plan) -> _Law:
     """One term, by quadrature of the normal density over each cell."""
     low, high = -tilt - _LOWEST, shift - tilt + _HIGHEST
     ends = [(2 * math.sinh(shift * z) - plan.center) / plan.unit for z in (low, high)]
-    rows = _cells(plan, math.floor(ends[0]), math.ceil(ends[1]))
+    widest = plan.others * 2**plan.top
+    rows = _cells(
+        plan, max(math.floor(ends[0]), -widest), min(math.ceil(ends[1]), widest)
+    )
     level = np.concatenate([np.full(number, k) for k, _, number in rows])
     start = np.concatenate([first + np.arange(number) for _, first, number in rows])
     width = plan.unit * 2.0**level
@@ -230,12 +280,44 @@ def _one_term(shift: float, tilt: float, plan: _Plan) -> _Law:
             moment = (start[chosen] * masses[chosen] + gain[chosen]) * 2.0**k
             pieces.append(Piece(k, first, masses[chosen], moment))
     law = _Law(1, pieces, 0.0, error, 0.0)
+    far = [
+        _beyond(shift, tilt, edge, end, side)
+        for edge, end, side in ((edges[0][0], low, -1), (edges[1][-1], high, 1))
+    ]
     if plan.above:
         # What is below the first cell is raised to its end.
-        pieces[0].masses[1] += _tail(-low - tilt)
-        pieces[-1].masses[-1] += over
-        law = law._replace(infinite=over_mean)
+        pieces[0].masses[1] += far[0][0] + _tail(-low - tilt)
+        pieces[-1].masses[-1] += far[1][0] + over
+        law = law._replace(infinite=far[1][1] / plan.unit + over_mean)
+        return _on_levels(law, plan)
+    for piece, at, edge, (mass, gap) in zip(
+        (pieces[0], pieces[-1]), (0, -1), (start[0], start[-1] + 1), far, strict=True
+    ):
+        moment = edge * 2.0**piece.level * mass + gap / plan.unit
+        mass, moment = _not_too_far(mass, moment, widest)
+        piece.masses[at] += mass
+        moments_of(piece)[at] += moment
     return _on_levels(law, plan)
+
+
+def _not_too_far(mass: float, moment: float, widest: int) -> tuple[float, float]:
+    """Lower, beyond where the rounding of means is known: their end, or nothing."""
+    most = _MEANS * widest * mass
+    return (0.0, 0.0) if moment < -most else (mass, min(moment, most))
+
+
+def _beyond(
+    shift: float, tilt: float, edge: float, end: float, side: int
+) -> tuple[float, float]:
+    """Mass of a term from an edge out to an end, and mean of its distance; signed."""
+    if (end - edge) * side <= 0:
+        return 0.0, 0.0
+    parts = math.ceil(abs(end - edge) / _WIDEST)
+    z = edge + (end - edge) / parts * (np.arange(parts) + _NODES)
+    density = np.exp(-0.5 * (z + tilt) ** 2) / _SQRT_2PI * _WEIGHTS
+    density = density * abs(end - edge) / parts
+    gap = 4 * np.cosh(0.5 * shift * (z + edge)) * np.sinh(0.5 * shift * (z - edge))
+    return float(density.sum()), float((density * gap).sum())
 
 
 def _tail(x: float) -> float:
@@ -264,7 +346,7 @@ def _cells(plan: _Plan, low: int, high: int) -> list[tuple[int, int, int]]:
 # --- Sums ---
 
 
-def _added(a: _Law, b: _Law) -> _Law:
+def _added(a: _Law, b: _Law, plan: _Plan) -> _Law:
     """The law of the sum of two independent ones; pieces may lie anywhere."""
     parts, operations = added_pieces(a.pieces, None if a is b else b.pieces)
     rounded = _UNIT * operations
@@ -274,7 +356,7 @@ def _added(a: _Law, b: _Law) -> _Law:
         a.infinite + b.infinite,
         a.mass_error + b.mass_error + rounded,
         # of cells, which are no further from 0 than the widest box
-        a.place_error + b.place_error + 8 * rounded * _LARGEST,
+        a.place_error + b.place_error + 8 * _MEANS * rounded * plan.finest,
     )
 
 
@@ -292,7 +374,7 @@ def _labelled(piece: Piece) -> Piece:
 
 def _on_levels(law: _Law, plan: _Plan) -> _Law:
     """Puts what lies outside of its lattice's box on the next one."""
-    base = (law.count.bit_length() - 1) // 2
+    base = _base(law.count)
     left: dict[int, list[Piece]] = {}
     for piece in law.pieces:
         left.setdefault(_next_level(piece.level, base, plan), []).append(piece)
@@ -309,13 +391,37 @@ def _on_levels(law: _Law, plan: _Plan) -> _Law:
         whole, sent = _trimmed(whole, plan)
         infinite += sent
         inside, outside = _cut(whole, half)
+        if level == plan.top:
+            inside, sent = _at_ends(inside, outside, half, plan)
+            infinite, outside = infinite + sent, []
         if inside is not None:
             pieces.append(inside)
         for piece in outside:
             left.setdefault(_next_level(level + 1, base, plan), []).append(piece)
-    rounded = _UNIT * (operations + 8)
-    place_error = law.place_error + 8 * rounded * _LARGEST
+    rounded = _UNIT * (operations + 40)
+    place_error = law.place_error + 8 * _MEANS * rounded * plan.finest
     return _Law(law.count, pieces, infinite, law.mass_error + rounded, place_error)
+
+
+def _at_ends(
+    inside: Piece | None, outside: list[Piece], half: int, plan: _Plan
+) -> tuple[Piece | None, float]:
+    """The last lattice with what is outside of it at its ends; what infinity gets."""
+    sent = 0.0
+    for piece in outside:
+        at = places_of(piece) / 2.0**piece.level
+        side = half if at[0] > 0 else -half
+        mass, moment = float(piece.masses.sum()), None
+        if plan.above:
+            gap = np.maximum(at - half, 0.0) @ piece.masses
+            sent += float(gap) * 2.0**piece.level * (1 + 1e-9)
+        else:
+            moment = float(moments_of(piece).sum())
+            widest = half * 2**piece.level
+            mass, moment = _not_too_far(mass, moment, widest)
+            moment = np.array([moment])
+        inside = joined(inside, Piece(piece.level, side, np.array([mass]), moment))
+    return inside, sent
 
 
 def _next_level(level: int, base: int, plan: _Plan) -> int:

@@ -1,4 +1,4 @@
-"""The law of one term ``A - g B`` along the real axis; NumPy only.
+"""The law of one lognormal term, or of two, along the real axis.
 
 See `numerics.skewed_sums`.
 """
@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import functools
 import math
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from jaxdp_episodic.numerics.loops import Array, complex_of, fori_loop, namespace
 from jaxdp_episodic.numerics.special import log_normal_tail
 
 SQRT_2PI = math.sqrt(2 * math.pi)
@@ -38,23 +40,34 @@ class Terms(NamedTuple):
     idle: float
 
 
-def log_last(s: float) -> float:
+def log_last(s: Array) -> Array:
     """Log of the p at which the two saddles of ``p A - x²/2`` meet."""
-    return 0.5 * s * s - 1 - 2 * math.log(s)
+    return 0.5 * s * s - 1 - 2 * namespace(s).log(s)
 
 
-def larger_saddle(log_p: np.ndarray, s: float) -> np.ndarray:
+def larger_saddle(log_p: Array, s: Array) -> Array:
     """The x >= 1/s with ``p s A(x) = x``, for p up to `log_last`."""
+    xp = namespace(log_p, s)
     # y = s x solves log y - y = r
-    r = np.minimum(log_p - 0.5 * s * s + 2 * np.log(s), -1.0)
-    d = np.sqrt(2 * (-1 - r))
-    y = np.where(r < -6, -r + np.log(np.maximum(-r, 1.1)), 1 + d + d * d / 3)
-    for _ in range(8):
-        step = (np.log(y) - y - r) / np.minimum(1 / y - 1, -1e-12)
-        y = np.maximum(y - step, 1.0)
-        if np.all(np.abs(step) < _FOUND):
-            break
-    return y / s
+    r = xp.minimum(log_p - 0.5 * s * s + 2 * xp.log(s), -1.0)
+    d = xp.sqrt(2 * (-1 - r))
+    y = xp.where(r < -6, -r + xp.log(xp.maximum(-r, 1.1)), 1 + d + d * d / 3)
+
+    def improve(_: Array, state: tuple[Array, Array]) -> tuple[Array, Array]:
+        y, _ = state
+        step = (xp.log(y) - y - r) / xp.minimum(1 / y - 1, -1e-12)
+        return xp.maximum(y - step, 1.0), step
+
+    return _settled(xp, improve, y) / s
+
+
+def _settled(xp: Any, improve: Callable[..., Any], start: Array) -> Array:
+    """Eight steps of Newton's method; NumPy ends where they are short."""
+
+    def ended(state: tuple[Array, Array]) -> bool:
+        return bool(np.all(np.abs(state[1]) < _FOUND))
+
+    return fori_loop(xp, 0, 8, improve, (start, start), ended)[0]
 
 
 def place_of(x: np.ndarray, s: float) -> np.ndarray:
@@ -128,27 +141,34 @@ def contracted(
     return Law(*np.moveaxis(np.stack(rows, axis=1) @ share, 1, 0))
 
 
-def steepest(x: np.ndarray, s: float, rule: tuple) -> tuple[np.ndarray, ...]:
+def steepest(x: Array, s: Array, rule: tuple) -> tuple[Array, ...]:
     """Nodes from the larger saddle x on: v, dv with weights and the real exponent.
 
     On ``v = x + (zeta + i y)/s`` the imaginary part is 0 where ``e^zeta sin(y)/y = 1 +
-    zeta/(s x)``.
+    zeta/(s x)``; one s, or one for each x.
     """
+    xp = namespace(x, s)
     y, w = (a * math.pi for a in rule)
-    x = x[:, None]
+    x, s = x[:, None], s[:, None] if np.ndim(s) else s
     product, log_sinc = s * x, np.log(np.sin(y) / y)
-    zeta = 0.5 - log_sinc + np.log1p((2 - log_sinc) / product)
-    for _ in range(8):
-        slope = np.maximum(1 - 1 / (product + zeta), 1e-3)
-        step = (zeta + log_sinc - np.log1p(zeta / product)) / slope
-        zeta = zeta - step
-        if np.all(np.abs(step) < _FOUND):
-            break
-    slope = np.maximum(1 - 1 / (product + zeta), 1e-9)
-    dv = ((1 / y - 1 / np.tan(y)) / slope + 1j) * w / s
-    exponent = (x / s) * np.exp(zeta) * np.cos(y)
+
+    def improve(_: Array, state: tuple[Array, Array]) -> tuple[Array, Array]:
+        zeta, _ = state
+        slope = xp.maximum(1 - 1 / (product + zeta), 1e-3)
+        step = (zeta + log_sinc - xp.log1p(zeta / product)) / slope
+        return zeta - step, step
+
+    start = 0.5 - log_sinc + xp.log1p((2 - log_sinc) / product)
+    zeta = _settled(xp, improve, start)
+    slope = xp.maximum(1 - 1 / (product + zeta), 1e-9)
+    dv = (1 / y - 1 / np.tan(y)) / slope * w / s, w / s
+    exponent = (x / s) * xp.exp(zeta) * np.cos(y)
     exponent = exponent - 0.5 * ((x + zeta / s) ** 2 - (y / s) ** 2)
-    return x + (zeta + 1j * y) / s, dv, exponent
+    v, dv = (
+        complex_of(xp, *xp.broadcast_arrays(*pair))
+        for pair in ((x + zeta / s, y / s), dv)
+    )
+    return v, dv, exponent
 
 
 def law_on_axis(

@@ -13,6 +13,8 @@ import jaxdp_episodic as jde
 from jaxdp_episodic.losses import allocation_tables
 from jaxdp_episodic.losses.allocated_gaussian import AllocatedGaussianLoss
 from jaxdp_episodic.losses.allocated_law import AllocatedLawLoss, epoch_law
+from jaxdp_episodic.numerics.lognormal_tails import at_once
+from jaxdp_episodic.numerics.lognormal_terms import Sums
 from oracles import allocation
 
 ROWS = json.loads((Path(__file__).parents[1] / "allocation.json").read_text())["rows"]
@@ -122,20 +124,61 @@ def test_composed_with_another_mechanism():
 @pytest.mark.slow
 def test_a_table_that_leaves_the_certified_ends_is_not_used(monkeypatch):
     """A planted table, 1 % too small everywhere, is answered for by the upper end."""
-    honest = allocation_tables.sum_table
+    honest = allocation_tables._made
 
-    def too_small(count, shift, *, rising):
-        table = honest(count, shift, rising=rising)
-        return table._replace(values=table.values - 0.01)
+    def too_small(*asked, **how):
+        tables = honest(*asked, **how)
+        return [table._replace(values=table.values - 0.01) for table in tables]
 
     asked = {"epsilon": 0.9, "num_steps": 6}
     low, high = jde.delta_interval(step(6, 1.21), **asked)
-    allocation_tables.sum_tables.cache_clear()
-    monkeypatch.setattr(allocation_tables, "sum_table", too_small)
+    allocation_tables.forget_sum_tables()
+    monkeypatch.setattr(allocation_tables, "_made", too_small)
     value, info = jde.delta(step(6, 1.21), return_info=True, **asked)
-    allocation_tables.sum_tables.cache_clear()
+    allocation_tables.forget_sum_tables()
     assert info.is_certified_bound
     assert value == high > low
+
+
+def planted_at(table, *, off, first, rows):
+    values = table.values.copy()
+    values[:, first:] += off * np.array(rows)[:, None, None]
+    return table._replace(values=values)
+
+
+@pytest.mark.parametrize("off", [1e-4, -1e-4])
+def test_tables_that_are_off_by_little_are_not_used(off):
+    """1e-4 everywhere, that of another noise, and from a panel far out on."""
+
+    def honest(shift):
+        terms = Sums(np.full(2, 6.0), np.full(2, shift), np.array([1.0, 0.0]))
+        made = allocation_tables._made(terms, slopes=False, call=at_once)
+        return dict(zip((True, False), made, strict=True))
+
+    tables = honest(1 / 1.21)
+
+    def found(planted):
+        return allocation_tables._vouched(planted[True], planted[False], 6, 1 / 1.21)
+
+    def kept(rows, first):
+        table = planted_at(tables[True], off=off, first=first, rows=rows)
+        ends = allocation_tables._between_ends(table, 6, 1 / 1.21, rising=True)
+        return ends.values.shape[1] if np.isfinite(ends.values).all() else 0
+
+    assert all(
+        np.isfinite(one.values).all() and one.error < 1e-9 for one in found(tables)
+    )
+    everywhere = {
+        up: planted_at(one, off=off, first=0, rows=(1, 1, 1))
+        for up, one in tables.items()
+    }
+    for planted in (everywhere, honest((1 + off) / 1.21)):
+        for one in found(planted):
+            assert np.isnan(one.values).all() and one.error == 1.0
+    panels = tables[True].values.shape[1]
+    assert kept((0, 0, 0), 0) == panels
+    for rows in ((1, 0, 0), (0, 1, 0), (0, 0, 1), (1, 1, 1)):
+        assert kept(rows, 3) == 3
 
 
 @pytest.mark.slow

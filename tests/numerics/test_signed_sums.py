@@ -27,21 +27,21 @@ def gain_of_two(shift, tilt, y):
     return float(w @ (gain - left * ndtr(-start)))
 
 
-@pytest.mark.parametrize("rough", [False, True])
+@pytest.mark.parametrize("cells", [640, 256])
 @pytest.mark.parametrize(
     ("shift", "tilt", "y"),
     [(1.0, 0.0, 0.0), (1.0, 2.0, 0.0), (0.2, 3.0, 0.1), (3.0, 1.0, 40.0), (1.0, 0, -9)],
 )
-def test_two_terms(shift, tilt, y, rough):
+def test_two_terms(shift, tilt, y, cells):
     true = gain_of_two(shift, tilt, y)
     low, high = (
-        sinh_sum(2, shift, tilt, y, above=up, rough=rough).gain(
+        sinh_sum(2, shift, tilt, y, above=up, cells=cells).gain(
             np.array([y]), above=up
         )[0]
         for up in (False, True)
     )
     assert low <= true <= high
-    assert high - low <= (8e-4 if rough else 2e-4) * true
+    assert high - low <= 2e-4 * (640 / cells) ** 2 * true
 
 
 @pytest.mark.parametrize(
@@ -80,11 +80,18 @@ def test_the_mean_is_kept_but_for_what_is_cut_off():
             assert found == pytest.approx(mean + 1e4, rel=1e-9)
 
 
-def test_values_kept_about_a_hinge_suffice():
-    law = sinh_sum(3, 1.0, 0.4, 2.0, above=True)
-    y = np.array([2.0])
-    assert law.about(2.0).gain(y, above=True) == law.gain(y, above=True)
-    assert len(law.about(2.0).values) < 40
+@pytest.mark.parametrize(("count", "y"), [(2, 0.0), (3, 2.0), (7, 40.0)])
+def test_the_hinge_alone_is_bounded_as_by_the_whole_law(count, y):
+    for up in (False, True):
+        setting = count, 1.0, 0.4, y
+        whole = sinh_sum(*setting, above=up).gain(np.array([y]), above=up)
+        alone = sinh_sum(*setting, above=up, at_hinge=True)
+        assert alone.gain(np.array([y]), above=up) == pytest.approx(whole, rel=1e-4)
+        near = alone.gain(np.array([y - 0.5, y + 0.5]), above=up)
+        every = sinh_sum(*setting, above=up).gain(
+            np.array([y - 0.5, y + 0.5]), above=up
+        )
+        assert np.all(near >= every if up else near <= every)
 
 
 @pytest.mark.slow

@@ -7,7 +7,10 @@ import numpy as np
 import pytest
 from scipy.stats import norm
 
-from jaxdp_episodic.numerics.lognormal_sums import contours
+from jaxdp_episodic.losses.allocation_tables import sum_tables
+from jaxdp_episodic.numerics.lognormal_sums import axis_of, contours
+from jaxdp_episodic.numerics.lognormal_tails import at_once
+from jaxdp_episodic.numerics.lognormal_terms import Sums
 from jaxdp_episodic.numerics.skewed_sums import log_tails
 from jaxdp_episodic.numerics.skewed_terms import Terms, larger_saddle
 from jaxdp_episodic.numerics.two_terms import log_tails_of_two
@@ -16,14 +19,22 @@ from oracles import allocation
 ROWS = json.loads((Path(__file__).parents[1] / "allocation.json").read_text())["rows"]
 
 
+def tails(settings, place, *, finer=False):
+    """Of (count, shift, rising), those that rise first; the same places of each."""
+    terms = Sums(*np.array(settings, np.float64).T)
+    end = np.full(len(settings), max(place))
+    along = contours(axis_of(terms), end, finer=finer)
+    which = np.repeat(np.arange(len(settings)), len(place))
+    return along.log_tails(which, np.tile(place, len(settings)), at_once)
+
+
 def sums(count, constant, shift, log_g=None, *, rising=True, idle=0.0):
     """Each place by itself."""
     parts = []
     for n, k, s in np.broadcast(count, constant, shift):
         if log_g is None:
             place = np.array([abs(np.log(abs(k) / n))])
-            along = contours(int(n), float(s), place[0], rising=rising)
-            parts.append(along.log_tails(place))
+            parts.append(tails([(n, s, rising)], place))
         else:
             at, constants = np.array([float(log_g)]), np.array([float(k)])
             parts.append(log_tails(Terms(int(n), constants, float(s), at, idle)))
@@ -40,11 +51,37 @@ def test_neighbours_share_contours(count, shift, kind):
         together = np.array(log_tails(Terms(count, constant, shift, log_g, 5.0)))
     else:
         constant, log_g = (count * np.exp(-place), -count * np.exp(place))[up], None
-        together = contours(count, shift, place[-1], rising=up).log_tails(place)
+        together = tails([(count, shift, up)], place)
     for i in range(0, 12, 5):
         at = None if log_g is None else log_g[i]
         alone = sums(count, constant[i], shift, at, rising=up, idle=5.0)[:, 0]
         np.testing.assert_allclose(together[:, i], alone, atol=2e-11)
+
+
+def test_sums_side_by_side():
+    # Other numbers of contours, nodes and jumps: each as by itself.
+    settings = [(40, 0.7, 1), (3, 0.1, 1), (1000, 2.5, 1), (4, 2.0, 0), (99, 0.3, 0)]
+    place = np.linspace(0.0, 0.4, 5)
+    together = np.split(tails(settings, place), len(settings), axis=1)
+    for setting, rows in zip(settings, together, strict=True):
+        np.testing.assert_allclose(rows, tails([setting], place), rtol=1e-13)
+
+
+@pytest.mark.parametrize(("shift", "epsilon"), [(0.5, 0.3), (2.0, 3.0)])
+def test_slopes_of_two_terms(shift, epsilon):
+    rising, falling = sum_tables(2, shift, slopes=True)
+    h = 0.01 * shift
+    for table, direction in ((rising, "remove"), (falling, "add")):
+        ours = table.at(np.array([epsilon]))[3, 0]
+        logs = [
+            np.log(allocation.add_remove(2, 2, shift + k * h, epsilon, direction))
+            for k in (-2, -1, 1, 2)
+        ]
+        true = (logs[0] - 8 * logs[1] + 8 * logs[2] - logs[3]) / (12 * h)
+        # Differences, of a rule whose integrand has a kink.
+        assert ours == pytest.approx(true, rel=1e-6)
+        # Half the shift's move, a mistake that is easily made, is seen.
+        assert ours != pytest.approx(0.5 * true, rel=0.1)
 
 
 def test_single_epochs_of_the_reference():
@@ -176,7 +213,7 @@ def test_two_lognormal_terms_far_out(shift, rising):
     # Given one term the other's gain is a price of Black and Scholes: all positive.
     core = np.sqrt(np.log1p(np.expm1(shift**2) / 2))
     place = core * np.array([0.0, 1.0, 4.0, 8.0])
-    found = contours(2, shift, place[-1], rising=rising).log_tails(place)[0]
+    found = tails([(2, shift, rising)], place)[0]
     y = np.linspace(-20, 20, 200_001)
     weight = 2e-4 * norm.pdf(y)
     left = 2 * np.exp(place if rising else -place)[:, None] - np.exp(
@@ -198,7 +235,6 @@ def test_two_lognormal_terms_far_out(shift, rising):
 def test_other_contours_with_more_nodes_agree(count, shift, rising):
     place = np.linspace(0, 6, 20) * np.sqrt(np.log1p(np.expm1(shift**2) / count))
     one, other = (
-        contours(count, shift, place[-1], rising=rising, finer=finer).log_tails(place)
-        for finer in (False, True)
+        tails([(count, shift, rising)], place, finer=finer) for finer in (False, True)
     )
     np.testing.assert_allclose(one, other, atol=1e-8)

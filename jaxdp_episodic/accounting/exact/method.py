@@ -55,6 +55,8 @@ def exact_answer(question: Question, run: Run) -> Answer:
 
 def _sorted_out(question: Question, run: Run) -> Answer:
     """Sorts out what needs no integral, and answers the rest."""
+    for loss in run.losses:
+        loss.prepare()
     no_loss, no_noise = run.loses_nothing, run.is_unprotected
     value = np.where(no_loss, question.nothing, question.everything)
     error, certified = np.zeros(value.shape), np.zeros(value.shape, bool)

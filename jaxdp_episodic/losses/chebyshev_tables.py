@@ -1,0 +1,209 @@
+"""Logarithms of tails as piecewise polynomials, with an estimate of their error."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+
+from jaxdp_episodic.losses.table_checks import CHECKED
+
+# Chebyshev panels, each so long in asinh(place / core), with so many nodes.
+_PANEL, _NODES = 1.3, 16
+# Logarithm below which nothing is tabulated.
+LEAST = -90.0
+# A panel whose last Chebyshev coefficients are larger is halved, so often at most.
+_ROUGHNESS, MOST_HALVINGS = 1e-8, 4
+# Largest relative error of integrals of a table that may be used.
+MOST_OFF = 1e-7
+# Places at which a table is checked, and the spare factor.
+_CHECKS, _SPARE, _ROUNDING = 16, 10.0, 1e-13
+# Share of these places at which finer sums may fail.
+_FEW_FAIL = 0.2
+
+Evaluate = Callable[..., np.ndarray]
+"""From numbers of tables and places in them, (m,), to (3, m), or (6, m) with slopes;
+``finer`` ones to compare with."""
+
+
+class Table(NamedTuple):
+    """Logarithms of three tails at places >= 0, piecewise Chebyshev.
+
+    Attributes:
+      core: scale of the middle; interpolation is in ``asinh(place / core)``.
+      edges: (panels + 1,) of that, from 0.
+      values: (3, panels, nodes) at Chebyshev points; (6, panels, nodes) with their
+        derivatives by a parameter.
+      error: estimate of the largest error of the logarithms, with some to spare: how
+        much sums with more nodes differ, between the points, down to e^-36.
+      off: (panels,) the same of each panel's third, wherever it is.
+    """
+
+    core: float
+    edges: np.ndarray
+    values: np.ndarray
+    error: float
+    off: np.ndarray
+
+    @property
+    def end(self) -> float:
+        """The last place."""
+        return self.core * math.sinh(self.edges[-1])
+
+    @property
+    def places(self) -> np.ndarray:
+        """(panels, nodes)."""
+        half = 0.5 * np.diff(self.edges)[:, None]
+        return self.core * np.sinh(self.edges[:-1, None] + half * (_POINTS + 1))
+
+    def at(self, place: np.ndarray) -> np.ndarray:
+        """(3, m) logarithms; beyond the end those of the end, which are larger."""
+        z, panel = self._panels(place)
+        left, right = self.edges[panel], self.edges[panel + 1]
+        x = (2 * z - left - right) / (right - left)
+        # Barycentric interpolation at Chebyshev points of the second kind.
+        away = x[:, None] - _POINTS
+        hit = away == 0
+        share = np.where(hit, 0.0, _WEIGHTS / np.where(hit, 1.0, away))
+        share = np.where(hit.any(axis=1, keepdims=True), hit.astype(float), share)
+        share = share / share.sum(axis=1, keepdims=True)
+        return np.einsum("mk,imk->im", share, self.values[:, panel])
+
+    def off_at(self, place: np.ndarray) -> np.ndarray:
+        """(m,) how far the third may be off, to either side in turn: panel by panel."""
+        _, panel = self._panels(place)
+        return self.off[panel] * (-1.0) ** panel
+
+    def _panels(self, place: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Where in the table places are, and the panel."""
+        z = np.arcsinh(np.maximum(place, 0.0) / self.core)
+        z = np.minimum(z, self.edges[-1])
+        panel = np.searchsorted(self.edges, z, side="right") - 1
+        return z, np.minimum(panel, len(self.edges) - 2)
+
+    def without(self) -> Table:
+        """One that has no values."""
+        return self._replace(values=self.values * np.nan, error=1.0)
+
+    def up_to(self, panel: int) -> Table:
+        """Its first panels; without any it has no values."""
+        if panel == 0:
+            return self.without()
+        return self._replace(
+            edges=self.edges[: panel + 1],
+            values=self.values[:, :panel],
+            off=self.off[:panel],
+        )
+
+
+_POINTS = -np.cos(np.pi * np.arange(_NODES) / (_NODES - 1))
+_WEIGHTS = (-1.0) ** np.arange(_NODES)
+_WEIGHTS[[0, -1]] /= 2
+# From values at the points to their last three Chebyshev coefficients.
+_LAST = np.linalg.inv(np.polynomial.chebyshev.chebvander(_POINTS, _NODES - 1))[-3:]
+
+
+def tabulated(
+    core: np.ndarray,
+    end: np.ndarray,
+    evaluate: Evaluate,
+    *,
+    most: int = MOST_HALVINGS,
+    alone: bool = False,
+) -> list[Table]:
+    """Tables of functions of places, side by side.
+
+    Args:
+      core: (T,) of each table.
+      end: (T,) where it ends, or earlier.
+      evaluate: the functions.
+      most: halvings of a panel.
+      alone: whether values depend on what else is asked for.
+    """
+    end, tables = end.copy(), np.arange(len(core))
+    open_ = tables
+    for _ in range(50):
+        last = evaluate(open_, end[open_])
+        good = np.all(np.isfinite(last), axis=0) & (last[0] > LEAST)
+        open_ = open_[~good]
+        if not len(open_):
+            break
+        end[open_] *= 0.95
+    whole = np.arcsinh(end / core)
+    number = np.maximum(np.ceil(whole / _PANEL), 1)
+    mine = np.repeat(tables, number.astype(int))
+    rank = np.arange(len(mine)) - np.searchsorted(mine, mine)
+    left, right = (whole[mine] * (rank + i) / number[mine] for i in (0, 1))
+    done: list[list[tuple[float, float, np.ndarray]]] = [[] for _ in tables]
+    for depth in range(most + 1):
+        if not len(mine):
+            break
+        z = left[:, None] + (right - left)[:, None] * 0.5 * (_POINTS + 1)
+        place = (core[mine][:, None] * np.sinh(z)).reshape(-1)
+        values = evaluate(np.repeat(mine, _NODES), place)
+        values = values.reshape(len(values), *z.shape)
+        smooth = np.abs(values[:3] @ _LAST.T).max(axis=(0, 2)) <= _ROUGHNESS
+        again = ~smooth & (depth < most)
+        for i in np.flatnonzero(~again).tolist():
+            done[mine[i]].append((float(left[i]), float(right[i]), values[:, i]))
+        mine, left, right = mine[again], left[again], right[again]
+        middle, mine = 0.5 * (left + right), np.tile(mine, 2)
+        left, right = np.append(left, middle), np.append(middle, right)
+    joined = [_joined(*one) for one in zip(core.tolist(), whole, done, strict=True)]
+    return _with_errors(joined, evaluate, alone=alone)
+
+
+def _joined(
+    core: float, whole: float, done: list[tuple[float, float, np.ndarray]]
+) -> Table:
+    """A table of panels, without what cannot be computed and all beyond it."""
+    done.sort(key=lambda panel: panel[0])
+    bad = [i for i, (*_, one) in enumerate(done) if not np.all(np.isfinite(one))]
+    kept = done[: bad[0]] if bad else done
+    if not kept:
+        nothing = np.full((len(done[0][2]), 1, _NODES), np.nan)
+        return Table(core, np.array([0.0, whole]), nothing, 1.0, np.ones(1))
+    edges = np.array([kept[0][0], *(right for _, right, _ in kept)])
+    values = np.stack([one for *_, one in kept], axis=1)
+    # The next coefficients, which are left out, are smaller than the last two.
+    left_out = np.abs(values[2] @ _LAST[1:].T).max(axis=1)
+    return Table(core, edges, values, 0.0, left_out)
+
+
+def _with_errors(
+    tables: list[Table], evaluate: Evaluate, *, alone: bool
+) -> list[Table]:
+    """The tables with their errors, by finer sums between the points."""
+    known = [i for i, table in enumerate(tables) if np.isfinite(table.values[0, 0, 0])]
+    steps = (np.arange(_CHECKS) + 0.37) / _CHECKS
+    z = [tables[i].edges[-1] * steps for i in known]
+    place = [tables[i].core * np.sinh(one) for i, one in zip(known, z, strict=True)]
+    if not known:
+        return tables
+    every = evaluate(np.repeat(known, _CHECKS), np.concatenate(place), finer=True)
+    result = list(tables)
+    for k, (i, finer) in enumerate(
+        zip(known, np.split(every[:3], len(known), axis=1), strict=True)
+    ):
+        table = tables[i]
+        found = table.at(place[k])[:3]
+        counts = found[0] > found[0].max() + CHECKED
+        differ = np.abs(found - finer)
+        if alone and not np.all(differ[:, counts] <= MOST_OFF):
+            # So few of them, and far from one another, may not share what they did.
+            which = np.array([i])
+            each = [evaluate(which, one, finer=True) for one in place[k][:, None]]
+            differ = np.fmin(differ, np.abs(found - np.concatenate(each, axis=1)))
+        # Where only the finer sums fail their neighbours answer for them.
+        failed = 0.0 if np.isnan(differ).mean() < _FEW_FAIL else 1.0
+        differ = np.nan_to_num(differ, nan=failed, posinf=1.0)
+        # Of a panel those next to it count as well, some have no place in them.
+        after = np.searchsorted(z[k], table.edges)
+        near = zip(np.maximum(after[:-1] - 1, 0), after[1:] + 1, strict=True)
+        seen = np.array([differ[2, first:last].max() for first, last in near])
+        error = float(_SPARE * np.max(np.where(counts, differ, 0.0)) + _ROUNDING)
+        off = np.minimum(np.maximum(table.off, _SPARE * seen) + _ROUNDING, 1.0)
+        result[i] = table._replace(error=error, off=off)
+    return result

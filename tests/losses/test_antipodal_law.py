@@ -66,7 +66,7 @@ def test_many_steps_with_little_noise(steps, taken, shift, epsilon):
 
 
 def test_few_steps_are_no_rough_sums_far_out():
-    """All of them move a little where one jumps: upper ends were 5,000 times as large."""
+    """All move a little where one jumps: upper ends were 5,000 times as large."""
     low, high = bounds_at(21.56, 8, 8, 2.523)
     assert low <= high <= low * 1.06
 

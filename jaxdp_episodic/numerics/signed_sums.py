@@ -37,7 +37,7 @@ from jaxdp_episodic.numerics.lattice_pieces import (
 _CELLS, _FINEST, _DEVIATIONS = 640, 5 / 3, 3.0
 # Where a jump is by so many nats likelier than that all terms move, the finest lattice
 # is as wide as from the hinge to most terms' sum, with so many places in a deviation.
-_SOONER, _RESOLVED = 12.0, 30.0
+_SOONER, _ALONE, _RESOLVED = 12.0, 3.0, 30.0
 # Of that way, where a lattice ends; how many times as far the last one does, or what so
 # many deviations of one term make of it: beyond it values are at its ends, or at their
 # mean, no further than so many times that.
@@ -211,7 +211,9 @@ def _planned(
     # makes it that rarely that all would sooner move there, places are as fine as ever.
     away, base = abs(hinge - count * mean), _base(count)
     jump = math.asinh(0.5 * away) / shift + tilt
-    if 0.5 * count * tilt * tilt > 0.5 * jump * jump + _SOONER:
+    # Few others would move along, and far enough to be close to 0.
+    alone = count > _ALONE * shift * jump
+    if alone and 0.5 * count * tilt * tilt > 0.5 * jump * jump + _SOONER:
         spread = deviation * math.sqrt(count) / _RESOLVED
         unit = max(unit, min(_REACHED * away / finest, spread) / 2**base)
     # Jumps by that much have the finest places that one of the other lattices has.

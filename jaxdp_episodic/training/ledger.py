@@ -27,7 +27,6 @@ from jaxdp_episodic.files.atomic import is_locked_by_us, write_atomically
 from jaxdp_episodic.report.ledger_content import LedgerContent, LedgerMark
 from jaxdp_episodic.report.ledger_file import (
     CHARGE,
-    MOST_DESCRIBED,
     Chain,
     LedgerError,
     header,
@@ -35,6 +34,11 @@ from jaxdp_episodic.report.ledger_file import (
     scan,
 )
 from jaxdp_episodic.training.checkpoint import Snapshot
+from jaxdp_episodic.training.phases import (
+    charge_next,
+    refuse_other_steps,
+    step_line,
+)
 
 # An edit in the middle is found at the next seal, also without a checkpoint.
 _STEPS_A_SEAL = 1000
@@ -85,7 +89,7 @@ class Ledger:
             )
         self._begun = self.charged + 1
         if self._file is not None:
-            _charge_next(self._file, self._budget)
+            charge_next(self._file, self._budget)
         self.charged = self._begun
         return self.charged
 
@@ -104,7 +108,7 @@ class Ledger:
           LedgerError: the file describes other steps than the budget's.
           OSError: it cannot be written.
         """
-        _refuse_other_steps(file.content, self._budget)
+        refuse_other_steps(file.content, self._budget)
         if file.charged > self._begun:
             raise FileExistsError(
                 f"the run has gone on: {file.charged} steps are charged in its ledger, "
@@ -114,7 +118,7 @@ class Ledger:
         self.charged = self._begun = max(self.charged, file.charged)
         file.note_opening(environment)
         while self.charged > file.charged:
-            _charge_next(file, self._budget)
+            charge_next(file, self._budget)
         self._file = file
         try:
             yield
@@ -156,7 +160,7 @@ def taken_up(
             f"the run's ledger {path} is gone: what was charged since its checkpoint "
             "is not known, and the run cannot go on"
         ) from None
-    _refuse_other_steps(content, budget)
+    refuse_other_steps(content, budget)
     taken, charged = snapshot.charged_steps, content.charged
     if not taken <= charged <= budget.permitted_steps:
         raise LedgerError(
@@ -252,7 +256,7 @@ class LedgerFile:
 
     def describe(self, step: GaussianStep) -> None:
         """Says what the steps that are charged next are."""
-        self._append(_step_line(self._chain, step))
+        self._append(step_line(self._chain, step))
         self.num_described += 1
 
     def note_opening(self, environment: Mapping[str, Any]) -> None:
@@ -366,47 +370,5 @@ def create_ledger(path: Path, budget: PrivacyBudget, *, is_seeded: bool) -> None
     )
     start = chain.line(first)
     chain.add(start)
-    step = _step_line(chain, budget.phases[0][0])
+    step = step_line(chain, budget.phases[0][0])
     write_atomically(path, start + step, is_private=True)
-
-
-def _step_line(chain: Chain, step: GaussianStep) -> bytes:
-    """The line that says what the steps that follow are."""
-    line = chain.line({"step": step.to_dict()})
-    if len(line) > MOST_DESCRIBED // 2:
-        raise ValueError(
-            f"the ledger cannot describe the step: {len(line):,} bytes, mostly its "
-            f"population, of at most {MOST_DESCRIBED // 2:,}; state public bounds of "
-            "the sizes in the sampling instead"
-        )
-    return line
-
-
-def _charge_next(file: Any, budget: PrivacyBudget) -> None:
-    """Charges the run's next step to a file; describes it first, if it is another."""
-    phases, end = budget.phases, 0
-    for place, (step, count) in enumerate(phases):
-        end += count
-        if file.charged < end or place == len(phases) - 1:
-            if place >= file.num_described:
-                file.describe(step)
-            break
-    file.charge()
-
-
-def _refuse_other_steps(content: LedgerContent, budget: PrivacyBudget) -> None:
-    """Refuses a ledger whose steps are not those of this budget, in its order."""
-    planned, found = budget.phases, content.groups
-    if not budget.before:
-        planned = planned[-1:]
-    same = len(found) <= len(planned) and all(
-        step == ours and (count == most or place == len(found) - 1)
-        for place, ((step, count), (ours, most)) in enumerate(
-            zip(found, planned, strict=False)
-        )
-    )
-    if not same or content.planned != budget.planned:
-        raise LedgerError(
-            "the ledger is of another run: it charges other steps than this one takes "
-            "(another sampling, noise, population, privacy unit or number of epochs)"
-        )

@@ -65,6 +65,12 @@ def test_many_steps_with_little_noise(steps, taken, shift, epsilon):
     assert low <= true <= high <= low * 1.0005
 
 
+def test_few_steps_are_no_rough_sums_far_out():
+    """All move a little where one jumps: upper ends were 5,000 times as large."""
+    low, high = bounds_at(21.56, 8, 8, 2.523)
+    assert low <= high <= low * 1.06
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("steps", "noise", "epsilon", "within"),

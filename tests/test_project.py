@@ -262,6 +262,11 @@ def test_a_stale_name_is_found(name, is_wrong):
     assert bool(unknown_names(sources)) == is_wrong
 
 
+def test_no_file_is_longer_than_400_lines():
+    lengths = {name: s.count("\n") for name, s in _package_sources().items()}
+    assert {name: n for name, n in lengths.items() if n > 400} == {}
+
+
 def test_third_party_imports_are_declared():
     """At the top of a module a dependency; elsewhere, and in interop, also an extra."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]

@@ -19,7 +19,7 @@ import numpy as np
 
 from jaxdp_episodic._engine import engine_name, jitted, on_jax
 from jaxdp_episodic.losses.antipodal_law import bound_at
-from jaxdp_episodic.losses.chebyshev_tables import (
+from jaxdp_episodic.numerics.chebyshev_tables import (
     LEAST,
     MOST_HALVINGS,
     MOST_OFF,
@@ -27,13 +27,13 @@ from jaxdp_episodic.losses.chebyshev_tables import (
     Table,
     tabulated,
 )
-from jaxdp_episodic.losses.table_checks import allowed_off, fitting, transform
 from jaxdp_episodic.numerics.convex_sums import lognormal_sum
 from jaxdp_episodic.numerics.lognormal_sums import axis_of, contours, log_bounds
 from jaxdp_episodic.numerics.lognormal_tails import Call, Contours, at_once, by_rows
 from jaxdp_episodic.numerics.lognormal_terms import Sums, law_on_axis
 from jaxdp_episodic.numerics.skewed_sums import log_tails
 from jaxdp_episodic.numerics.skewed_terms import Terms, gauss
+from jaxdp_episodic.numerics.table_checks import allowed_off, fitting, transform
 from jaxdp_episodic.numerics.two_terms import log_tails_of_two
 
 # Jumps up to so many deviations beyond the mean of one that is there are in the table;

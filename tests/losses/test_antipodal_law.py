@@ -11,9 +11,10 @@ from jaxdp_episodic.accounting.dominating_pair import run_of
 from jaxdp_episodic.accounting.pld.method import pld_bounds
 from jaxdp_episodic.accounting.question import DeltaAt, EpsilonAt
 from jaxdp_episodic.accounting.run import Run
-from jaxdp_episodic.losses import allocation_tables, antipodal_law, chebyshev_tables
+from jaxdp_episodic.losses import allocation_tables, antipodal_law
 from jaxdp_episodic.losses.allocated_antipodal import AllocatedAntipodalLoss
 from jaxdp_episodic.losses.allocated_law import tails_between
+from jaxdp_episodic.numerics import chebyshev_tables
 from oracles import allocation
 
 

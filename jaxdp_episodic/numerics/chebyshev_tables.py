@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from jaxdp_episodic.losses.table_checks import CHECKED
+from jaxdp_episodic.numerics.table_checks import CHECKED
 
 # Chebyshev panels, each so long in asinh(place / core), with so many nodes.
 _PANEL, _NODES = 1.3, 16
@@ -19,7 +19,7 @@ _ROUGHNESS, MOST_HALVINGS = 1e-8, 4
 # Largest relative error of integrals of a table that may be used.
 MOST_OFF = 1e-7
 # Places at which a table is checked, and the spare factor.
-_CHECKS, _SPARE, _ROUNDING = 16, 10.0, 1e-13
+_CHECKS, _CHECKS_ALONE, _SPARE, _ROUNDING = 64, 16, 10.0, 1e-13
 # Share of these places at which finer sums may fail.
 _FEW_FAIL = 0.2
 
@@ -177,12 +177,13 @@ def _with_errors(
 ) -> list[Table]:
     """The tables with their errors, by finer sums between the points."""
     known = [i for i, table in enumerate(tables) if np.isfinite(table.values[0, 0, 0])]
-    steps = (np.arange(_CHECKS) + 0.37) / _CHECKS
+    number = _CHECKS_ALONE if alone else _CHECKS
+    steps = (np.arange(number) + 0.37) / number
     z = [tables[i].edges[-1] * steps for i in known]
     place = [tables[i].core * np.sinh(one) for i, one in zip(known, z, strict=True)]
     if not known:
         return tables
-    every = evaluate(np.repeat(known, _CHECKS), np.concatenate(place), finer=True)
+    every = evaluate(np.repeat(known, number), np.concatenate(place), finer=True)
     result = list(tables)
     for k, (i, finer) in enumerate(
         zip(known, np.split(every[:3], len(known), axis=1), strict=True)

@@ -40,6 +40,7 @@ from presentation import describe_machine, draw_chart, table
 
 import jaxdp_episodic as jde
 
+METHOD = "rdp"
 SEED = 20_240
 SAMPLING_PROBABILITIES = (1e-4, 0.3)
 NOISE_MULTIPLIERS = (0.5, 8.0)
@@ -172,7 +173,8 @@ def search_excess(step: jde.GaussianStep, ours: np.ndarray) -> dict[str, float] 
     with warnings.catch_warnings():
         # Small losses are best at an order beyond the last one.
         warnings.simplefilter("ignore")
-        dense = jde.epsilon(step, num_steps=NUM_STEPS, delta=DELTA, orders=orders)
+        asked = {"num_steps": NUM_STEPS, "delta": DELTA, "method": METHOD}
+        dense = jde.epsilon(step, orders=orders, **asked)
     return summary(ours / dense - 1)
 
 
@@ -251,7 +253,7 @@ def measure_calibration(sizes: Sizes) -> dict[str, Any]:
         sampling = jde.Poisson("example", sampling_probability=rates)
         step = jde.GaussianStep(sampling, noise_multiplier=1.0)  # its noise is ignored
         noise = jde.calibrate_noise_multiplier(
-            step, epsilon=targets, delta=DELTA, num_steps=counts
+            step, epsilon=targets, delta=DELTA, num_steps=counts, method=METHOD
         )
         return np.asarray(noise)
 
@@ -353,7 +355,9 @@ def sampled_gaussian(sampling_probability: Any, noise: Any) -> jde.GaussianStep:
 
 def run_epsilon(step: jde.GaussianStep, num_steps: Any = NUM_STEPS) -> np.ndarray:
     """Epsilon by our default method."""
-    return np.asarray(jde.epsilon(step, num_steps=num_steps, delta=DELTA))
+    return np.asarray(
+        jde.epsilon(step, num_steps=num_steps, delta=DELTA, method=METHOD)
+    )
 
 
 def timed(

@@ -67,7 +67,7 @@ class Sizes:
     """How much is measured.
 
     Attributes:
-      batch: settings of the mixed batch.
+      batch: settings of the mixed batch, enough of each kind for JAX.
       peers: sampled Gaussians that the peers get.
       autodp: how many of them autodp gets.
       scalar_calls: warm calls of one setting each.
@@ -75,7 +75,7 @@ class Sizes:
       repeats: of our timings; the best counts.
     """
 
-    batch: int = 1_000
+    batch: int = 16_000
     peers: int = 64
     autodp: int = 1
     scalar_calls: int = 20

@@ -11,6 +11,7 @@ from scipy.integrate import quad
 from scipy.stats import norm
 
 import jaxdp_episodic as jde
+from jaxdp_episodic._engine import using_engine
 from jaxdp_episodic.accounting.exact import contour, initial_epsilon, method, solver
 
 TABLES = json.loads((Path(__file__).parents[2] / "reference.json").read_text())
@@ -233,11 +234,12 @@ def test_an_answer_far_from_what_its_contour_was_laid_for_is_none(is_poor, monke
     example = jde.Poisson("example", sampling_probability=2e-5)
     episodes = jde.IndependentEpisodes(example, num_episodes=5)
     step = jde.GaussianStep(episodes, noise_multiplier=5.0)
-    found, info = jde.epsilon(step, num_steps=2, delta=1e-6, return_info=True)
+    with using_engine("numpy"):  # compiled kernels call nothing of ours
+        found, info = jde.epsilon(step, num_steps=2, delta=1e-6, return_info=True)
+        again = jde.delta(step, num_steps=2, epsilon=found)
     assert not info.is_certified_bound
     assert found == pytest.approx(1.411269946e-4, rel=1e-8)
     assert laid_for[0] == 1.1 if is_poor else laid_for[0] < 10 * found
-    again = jde.delta(step, num_steps=2, epsilon=found)
     assert again == pytest.approx(1e-6, rel=1e-6)
 
 

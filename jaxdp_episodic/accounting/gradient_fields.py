@@ -38,8 +38,14 @@ def checked_names(wrt: Any, step: GaussianStep | ComposedSteps) -> tuple[str, ..
     if isinstance(wrt, str) or not isinstance(wrt, tuple | list):
         raise TypeError(f"wrt must be a tuple of names, got {wrt!r}")
     allowed = field_names(step)
+    parts = (step,) if isinstance(step, GaussianStep) else step.gaussian_steps
+    has_epochs = any(epoch_scheme(part.design) is not None for part in parts)
     for name in wrt:
         _validation.choice("wrt", name, allowed)
+        if has_epochs and name.partition("[")[0] != NOISE:
+            raise NotImplementedError(
+                f"epsilon_and_gradient with epochs covers {NOISE!r} only, got {name!r}"
+            )
     return tuple(wrt)
 
 

@@ -13,7 +13,6 @@ from jaxdp_episodic._engine import using_engine
 from jaxdp_episodic.accounting import api
 from jaxdp_episodic.accounting.exact.method import exact_answer
 from jaxdp_episodic.accounting.gradient_fields import (
-    NOISE,
     checked_names,
     direction,
 )
@@ -26,7 +25,6 @@ from jaxdp_episodic.accounting.paths import undominated_paths
 from jaxdp_episodic.accounting.question import DeltaAt, EpsilonAt
 from jaxdp_episodic.accounting.rdp.method import rdp_bound
 from jaxdp_episodic.accounting.run import Run
-from jaxdp_episodic.describe.designs import epoch_scheme
 from jaxdp_episodic.describe.step import (
     ComposedSteps,
     GaussianStep,
@@ -108,20 +106,14 @@ def epsilon_and_gradient(
       TypeError: an argument of the wrong type.
       ValueError: a value out of range, ``num_steps`` given twice or not at all, or a
         name that the step does not have.
+      NotImplementedError: steps in epochs, and another name than "noise_multiplier".
     """
-    parts = gaussian_parts(step, "epsilon_and_gradient")
+    gaussian_parts(step, "epsilon_and_gradient")  # refuses others
     _validation.open_unit_array("delta", delta)
     if isinstance(step, ComposedSteps) and num_steps is not None:
         step, num_steps = compose((step, num_steps)), None
     names = checked_names(wrt, step)
     value, info = api.epsilon(step, delta=delta, num_steps=num_steps, return_info=True)
-    if any(epoch_scheme(part.design) is not None for part in parts):
-        for name in names:
-            if name.partition("[")[0] != NOISE:
-                raise NotImplementedError(
-                    f"epsilon_and_gradient with epochs covers {NOISE!r} only, "
-                    f"got {name!r}"
-                )
     log_delta = np.log(np.asarray(delta, np.float64))
     accounted, shape = api.checked_run(step, num_steps, delta=log_delta)
     if not all(loss.has_slopes for loss in accounted.losses):

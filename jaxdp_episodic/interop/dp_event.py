@@ -136,8 +136,10 @@ def steps_of(
         if population_is_exact and isinstance(step, GaussianStep):
             step = _of_exact_population(step)
         if step is not None:
-            # An event that is a whole epoch is as many steps.
-            yield part, step, count * int(getattr(part, "num_steps", 1))
+            # An event that is a whole epoch is as many steps; nobody else's are read.
+            is_epoch = kind(part) == "RandomAllocationDpEvent"
+            steps = whole(part, "num_steps", minimum=1) if is_epoch else 1
+            yield part, step, count * steps
 
 
 def nothing(relation: str) -> OneStep:

@@ -99,6 +99,13 @@ def test_equal_events_become_one_step():
     assert {step.clip_unit for step in run.steps} == {"example"}
 
 
+@pytest.mark.parametrize("steps", [0, -1, 0.5, float("inf")])
+def test_steps_count_of_epochs_only(steps):
+    # An attribute of that name on another event took its charge away.
+    event = type("GaussianDpEvent", (), {"noise_multiplier": 1.0, "num_steps": steps})
+    assert epsilon(event()) == epsilon(gaussian())
+
+
 def test_named_tuples_are_events_too():
     event = dp_event.SelfComposedDpEvent(poisson(0.02), 10)
     assert from_dp_event(event.to_named_tuple()) == from_dp_event(event)

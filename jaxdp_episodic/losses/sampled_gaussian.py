@@ -11,6 +11,8 @@ Mironov, Talwar, Zhang (2019), arXiv:1908.10530, for its Rényi divergence.
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -184,7 +186,8 @@ def _windows(t: Array, turn: Array, s: Array, direction: str) -> tuple[Windows, 
     alpha = 1 + t
     zero = xp.zeros_like(s)
     knee = turn - xp.log(alpha) / s  # alpha v = 1
-    centers, between = [zero], None
+    centers = [zero]
+    between: Callable[[], Array] | None = None
     if direction != "backward":
         steepest = alpha * s
 
@@ -193,9 +196,8 @@ def _windows(t: Array, turn: Array, s: Array, direction: str) -> tuple[Windows, 
             slope = steepest * share
             return slope, s * slope * (1 - share)
 
-        def between() -> Array:
-            return settle(rise, xp.stack([steepest, zero]), zero, steepest)
-
+        starts = xp.stack([steepest, zero])
+        between = functools.partial(settle, rise, starts, zero, steepest)
         low, high = xp.minimum(alpha, 2) * s, xp.maximum(alpha, 2) * s
         centers += [steepest, xp.clip(turn, low, high), 2 * s]
     if direction != "forward":

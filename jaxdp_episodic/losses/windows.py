@@ -41,8 +41,8 @@ def windows_around(
     Args:
       centers: of bumps.
       *others: windows that are known.
-      between: finds more centers, none beyond the others. Within a short stretch, which
-        is one window as dense as theirs, NumPy does not ask.
+      between: finds more centers, (k, n), none beyond the others. Within a short
+        stretch, which is one window as dense as theirs, NumPy does not ask.
     """
     xp = namespace(centers[0])
     bumps = xp.stack(centers)

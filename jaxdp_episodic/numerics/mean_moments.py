@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import functools
 import math
+from typing import NamedTuple
 
 import numpy as np
 
@@ -31,6 +32,10 @@ _LARGEST, _LARGEST_TILTED = 500.0, 220.0
 _WIDE, _SPACING, _STRIP, _NARROW = 9.5, 0.5, 0.27, 0.75
 # p begins at e^-37 of where it counts. And spacing of u over the integrand's width.
 _LEFT, _FINENESS, _COARSE = 37.0, 0.8, 0.2
+# Highest powers of what is centred; and deviations, of one term, where one is largest.
+_MOST_POWERS, _MOST_RATIO, _FURTHEST = 100, 40, 30.0
+# Nearly all of what jumps make is within so many deviations.
+_NEAR_JUMP = 3.0
 # From so large a log q on e^q is not formed.
 _FAR = math.log(300.0)
 
@@ -69,7 +74,7 @@ class Laplace:
         wide = max(2 * s * s + 4 * s - math.log(bins), 0.0)
         spacing = min(_FINENESS / math.sqrt(largest + 4), 0.2)
         self.log_p, log_weight = _places(wide, nearest, top, spacing)
-        excess = _log_excess_transform(self.log_p, bins, count, s)
+        excess = log_excess_transform(self.log_p, bins, count, s)
         self.log_excess = excess + log_weight
 
     def log_excess_below(self, z: np.ndarray) -> np.ndarray:
@@ -124,6 +129,88 @@ class Tilted:
         """``log E[X^n Y^-z]``, z >= 1."""
         terms = self.log_moments[n] + z * self.log_p
         return float(_log_sum(terms[None])[0]) - math.lgamma(z)
+
+
+class Powers(NamedTuple):
+    """``E((W - 1) / unit)^m / m!`` of a ratio W, m = 0 .. M, (M + 1,) each.
+
+    Attributes:
+      all: these.
+      jumps: what single terms make of them, each alone.
+      place: log W, some deviations beyond the jump that is the largest part of them.
+    """
+
+    all: np.ndarray
+    jumps: np.ndarray
+    place: np.ndarray
+
+
+def powers_of_mean(count: int, shift: float, unit: float) -> Powers:
+    """Of the mean X of the terms."""
+    most = min(_MOST_POWERS, 2 + int(_FURTHEST / shift))
+    x, density = _normal(1.0, 0.0, most * shift, 0.0)
+    away = np.expm1(shift * x - 0.5 * shift * shift) / (count * unit)
+    one = _powers(away, density, most).sum(axis=1)
+    one[1] = 0.0
+    jump = shift * (shift * np.arange(most + 1) + _NEAR_JUMP) - 0.5 * shift * shift
+    place = np.logaddexp(0.0, jump - math.log(count))
+    return Powers(_to_power(one[None], count)[0], count * one, place)
+
+
+def powers_of_ratio(bins: int, count: int, shift: float, unit: float) -> Powers:
+    """Of ``W = X / Y`` where Y is the density: by Mellin transforms, as `Tilted`."""
+    s = shift
+    most = min(_MOST_RATIO, 2 + int(_WIDE / s))
+    top = _top(most, 2 * most * s * s, bins, count, s)
+    wide = max(2 * s * s + 4 * s - math.log(bins), 0.0)
+    log_p, log_weight = _places(wide, 1.0, top, _FINENESS / math.sqrt(max(most, 16)))
+    x, density = _normal(s, -most * s, most * s, 0.0)
+    other = np.exp(-s * x - 0.5 * s * s)
+    away = (np.exp(s * x - 0.5 * s * s) - other) / (bins * unit)
+    share = np.exp(log_p) / bins
+    one = _powers(away, density, most) @ np.exp(-np.outer(other, share))
+    mass = np.maximum(one[0], 1e-300)
+    # Its rounding, times the count, tells where it is near 1.
+    centred = np.exp(_log_centred_transform(np.log(share), s)) - share
+    log_mass = np.where(share < math.exp(_FAR), centred, np.log(mass))
+    one = (one / mass).T
+    m = np.arange(most + 1.0)
+    scale = np.cumsum(np.log(np.maximum(m - 2, 1.0)))
+    logs = (m - 1) * log_p[:, None] - scale
+    logs = logs + (count * log_mass - share * (bins - count) + log_weight)[:, None]
+    every, jumps = (
+        np.sum(part * np.exp(logs), axis=0)
+        for part in (_to_power(one, count), count * one)
+    )
+    jump = s * (s * m + _NEAR_JUMP) - 0.5 * s * s
+    return Powers(every, jumps, np.logaddexp(0.0, jump - math.log(bins)))
+
+
+def _powers(away: np.ndarray, density: np.ndarray, most: int) -> np.ndarray:
+    """(most + 1, n): ``away^m / m!`` times the density."""
+    factors = away / np.arange(1.0, most + 1)[:, None]
+    return np.cumprod(np.concatenate([density[None], factors]), axis=0)
+
+
+def _to_power(series: np.ndarray, count: int) -> np.ndarray:
+    """Powers of power series (P, M), as far as these go."""
+    number = series.shape[1]
+    padded = np.zeros((len(series), 2 * number - 1))
+    rows = np.lib.stride_tricks.sliding_window_view(padded, number, axis=1)
+
+    def product(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+        padded[:, number - 1 :] = a
+        return (rows @ b[:, ::-1, None])[..., 0]
+
+    result: np.ndarray | None = None
+    while True:
+        if count % 2:
+            result = series if result is None else product(result, series)
+        count //= 2
+        if not count:
+            assert result is not None  # count >= 1
+            return result
+        series = product(series, series)
 
 
 def log_distance(bins: float, count: float, shift: float) -> float:
@@ -237,7 +324,7 @@ def _log_centred_transform(log_q: np.ndarray, shift: float) -> np.ndarray:
     return np.where(size < -40, size, np.log(grown))
 
 
-def _log_excess_transform(
+def log_excess_transform(
     log_p: np.ndarray, bins: float, count: float, shift: float
 ) -> np.ndarray:
     """``log(E e^{-pX} - e^{-p})`` at p > 0, (P,)."""

@@ -29,11 +29,12 @@ from jaxdp_episodic.numerics.chebyshev_tables import (
 from jaxdp_episodic.numerics.lognormal_sums import axis_of, contours, log_bounds
 from jaxdp_episodic.numerics.lognormal_tails import Call, Contours, at_once, by_rows
 from jaxdp_episodic.numerics.lognormal_terms import Sums, law_on_axis
-from jaxdp_episodic.numerics.mean_moments import powers_of_mean, powers_of_ratio
+from jaxdp_episodic.numerics.ratio_means import powers_of_mean, powers_of_ratio
 from jaxdp_episodic.numerics.skewed_sums import log_tails
 from jaxdp_episodic.numerics.skewed_terms import Terms
 from jaxdp_episodic.numerics.table_checks import (
     Places,
+    distances_agree,
     fitting,
     places_of,
     powers_agree,
@@ -68,10 +69,10 @@ def _checked(table: Table, off: float) -> Table:
 
 
 def _fitted(table: Table, scale: float, sign: float) -> tuple[Table, Places]:
-    """The table up to where rows of ``x = scale e^±place`` do not fit, and its nodes."""
+    """The table up to where rows at ``scale e^±place`` do not fit, and its nodes."""
     nodes = places_of(table.core, table.edges, table.values)
     fits = fitting(table.values, nodes, scale * np.exp(sign * nodes.place))
-    if np.all(fits):
+    if np.all(fits) or np.isnan(table.values[0, 0, 0]):
         return table, nodes
     return _fitted(table.up_to(int(np.argmin(fits))), scale, sign)
 
@@ -146,9 +147,12 @@ def _vouched(
             tables.append(table)
             sides.append(side_of(nodes, sign, count, table.error))
         high, low = sides
-        agree = transforms_agree(low, high, count, shift)
         core = float(rising.core)
-        agree &= powers_agree(low, high, core, powers_of_mean(count, shift, core))
+        agree = (
+            math.isfinite(mass)
+            and transforms_agree(low, high, count, shift)
+            and powers_agree(low, high, core, powers_of_mean(count, shift, core))
+        )
     worst = float(max(abs(mass - 1), abs(mean - 1), *off)) if agree else math.inf
     rising, falling = (_checked(table, worst) for table in tables)
     return rising, falling
@@ -229,8 +233,11 @@ def antipodal_table(bins: int, count: int, shift: float) -> Table:
         high = side_of(nodes, 1.0, bins, table.error)
         # E(wY - X)_+ is w times that of 1/w.
         low = high._replace(log_w=-high.log_w, log_gain=high.log_gain - high.log_w)
-        exact = powers_of_ratio(bins, count, shift, core)
-        agree = powers_agree(low, high, core, exact)
+        agree = (
+            math.isfinite(mass)
+            and powers_agree(low, high, core, powers_of_ratio(bins, count, shift, core))
+            and distances_agree(low, high, bins, count, shift)
+        )
     return _checked(table, off if agree else math.inf)
 
 

@@ -5,7 +5,7 @@ A table holds the profile ``H(w) = E(W - w)_+`` of a ratio W of mean 1. For conv
     E f(W) - f(1) = int f''(w) min(H(w), H(w) - 1 + w) dw,
 
 and for ``f = e^{-pw}``, and powers of w - 1, the left side is known without a contour,
-by `numerics.mean_moments`. What is integrated has a peak, which moves with p, or the
+by `numerics.ratio_means`. What is integrated has a peak, which moves with p, or the
 power, from one end of a table to the other: so little that is off is seen far out as
 well as in the middle, and also what all contours leave out alike.
 """
@@ -17,8 +17,13 @@ from typing import NamedTuple
 
 import numpy as np
 
-from jaxdp_episodic.numerics.mean_moments import Powers, log_excess_transform
+from jaxdp_episodic.numerics.mean_moments import log_excess_transform
 from jaxdp_episodic.numerics.quadrature import chebyshev_points, through_points
+from jaxdp_episodic.numerics.ratio_means import (
+    Powers,
+    log_distances,
+    log_middle_distance,
+)
 from jaxdp_episodic.numerics.skewed_terms import gauss
 
 # How far down logarithms are held to a relative error, and to what is absolute for so
@@ -27,6 +32,8 @@ CHECKED = -36.0
 _AGREEING, _RAREST = 1e-7, 16.0
 # Nodes of a panel; and numbers of transforms that are compared.
 _NODES, _TRANSFORMS = 96, 24
+# Parts a of the distances; see `log_distances`.
+_PARTS = np.array([0.5, 0.75])
 # What jumps beyond a table may make of a power, over one term's part of it.
 _JUMPS = 8.0
 
@@ -144,10 +151,35 @@ def transforms_agree(low: Side, high: Side, count: int, shift: float) -> bool:
     first, last = -high.log_w[-1], np.log(slope[0]) - low.log_w[-1]
     log_p = np.linspace(first, last, _TRANSFORMS)
     exact = log_excess_transform(log_p, count, count, shift)
-    (below, off), (above, more) = (
+    found = [
         side.integrals(
             (2 * log_p - exact)[:, None] - np.exp(log_p[:, None] + side.log_w)
         )
         for side in (low, high)
-    )
-    return bool(np.all(np.abs(below + above - 1) <= off + more))
+    ]
+    return _are_one(*found)
+
+
+def distances_agree(low: Side, high: Side, bins: int, count: int, shift: float) -> bool:
+    """Whether a ratio's has ``E (W - 1)² / (W + 1)`` and ``E (W - 1)² W^{a-1}``.
+
+    Of little noise the powers are beyond a table; the first of these never is.
+    """
+    middle = log_middle_distance(bins, count, shift)
+    exact = np.append(log_distances(bins, count, shift, _PARTS), middle)[:, None]
+    a = _PARTS[:, None]
+    found = []
+    for side in (low, high):
+        w = np.exp(side.log_w)
+        second = a * (a + 1) * w * w + 2 * a * (1 - a) * w + (1 - a) * (2 - a)
+        parts = np.log(second) + (a - 3) * side.log_w
+        nearest = np.log(8.0) - 3 * np.log1p(w)
+        found.append(side.integrals(np.concatenate([parts, nearest[None]]) - exact))
+    return _are_one(*found)
+
+
+def _are_one(
+    below: tuple[np.ndarray, np.ndarray], above: tuple[np.ndarray, np.ndarray]
+) -> bool:
+    """Whether integrals of both sides add up to 1, by what they may be off."""
+    return bool(np.all(np.abs(below[0] + above[0] - 1) <= below[1] + above[1]))

@@ -181,6 +181,14 @@ def test_tables_that_are_off_by_little_are_not_used(off):
         assert kept(rows, 3) == 3
 
 
+def test_tables_whose_first_panel_is_off_have_no_values():
+    terms = Sums(np.full(2, 6.0), np.full(2, 0.5), np.array([1.0, 0.0]))
+    rising, falling = allocation_tables._made(terms, slopes=False, call=at_once)
+    planted = planted_at(rising, off=0.1, first=0, rows=(1, 0, 0))
+    for one in allocation_tables._vouched(planted, falling, 6, 0.5):
+        assert np.isnan(one.values).all() and one.error == 1.0
+
+
 def test_tables_without_rare_jumps_are_not_used():
     """As if every contour left them out: rows fit, mass and mean are right to 1e-10."""
     terms = Sums(np.full(2, 50.0), np.full(2, 1.0), np.array([1.0, 0.0]))

@@ -12,13 +12,14 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import ArrayLike
 
-from jaxdp_episodic.accounting.release_pair import pair_of_release
+from jaxdp_episodic.accounting.release_pair import pair_of_release, uses_of_truncated
 from jaxdp_episodic.accounting.run import Run
 from jaxdp_episodic.describe.designs import (
     GroupedClasses,
     IndependentEpisodes,
     epoch_scheme,
 )
+from jaxdp_episodic.describe.mechanisms import TruncatedPoissonRelease
 from jaxdp_episodic.describe.rates import max_contributions
 from jaxdp_episodic.describe.schemes import (
     MultistageSampling,
@@ -93,6 +94,8 @@ def run_of(step: AnyStep, num_steps: np.ndarray | None) -> Run:
 def _uses(step: OneStep, num_steps: ArrayLike) -> list[tuple[PrivacyLoss, np.ndarray]]:
     """The pairs that steps of one kind use, and how often: epochs, not their steps."""
     count = np.asarray(num_steps, np.float64)[..., None]
+    if isinstance(step, TruncatedPoissonRelease):
+        return uses_of_truncated(step, count)
     if not isinstance(step, GaussianStep):
         return [(dominating_pair(step), count)]
     scheme = epoch_scheme(step.design)

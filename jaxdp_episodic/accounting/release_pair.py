@@ -78,6 +78,20 @@ def pair_of_release(release: OneStep) -> PrivacyLoss:
     raise TypeError(f"step must be a GaussianStep or a release, got {release!r}")
 
 
+def uses_of_truncated(
+    release: TruncatedPoissonRelease, count: np.ndarray
+) -> list[tuple[PrivacyLoss, np.ndarray]]:
+    """A batch that holds everybody is never cut: a Poisson step, which has nodes."""
+    pair = _truncated(release)
+    uncut = _field(release.batch_size) >= _sizes(release)
+    uses: list[tuple[PrivacyLoss, np.ndarray]] = []
+    if np.any(uncut):
+        uses.append((pair.parts()[0], np.where(uncut, count, 0.0)))
+    if not np.all(uncut):
+        uses.append((pair, np.where(uncut, 0.0, count)))
+    return uses
+
+
 def _field(value: float | np.ndarray) -> np.ndarray:
     """A field of a release with a path axis."""
     return np.asarray(value, np.float64)[..., None]
@@ -140,14 +154,11 @@ def _gaussian_mixture(release: GaussianMixtureRelease) -> PrivacyLoss:
     return GaussianMixtureLoss(_ALWAYS, rate, _columns(shift), _columns(log_weight))
 
 
-def _truncated(release: TruncatedPoissonRelease) -> PrivacyLoss:
+def _truncated(release: TruncatedPoissonRelease) -> TruncatedGaussianLoss:
     """See docs/proofs.md, "A Poisson sample that is cut"."""
-    size, relation = _field(release.population), release.neighboring_relation
-    if relation == "add_remove":
-        # The data at hand may be the smaller neighbour: the worse of two paths.
-        size = np.concatenate([size, size + 1], axis=-1)
+    size, batch_size = _sizes(release), _field(release.batch_size)
     rate = _field(release.sampling_probability)
-    whole, cut, cut_rate, sure = cut_weights(size, _field(release.batch_size), rate)
+    whole, cut, cut_rate, sure = cut_weights(size, batch_size, rate)
     with np.errstate(divide="ignore", over="ignore"):
         shift = np.divide(1.0, _field(release.noise_multiplier))
     kinds = {
@@ -155,4 +166,13 @@ def _truncated(release: TruncatedPoissonRelease) -> PrivacyLoss:
         "replace_one": ReplacedTruncatedLoss,
         "zero_out": ZeroedTruncatedLoss,
     }
-    return kinds[relation](_ALWAYS, whole, cut, rate, cut_rate, shift, sure)
+    kind = kinds[release.neighboring_relation]
+    return kind(_ALWAYS, whole, cut, rate, cut_rate, shift, sure)
+
+
+def _sizes(release: TruncatedPoissonRelease) -> np.ndarray:
+    """Of the data set with the unit; two where it may be either neighbour's."""
+    size = _field(release.population)
+    if release.neighboring_relation != "add_remove":
+        return size
+    return np.concatenate([size, size + 1], axis=-1)

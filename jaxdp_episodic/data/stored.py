@@ -146,8 +146,10 @@ def store(
         record that cannot be read.
     """
     plan = _plan(splits, made_from)
+    if folder.is_dir():
+        _found(folder, plan, splits)  # what is refused is left without a lock
     with locked(folder):
-        done = _begun(folder, plan, splits)
+        done = _found(folder, plan, splits) or _begun(folder, plan, splits)
         found = sum(done.values())
         total = sum(records.numbers.num_examples for records in splits.values())
         before = 0
@@ -180,8 +182,10 @@ def _plan(splits: Mapping[str, Records], made_from: Mapping[str, Any]) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def _begun(folder: Path, plan: str, splits: Mapping[str, Records]) -> dict[str, int]:
-    """How many records of each split are there; of a new folder, its files made."""
+def _found(
+    folder: Path, plan: str, splits: Mapping[str, Records]
+) -> dict[str, int] | None:
+    """How many records of each split are there; None of an empty folder."""
     if is_complete(folder):
         raise FileExistsError(
             f"{folder} is complete; name another folder, or look at it with "
@@ -209,6 +213,11 @@ def _begun(folder: Path, plan: str, splits: Mapping[str, Records]) -> dict[str, 
     others = {inside.name for inside in folder.iterdir()} - {LOCK}
     if others:
         raise FileExistsError(f"{folder} must be empty, it has {min(others)!r}")
+    return None
+
+
+def _begun(folder: Path, plan: str, splits: Mapping[str, Records]) -> dict[str, int]:
+    """An import's first note: nothing is there yet."""
     needed = sum(
         int(np.prod(r.row_shape, dtype=np.int64)) * r.dtype.itemsize
         for r in splits.values()

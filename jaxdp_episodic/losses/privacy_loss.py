@@ -312,12 +312,8 @@ class PrivacyLoss:
           It, the logarithm of an upper bound of what they add in ``count`` steps, and
           where there are too many terms left.
         """
-        del count
-        return (
-            self,
-            np.full(log_goal.shape, -np.inf),
-            np.full(log_goal.shape, not self.has_nodes),
-        )
+        too_many = (count > 0) & (not self.has_nodes)
+        return self, np.full(log_goal.shape, -np.inf), too_many
 
     def spike(self) -> Array:
         """Loss at which most of the forward distribution is, or 0."""

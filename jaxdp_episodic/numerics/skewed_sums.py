@@ -244,7 +244,8 @@ def _law_off_axis(p: np.ndarray, group: _Group, nodes: int) -> tuple[np.ndarray,
         dv = dv / SQRT_2PI
         grown = np.exp(normal + np.multiply.outer(some, exponent)) * dv
         # Near 1 the law's own mass is taken off term by term, if all of it is there.
-        complete = v[-1].real > ends_of(s, group.move)[1] - s - 3.8
+        low, edge = ends_of(s, group.move)
+        complete = v[0].real < low + 1.5 and v[-1].real > edge - s - 3.8
         rest = np.exp(normal) * dv if complete else 0.0
         law = contracted(grown, grown - rest, opposite, v, group.move)
         parts.append(law if complete else law._replace(excess=law.whole - 1))

@@ -115,14 +115,15 @@ def run_training(
     Args:
       config: the run.
       folder: made if missing. It must not hold another run.
-      resume: go on with the checkpoint in ``folder``.
+      resume: go on with the checkpoint in ``folder``; a run that ended before its
+        first begins anew, as nothing was charged.
       title: of the report.
       base: folder that paths in the config are relative to.
       console: where progress is shown; None: standard error.
       features: a fixed function of your own in place of the config's ``features``.
 
     Raises:
-      OSError: a file that cannot be read or written.
+      OSError: a file that cannot be read or written; no run to resume.
       ValueError: bad data, a target that permits no step, a folder that holds a run
         (without ``resume``) or another one (with it).
       TypeError: something of the wrong type.
@@ -130,8 +131,13 @@ def run_training(
     """
     processes = all_processes()
     with processes.together():
+        # Where nothing was charged there is nothing to repeat.
+        begun = resume and processes.shared_value(run_files.was_only_begun(folder))
+        resume = resume and not begun
         if processes.is_first:
             console = console or Console(stderr=True)
+            if begun:
+                console.print("nothing was charged yet: the run begins anew")
             result = _run(config, folder, resume, title, base, console, features)
         else:
             tables = Tables(config, base, features=features, keeps_features=False)
@@ -150,7 +156,9 @@ def _run(
     features: FixedFeatures | None,
 ) -> Result:
     """`run_training` in the first process."""
-    if not resume:
+    if resume:
+        run_files.refuse_without_checkpoint(folder)
+    else:
         run_files.refuse_other_files(folder)
     with _shown_warnings(console):
         tables = Tables(config, base, folder=folder, features=features)

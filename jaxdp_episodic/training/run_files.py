@@ -48,6 +48,28 @@ def files_of_a_run(folder: Path) -> list[str]:
     return found
 
 
+def was_only_begun(folder: Path) -> bool:
+    """Whether a folder has a ledger and no run: one that ended before any charge."""
+    return (folder / LEDGER).exists() and not files_of_a_run(folder)
+
+
+def refuse_without_checkpoint(folder: Path) -> None:
+    """Refuses to go on in a folder without a complete checkpoint; says what is there.
+
+    Raises:
+      FileNotFoundError: it has none.
+    """
+    found = files_of_a_run(folder)
+    if CHECKPOINTS in found:
+        return
+    there = "no run: begin one there, without resume"
+    if found:
+        there = (
+            f"only {' and '.join(found)} of a run, which cannot go on: begin another"
+        )
+    raise FileNotFoundError(f"no complete checkpoint in {folder}, which has {there}")
+
+
 def refuse_other_files(folder: Path) -> None:
     """Refuses a folder in which a new run would mix with an older one.
 

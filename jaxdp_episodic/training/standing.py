@@ -116,10 +116,8 @@ class Standing:
 
     def _take_up(self, folder: Path) -> None:
         """Takes up the checkpoint and the ledger in a folder."""
-        path = folder / run_files.CHECKPOINTS
-        if not path.is_dir():
-            raise FileNotFoundError(f"no complete checkpoint in {path}")
-        with Checkpoints(path) as checkpoints:
+        run_files.refuse_without_checkpoint(folder)
+        with Checkpoints(folder / run_files.CHECKPOINTS) as checkpoints:
             snapshot = checkpoints.restore(self.state, self.run)
         self.ledger, taken = taken_up(
             folder / run_files.LEDGER, snapshot, self.budget, self.environment

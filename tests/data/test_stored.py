@@ -451,6 +451,7 @@ def test_what_was_begun_otherwise_is_not_gone_on_with(tmp_path, monkeypatch):
     store(out, {"train": records}, made_from={})
     with pytest.raises(FileExistsError, match="is complete"):
         store(out, {"train": records}, made_from={})
+    assert {path.name for path in out.iterdir()} == {"manifest.json", "train"}
     with locked(tmp_path / "used"):
         with pytest.raises(BlockingIOError, match=r"in use by another process \(\d+\)"):
             store(tmp_path / "used", {"train": records}, made_from={})
@@ -458,6 +459,7 @@ def test_what_was_begun_otherwise_is_not_gone_on_with(tmp_path, monkeypatch):
     (tmp_path / "mine" / "letter.txt").touch()
     with pytest.raises(FileExistsError, match="must be empty, it has 'letter.txt'"):
         store(tmp_path / "mine", {"train": records}, made_from={})
+    assert not (tmp_path / "mine" / ".lock").exists()
     usage = types.SimpleNamespace(free=10)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage)
     with pytest.raises(OSError, match="bytes are needed, 10 are free"):

@@ -198,9 +198,9 @@ def test_two_antipodal_steps_are_a_gaussian_move():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("shift", "epsilon"), [(1.0, 5.0), (0.5, 2.0)])
+@pytest.mark.parametrize(("shift", "epsilon"), [(1.0, 5.0), (0.5, 2.0), (1 / 1.2, 6.3)])
 def test_two_epochs_of_three_antipodal_steps(shift, epsilon):
-    # Tables of few steps end early: this was a flagged certified end.
+    # Tables of few steps ended early: this was a flagged certified end.
     exact = allocation.antipodal_epochs_of_three(shift, epsilon)
     found, info = jde.delta(
         step(3, 1 / shift, "replace_one"),

@@ -103,11 +103,19 @@ def test_antipodal_sums_of_two(shift, epsilon):
     assert ours == pytest.approx(true, rel=1e-11)
 
 
+@pytest.mark.parametrize(("shift", "epsilon"), [(1 / 1.2, 7.5), (1.0, 14)])
+def test_antipodal_sums_of_three_far_out(shift, epsilon):
+    # Most of one term's law is left out where it counts nothing: not all its mass.
+    ours = sums(3, 0.0, shift, epsilon)[0, 0] - np.log(3)
+    true = np.log(allocation.antipodal(3, 3, shift, epsilon))
+    assert ours == pytest.approx(true, abs=3e-8)
+
+
 @pytest.mark.parametrize(
     ("shift", "epsilon"), [(0.01, 0.02), (0.3, 0.2), (0.85, 8.0), (2.5, 3.0)]
 )
 def test_two_terms_in_closed_form(shift, epsilon):
-    # At 0.85 and 8 the contour has no value, at 0.01 a wrong one.
+    # At 0.01 the contour has no value.
     nothing, log_g = np.zeros(1), np.array([epsilon])
     gain, first, second = log_tails_of_two(nothing, shift, log_g, 0.0)
     true = allocation.antipodal_of_two(shift, epsilon)

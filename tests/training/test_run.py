@@ -16,6 +16,7 @@ import jaxdp_episodic as jde
 from jaxdp_episodic import cli
 from jaxdp_episodic.accounting.budget import plan_budget
 from jaxdp_episodic.requests.training_config import read_config
+from jaxdp_episodic.training import run
 from jaxdp_episodic.training.evaluation import Score
 from jaxdp_episodic.training.run import Result, run_training
 from jaxdp_episodic.training.run_files import read_log
@@ -114,9 +115,15 @@ def test_everything_is_left_in_the_folder(train, finished, tmp_path, capsys):
 
 
 def test_resume(train, finished, tmp_path, capsys, config):
+    out = tmp_path / "out"
     assert train("--resume") == 2
-    assert "no complete checkpoint" in capsys.readouterr().err
-    shutil.rmtree(tmp_path / "out", ignore_errors=True)
+    assert "no run: begin one there, without resume" in capsys.readouterr().err
+    assert not out.exists()
+    shutil.copytree(finished[0], out)
+    shutil.rmtree(out / "checkpoints")
+    assert train("--resume") == 2
+    assert "only log.jsonl and ledger.jsonl of a run" in capsys.readouterr().err
+    shutil.rmtree(out)
     shutil.copytree(finished[0], tmp_path / "out")
     parameters = (tmp_path / "out" / "release" / "parameters.npz").read_bytes()
     assert train("--resume") == 0  # nothing is left to do: the same release again
@@ -126,6 +133,21 @@ def test_resume(train, finished, tmp_path, capsys, config):
     config.write_text(TINY.replace("l2_clip_norm = 0.1", "l2_clip_norm = 0.2"))
     assert train("--resume") == 2
     assert "l2_clip_norm: 0.1 in the checkpoint, 0.2 now" in capsys.readouterr().err
+
+
+def test_a_run_that_ended_before_any_charge_begins_anew(
+    train, finished, tmp_path, capsys, monkeypatch
+):
+    out, resumed = tmp_path / "out", []
+    (out / "checkpoints" / "0.orbax-checkpoint-tmp").mkdir(parents=True)
+    ledger = (finished[0] / "ledger.jsonl").read_bytes().splitlines(keepends=True)
+    described = [line for line in ledger if line.startswith(b"{")][:2]
+    monkeypatch.setattr(run, "_run", lambda *given: resumed.append(given[2]) or "")
+    for charges in (0, 1):
+        (out / "ledger.jsonl").write_bytes(b"".join(described) + b"1\n" * charges)
+        assert train("--resume") == 0
+        assert ("the run begins anew" in capsys.readouterr().err) == (charges == 0)
+    assert resumed == [False, True]
 
 
 def test_a_seed_is_called_not_private(train, config, capsys, tmp_path):

@@ -326,6 +326,13 @@ def test_errors_are_one_line(call, content, complaint):
     assert complaint in err
 
 
+def test_long_names_are_shortened_in_errors(capsys):
+    messages.complain(f"level {'n' * 5000!r} must be one that is drawn")
+    err = capsys.readouterr().err
+    assert "nnn...nnn" in err and err.endswith("must be one that is drawn\n")
+    assert len(err) < 400
+
+
 @pytest.mark.parametrize(
     ("old", "new", "complaint"),
     [

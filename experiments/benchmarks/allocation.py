@@ -3,11 +3,11 @@
     python experiments/benchmarks/allocation.py [--peer PYTHON] [--limit SECONDS]
 
 The peer, ``random-allocation==1.0.5`` of Feldman and Shenfeld (with pandas), needs an
-older NumPy than this library: ``--peer`` names the Python of an environment that has
-it; without one it is not asked. Its upper end is the least of its bounds
-(``allocation_epsilon_combined``, orders as in its README), its lower one
-``allocation_epsilon_lower_bound``, which is searched for to 1e-3 only and given for a
-single epoch alone. Both are asked in one process a setting, up to a limit.
+older NumPy than this library: ``--peer`` names the Python of an environment that has it
+(``make bench-exact`` makes one); without one it is not asked. Its upper end is the
+least of its bounds (``allocation_epsilon_combined``, orders as in its README), its
+lower one ``allocation_epsilon_lower_bound``, which is searched for to 1e-3 only and
+given for a single epoch alone. Both are asked in one process a setting, up to a limit.
 
 Times are of the processor, of one question each with nothing cached: "law" is that of
 one epoch's distribution, both ends, "exact" that of its tables. Nothing here fails for

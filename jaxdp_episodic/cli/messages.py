@@ -14,7 +14,8 @@ import tyro
 from jaxdp_episodic.cli.process import PROGRAM, Terminated
 
 USER_ERROR, INTERRUPTED, TERMINATED = 2, 130, 143
-_LONGEST = 2000
+# Letters of an error, and of one word in it.
+_LONGEST, _LONGEST_WORD = 2000, 300
 USER_ERRORS = (
     OSError,
     TypeError,
@@ -79,8 +80,14 @@ def reported(
 
 def complain(message: str) -> None:
     """Prints an error on standard error, in one line that fits a screen."""
+    # A stranger's file may be quoted: a long name must not hide what is said of it.
+    half = _LONGEST_WORD // 2
+    message = " ".join(
+        word if len(word) <= _LONGEST_WORD else f"{word[:half]}...{word[-half:]}"
+        for word in message.split(" ")
+    )
     if len(message) > _LONGEST:
-        message = message[: _LONGEST - 3] + "..."  # a stranger's file may be quoted
+        message = message[: _LONGEST - 3] + "..."
     print(f"{PROGRAM}: error: {printable(message)}", file=sys.stderr)
 
 

@@ -156,6 +156,12 @@ def log_complex(real: Array, imaginary: Array) -> tuple[Array, Array]:
     return 0.5 * xp.log(square), xp.arctan2(imaginary, real)
 
 
+def log_size(z: Pair) -> Array:
+    """``log |z|``."""
+    xp = namespace(z[0], z[1])
+    return 0.5 * xp.log(z[0] * z[0] + z[1] * z[1])
+
+
 def log_add_complex(first: Array, second: tuple[Array, Array]) -> tuple[Array, Array]:
     """``log(e^a + e^b)``, a real, b complex; continuous while ``|Im b| < pi``.
 
@@ -245,6 +251,13 @@ def _sum_as_complex(z: Pair, weight: Pair, position: Pair) -> Pair:
 def times(a: Pair, b: Pair) -> Pair:
     """The complex product."""
     return a[0] * b[0] - a[1] * b[1], a[0] * b[1] + a[1] * b[0]
+
+
+def divided(a: Pair, b: Pair) -> Pair:
+    """The complex quotient, of sizes of b between 1e-150 and 1e150."""
+    square = b[0] * b[0] + b[1] * b[1]
+    re, im = times(a, (b[0], -b[1]))
+    return re / square, im / square
 
 
 def expm1_in_parts(real: Array, imaginary: Array) -> Pair:

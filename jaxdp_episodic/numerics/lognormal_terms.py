@@ -37,6 +37,8 @@ from jaxdp_episodic.numerics.special import log_normal_tail
 # A table goes so many deviations far, in the sum or in one term that jumps; a term's
 # law, tilted, is so many wide.
 REACH, _WIDE = 13.0, 8.5
+# Jumps count where one of so many deviations does, until they are so many nats rarer.
+_JUMPING, _RARER = 12.0, 20.0
 # Below this shift 1 is taken off A: else what cancels in K^n e^{pk} costs digits.
 _NARROW = 0.05
 # From so many terms on K - 1 needs all its digits.
@@ -90,9 +92,15 @@ class Sums(NamedTuple):
 
     @property
     def edge(self) -> Array:
-        """Deviation at which a jump is too rare to count."""
-        least = _WIDE + 1.5 + 1 / self.shift
-        return namespace(self.count).maximum(self.highest, least)
+        """Deviation at which a jump is too rare to count.
+
+        At the larger saddle x the integrand is ``e^{x/s - x²/2}``, less what the place
+        takes: of a jump to d it is ``e^{-d²/2}`` at d, and where s d < 1 it grows from
+        there on and falls behind 2/s only.
+        """
+        xp, turn = namespace(self.count), 1 / self.shift
+        least = (self.shift + _JUMPING) ** 2 + 2 * _RARER
+        return xp.maximum(self.highest, turn + xp.sqrt(turn * turn + least))
 
     @property
     def is_light(self) -> Array:

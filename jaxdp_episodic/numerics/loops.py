@@ -77,11 +77,17 @@ def while_loop(
 def where_needed(
     condition: Array, value: Array, otherwise: Callable[[], Array]
 ) -> Array:
-    """``where(condition, value, otherwise())``; NumPy asks only if it is needed."""
+    """``where(condition, value, otherwise())``, asked only if any element needs it."""
     xp = namespace(condition, value)
-    if xp is np and np.all(condition):
-        return value
-    return xp.where(condition, value, otherwise())
+    if xp is not np:
+        from jax import lax
+
+        return lax.cond(
+            xp.all(condition),
+            lambda: value,
+            lambda: xp.where(condition, value, otherwise()),
+        )
+    return value if np.all(condition) else np.where(condition, value, otherwise())
 
 
 def scan(

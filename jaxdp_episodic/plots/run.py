@@ -104,11 +104,11 @@ def _draw_scores(
             marker=marker,
             ms=4,
             capsize=2,
-            label=f"{name}, private: {mean[-1]:.3f}",
+            label=f"{name}, private: {mean[-1]:.4f}",
         )
         if name in without_noise:
             bare = without_noise[name]["mean"]
-            label = f"{name}, without noise (not private): {bare:.3f}"
+            label = f"{name}, without noise (not private): {bare:.4f}"
             axes.axhline(bare, color=color, ls="--", lw=1, label=label)
         axes.set_ylabel(rows[0][1]["name"] + "\n(held out)")
     if names:

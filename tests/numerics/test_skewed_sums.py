@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from scipy.interpolate import make_interp_spline
 from scipy.stats import norm
 
 from jaxdp_episodic.losses.allocation_tables import sum_tables
@@ -39,6 +40,36 @@ def sums(count, constant, shift, log_g=None, *, rising=True, idle=0.0):
             at, constants = np.array([float(log_g)]), np.array([float(k)])
             parts.append(log_tails(Terms(int(n), constants, float(s), at, idle)))
     return np.concatenate(parts, axis=1)
+
+
+def log_density_of_eight(shift, place):
+    """Of log X at ``log 8 + place``: the laws of two halves added up, three times."""
+
+    def law(v):
+        return -0.5 * (v / shift + 0.5 * shift) ** 2 - np.log(
+            shift * np.sqrt(2 * np.pi)
+        )
+
+    u = np.linspace(-30, 30, 1501)
+    low, high = -np.logaddexp(0, -u), -np.logaddexp(0, u)
+    for count in (2, 4, 8):
+        v = np.log(count) + np.linspace(-15, 16, 500) * shift
+        v = v if count < 8 else np.log(8) + place
+        halves = law(v[:, None] + low) + law(v[:, None] + high)
+        row = np.logaddexp.reduce(halves, axis=1) + np.log(u[1] - u[0])
+        law = make_interp_spline(v, row, 5)
+    return row
+
+
+@pytest.mark.parametrize("shift", [0.25, 0.45])
+def test_rare_jumps_of_light_terms(shift):
+    # Where one saddle's size falls off only behind 2/s; down to e^-76.
+    table, _ = sum_tables(8, shift)
+    place = np.linspace(0.1, 0.92, 10) * table.end
+    found = table.at(place)[2] + place + np.log(8)  # of X, then of its logarithm
+    assert found[-1] < -70
+    true = log_density_of_eight(shift, place)
+    np.testing.assert_allclose(found, true, rtol=0, atol=2e-10)
 
 
 @pytest.mark.parametrize(("count", "shift"), [(3, 2.0), (40, 0.7), (40, 0.1)])

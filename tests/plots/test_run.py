@@ -49,9 +49,9 @@ def test_loss_scores_and_epsilon(drawn):
     assert [line.get_label() for line in top.lines][1] == "mean of 3 steps"
     assert middle.get_ylabel() == "accuracy\n(held out)"
     assert {text.get_text() for text in middle.get_legend().get_texts()} == {
-        "validation, private: 0.500",
-        "test, private: 0.500",
-        "test, without noise (not private): 0.900",
+        "validation, private: 0.5000",
+        "test, private: 0.5000",
+        "test, without noise (not private): 0.9000",
     }
     assert bottom.get_xlabel() == "step\n\nwhat it means"
     assert [line.get_label() for line in bottom.lines] == ["spent", "target"]

@@ -25,7 +25,7 @@ from jaxdp_episodic.accounting.exact.mgf import (
     real_moments,
     without_core,
 )
-from jaxdp_episodic.numerics.complex_exponentials import log_complex
+from jaxdp_episodic.numerics.complex_exponentials import divided, log_size
 from jaxdp_episodic.numerics.loops import Array, namespace, where_needed
 from jaxdp_episodic.numerics.roots import log_crossing
 
@@ -42,7 +42,7 @@ _FALL = 42.0
 _VERTICAL_FALL, _VERTICAL_END = 26.0, 300.0
 _NUM_SCOUTS = 24
 # The saddle point is known to some percent of its logarithm's spacing.
-_SADDLE_POINTS, _SADDLE_ROUNDS = 14, 3
+_SADDLE_POINTS, _SADDLE_ROUNDS = 9, 3
 # Crossings that are tried, relative to the saddle point of all losses, where the core
 # is subtracted; and by how many nats that must pay.
 _CROSSINGS = 1.25 ** np.arange(16.0)
@@ -111,15 +111,15 @@ def lay_contour(epsilon: Array, groups: tuple[Steps, ...]) -> Contour:
     ends = xp.exp(xp.log(furthest) * powers)
     contour = Contour(center, scale, lean_signed, bend, furthest, core)
     y = scale * xp.concatenate([xp.zeros_like(ends[:1]), ends])
-    z, log_speed = contour_points(contour, y)
+    z, speed = contour_points(contour, y)
     power, _ = log_powers(z, groups, checked=False)
-    left, _ = without_core(z, power, core, log_atoms(groups))
-    left = left[0]
+    difference, left = without_core(z, power, core, log_atoms(groups))
+    left = left + log_size(difference)
     if have_atoms(groups):
         left = where_needed(
             (lean > 0) | (y < returns), left, lambda: envelope(z, core, groups)
         )
-    size = left + log_speed[0] - z[0] * epsilon + xp.log(xp.maximum(y, scale))
+    size = left + log_size(speed) - z[0] * epsilon + xp.log(xp.maximum(y, scale))
     large = size[1:] > size[0] - xp.where(lean > 0, _FALL, _VERTICAL_FALL)
     last = xp.max(xp.where(large, xp.arange(_NUM_SCOUTS)[:, None], 0), axis=0)
     last = xp.minimum(last + 1, _NUM_SCOUTS - 1)
@@ -227,12 +227,10 @@ def largest_center(like: Array, groups: tuple[Steps, ...]) -> Array:
 
 
 def contour_points(contour: Contour, y: Array) -> tuple[Pair, Pair]:
-    """Points z at the heights y, and ``log(dz / dy / (i pi z (1 + z)))``."""
+    """Points z at the heights y, and ``dz / dy / (i pi z (1 + z))``."""
     xp = namespace(contour.center, y)
     root = xp.sqrt(contour.scale**2 + y * y)
     # sqrt(scale² + y²) - scale without cancellation
     z = (contour.center + contour.lean * y * (y / (root + contour.scale)), y)
-    direction = log_complex(xp.ones_like(y), -contour.lean * y / root)
-    log_z, log_z1 = log_complex(*z), log_complex(1 + z[0], z[1])
-    re = direction[0] - log_z[0] - log_z1[0] - math.log(math.pi)
-    return z, (re, direction[1] - log_z[1] - log_z1[1])
+    direction = (xp.full_like(y, 1 / math.pi), -contour.lean / math.pi * y / root)
+    return z, divided(divided(direction, z), (1 + z[0], z[1]))

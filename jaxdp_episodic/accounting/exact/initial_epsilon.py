@@ -87,7 +87,7 @@ def _by_jumps(
         return logsumexp(xp.moveaxis(every, 1, 0)) - log_delta
 
     low = _SMALLEST * highest
-    return log_crossing(excess, low, highest, num_points=16, num_rounds=2)
+    return log_crossing(excess, low, highest, num_points=11, num_rounds=2)
 
 
 def _by_saddle_points(

@@ -43,7 +43,7 @@ from jaxdp_episodic.accounting.exact.mgf import (
     without_core,
 )
 from jaxdp_episodic.losses.gaussian import log_gaussian_profile
-from jaxdp_episodic.numerics.complex_exponentials import polar
+from jaxdp_episodic.numerics.complex_exponentials import polar, times
 from jaxdp_episodic.numerics.loops import (
     Array,
     map_arrays,
@@ -54,8 +54,9 @@ from jaxdp_episodic.numerics.loops import (
 from jaxdp_episodic.numerics.special import log_normal_tail
 
 _MOST_STEPS = 25
-# Nats of log(delta) that are near enough.
-_CLOSE = 1e-12
+# Nats of log(delta) that are near enough: this share of the error, which they add to,
+# within these.
+_CLOSE_SHARE, _CLOSE = 0.01, (1e-12, 1e-4)
 # Power of its own by which halving the spacing is taken to reduce the error.
 _CONVERGENCE = 0.15
 # Rounding of a phase, relative to its size.
@@ -120,7 +121,8 @@ def epsilon(
         # The bracket closes on 0 where delta is not even reached there.
         step = xp.where((low == 0) & (step < 1e-6 * guess), 0.0, step)
         low_enough = (x <= 0) & (gap < 0)
-        found = low_enough | (xp.abs(gap) <= _CLOSE)
+        close = xp.clip(_CLOSE_SHARE * error, *_CLOSE)
+        found = low_enough | (xp.abs(gap) <= close)
         # An unconverged search counts as an error of delta; at epsilon 0 delta may be
         # less.
         error = xp.where(low_enough & (error < -gap), 0.0, error)
@@ -173,9 +175,10 @@ class _Integrand(NamedTuple):
 
     Attributes:
       z: nodes.
-      log_weight: of the trapezoidal rule, with ``1 / (i pi z (1 + z))``.
-      log_left: logarithm of M^T less its core.
-      log_size: logarithm of the largest of what was subtracted from one another.
+      log_size: logarithm of the size of what is summed, but for ``e^{-z epsilon}``:
+        M^T less its core, with ``1 / (i pi z (1 + z))`` and the weights of the rule.
+      sign: the same over its size.
+      lost: how many times as large the largest of what was subtracted there was.
       error: bound of the rounding error relative to that.
       core: (n,) variance of the Gaussian core; 0 without one.
       log_share: (n,) logarithm of the core's probability.
@@ -186,9 +189,9 @@ class _Integrand(NamedTuple):
     """
 
     z: Pair
-    log_weight: Pair
-    log_left: Pair
     log_size: Array
+    sign: Pair
+    lost: Array
     error: Array
     core: Array
     log_share: Array
@@ -208,15 +211,13 @@ def _prepare(num_nodes: int, contour: Contour, groups: tuple[Steps, ...]) -> _In
     inverse = xp.exp(-u)
     cosh, sinh = 0.5 * (1 + inverse * inverse), 0.5 * (1 - inverse * inverse)
     speed = contour.scale * cosh / xp.sqrt(inverse * inverse + (b * sinh) ** 2)
-    z, log_speed = contour_points(contour, y)
-    half = xp.where(u > 0, 0.0, math.log(0.5))
-    log_weight = (
-        log_speed[0] + xp.log(speed) + xp.log(step) + half,
-        log_speed[1],
-    )
+    z, direction = contour_points(contour, y)
+    weight = speed * step * xp.where(u > 0, 1.0, 0.5)
     power, error = log_powers(z, groups, checked=True)
     log_atom = log_atoms(groups)
     left, size = without_core(z, power, contour.core, log_atom)
+    whole = times(left, direction)
+    part, length = xp.hypot(*left), xp.hypot(*whole)
     square = 0.5 * contour.core * (z[0] * z[0] + z[1] * z[1])
     error = error + _ROUNDING * square
     share = log_core_share(log_atom)
@@ -237,7 +238,15 @@ def _prepare(num_nodes: int, contour: Contour, groups: tuple[Steps, ...]) -> _In
             ),
         )
     return _Integrand(
-        z, log_weight, left, size, error, core, share, density, log_beyond
+        z,
+        size + xp.log(weight * length),
+        (whole[0] / length, whole[1] / length),
+        1 / part,
+        error,
+        core,
+        share,
+        density,
+        log_beyond,
     )
 
 
@@ -246,11 +255,9 @@ def _integrate(integrand: _Integrand, epsilon: Array) -> tuple[Array, Array, Arr
     xp = namespace(integrand.core, epsilon)
     z = integrand.z
     log_known, log_known_slope = _core_delta(integrand, epsilon)
-    tilt_re = integrand.log_weight[0] - z[0] * epsilon
-    log_re = integrand.log_left[0] + tilt_re
-    log_im = integrand.log_left[1] + integrand.log_weight[1] - z[1] * epsilon
-    peak = xp.maximum(xp.max(log_re, axis=0), log_known)
-    re, im = polar(log_re - peak, log_im)
+    log_size = integrand.log_size - z[0] * epsilon
+    peak = xp.maximum(xp.max(log_size, axis=0), log_known)
+    re, im = times(integrand.sign, polar(log_size - peak, -z[1] * epsilon))
     known = xp.exp(log_known - peak)
     integral = xp.sum(re, axis=0)
     total = integral + known
@@ -259,7 +266,7 @@ def _integrate(integrand: _Integrand, epsilon: Array) -> tuple[Array, Array, Arr
     # resolved late, so that it was seen to gain the power 1.17 only.
     halved = xp.abs(integral - 2 * xp.sum(re[::2], axis=0)) / xp.abs(total)
     spacing = halved * xp.minimum(10.0 * halved, 1.0) ** _CONVERGENCE
-    size = xp.exp(integrand.log_size + tilt_re - peak)
+    size = xp.exp(log_size - peak) * integrand.lost
     phase = xp.abs(z[1] * epsilon) + xp.abs(z[0] * epsilon)
     inner = xp.sum(size * (integrand.error + _ROUNDING * (8 + phase)), axis=0)
     # What is left out falls off as e^-u at least: as many nodes as u has in one.

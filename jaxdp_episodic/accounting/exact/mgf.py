@@ -14,7 +14,6 @@ from jaxdp_episodic.numerics.complex_exponentials import (
     Pair,
     expm1_complex,
     log1p_complex,
-    log_complex,
     polar,
     sum_exp_moments,
     sum_expm1,
@@ -134,11 +133,11 @@ def log_core_share(log_atom: Array) -> Array:
 def without_core(
     z: Pair, log_power: Pair, variance: Array, log_atom: Array
 ) -> tuple[Pair, Array]:
-    """Logarithm of ``M^T`` less the atom and the Gaussian core, and of its terms.
+    """``M^T`` less the atom and the Gaussian core, at (K, n) points.
 
     Returns:
-      The complex logarithm at the (K, n) points, and the real one of the largest of
-      what is subtracted from one another, to which rounding errors are relative.
+      It, relative to the largest of what is subtracted from one another, to which
+      rounding errors are relative too; and the logarithm of that.
     """
     xp = namespace(z[0], log_power[0], variance, log_atom)
     core = log_core(z, variance, log_atom)
@@ -148,8 +147,7 @@ def without_core(
     re = power[0] - less[0] - xp.exp(log_atom - size)
     im = power[1] - less[1]
     nothing = (re == 0) & (im == 0)
-    log_left = log_complex(xp.where(nothing, 1e-150, re), im)
-    return (log_left[0] + size, log_left[1]), size
+    return (xp.where(nothing, 1e-150, re), im), size
 
 
 def log_powers(

@@ -36,6 +36,8 @@ _FAR = 10.0
 # What is less well known by another epsilon's contour gets its own.
 _SHARED_ERROR = 1e-9
 _CHUNKS = Chunks(8, (1, 8), (8, 512, 4096))
+# Of many settings, one that takes little of its time to start, if so many fill it.
+_LARGE_CHUNK, _LEAST_FILLED = 64, 32
 # So few settings are cheaper one by one than in a chunk that is mostly padding.
 _ONE_BY_ONE = 3
 
@@ -61,11 +63,13 @@ _PASSES = (
     _Pass(192, 1025),
     _Pass(384, 1025),
 )
+# Where a comparison is all that is asked for.
+_LOOK = _Pass(112, 65)
 # Share of the allowed error up to which an answer is settled, so that the larger of the
 # two directions, whose errors add up, is too.
 _SETTLED = 0.5
-# From so many settings on, sums of few episodes are not padded to the longest one: each
-# length is compiled, which takes as long as a thousand settings.
+# From so many settings on chunks are larger, and sums of few episodes are not padded to
+# the longest one: each length is compiled, which takes as long as a thousand settings.
 _MANY = 512
 # Passes with less than this share of the nodes that seem to be needed are left out.
 _HOPEFUL_SHARE = 0.8
@@ -95,7 +99,7 @@ class ContourSolver:
         index = np.flatnonzero(asked & (epsilon > 0))
         if index.size:
             log_delta, error, *_ = self._solve(
-                DeltaAt(epsilon[index]), index, epsilon[index], _PASSES[0], backward
+                DeltaAt(epsilon[index]), index, epsilon[index], _LOOK, backward
             )
             # An error of a nat means nothing.
             below = log_delta + error < self.question.target[index]
@@ -291,7 +295,10 @@ class ContourSolver:
             num_terms if group.loss.num_terms.max() > 1 else 1 for group in groups
         )
         sizes = _CHUNKS
-        if index.size <= _ONE_BY_ONE:
+        if self.bound.size >= _MANY:  # and few shapes are compiled
+            filled = index.size >= _LEAST_FILLED
+            sizes = sizes._replace(cpu=(_LARGE_CHUNK if filled else sizes.cpu[-1],))
+        elif index.size <= _ONE_BY_ONE:
             sizes = sizes._replace(cpu=sizes.cpu[:1])
 
         def on_chunk(chunk: Any) -> tuple[np.ndarray, ...]:

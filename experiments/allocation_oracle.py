@@ -5,12 +5,15 @@ random epochs (2 to 10^6 steps, noise 0.3 to 10, 1 to 10^4 of them, delta 1e-12 
 and a third of the times one epoch under replace_one (delta from 1e-6), and adds a line
 to the file for each; lines that it has are not computed again. ``--quick`` leaves out
 settings that need either of the latter two of these oracles, or more than
-``--seconds`` (those are named); ``--first 500`` begins with the 500th.
+``--seconds`` (those are named); ``--first 500`` begins with the 500th. From the
+10,000th on there is little noise, 0.15 to 0.3 (2 to 2,000 steps, 1 to 30 epochs).
 
-Four oracles, which share no code and no method with the package:
+Five oracles, which share no code and no method with the package:
 
 * ``mellin``: Mellin transforms in 25 to 200 digits (`tests/oracles/allocation_epochs`),
   computed twice; whole epochs whose loss varies enough.
+* ``laws``: the same at noise below 0.3, where that takes minutes, by laws of sums that
+  are added up, in double precision (`tests/oracles/allocation_laws`), twice;
 * ``characteristic``: one epoch under replace_one, by characteristic functions in double
   precision (`tests/oracles/allocation`), twice: right to 1e-13 (g - 1) / delta.
 * ``contour``: one epoch, below, in 50 digits.
@@ -42,10 +45,12 @@ import jaxdp_episodic as jde
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 
-from oracles import allocation, allocation_epochs  # noqa: E402 - found by the path
+from oracles import allocation, allocation_epochs, allocation_laws  # noqa: E402 - found by the path
 
 DIGITS, NEGLIGIBLE = 50, 75.0  # nats that aliases are smaller by
 MOST_TERMS = 400
+# Ranges of steps, noise and epochs; and from which number on the others.
+RANGES, LITTLE_NOISE = ((1e6, 0.3, 10.0, 1e4), (2e3, 0.15, 0.3, 30.0)), 10_000
 
 
 def laplace(p: mpmath.mpc, shift: mpmath.mpf, places: list, spacing: mpmath.mpf):
@@ -121,9 +126,10 @@ COLUMNS: tuple[str, ...] = (
 def setting(number: int, seed: int) -> tuple[str, int, float, int, float]:
     """Relation, steps, noise, epochs and delta of one random setting."""
     rng = np.random.default_rng([seed, number])
-    steps = round(math.exp(rng.uniform(math.log(2), math.log(1e6))))
-    noise = float(f"{math.exp(rng.uniform(math.log(0.3), math.log(10))):.4g}")
-    epochs = round(math.exp(rng.uniform(0, math.log(1e4))))
+    most, low, high, often = RANGES[number >= LITTLE_NOISE]
+    steps = round(math.exp(rng.uniform(math.log(2), math.log(most))))
+    noise = float(f"{math.exp(rng.uniform(math.log(low), math.log(high))):.4g}")
+    epochs = round(math.exp(rng.uniform(0, math.log(often))))
     delta = 10 ** rng.uniform(-12, -2)
     if rng.integers(3):
         return "add_remove", steps, noise, epochs if rng.integers(4) else 1, delta
@@ -141,6 +147,9 @@ def quick_delta(
         )
         error = abs(other / one - 1) + 1e-13 * math.expm1(epsilon) / one
         return ("characteristic", one, error) if error < 1e-4 else None
+    if noise < 0.3:
+        law = allocation_laws.delta(steps, 1 / noise, epochs, epsilon)
+        return None if law is None else ("laws", *law)
     parts = [allocation_epochs.Epochs(steps, epochs)]
     found = allocation_epochs.delta(parts, 1 / noise, epsilon, "remove")
     return None if found is None else ("mellin", float(found[0]), found[1])
@@ -189,7 +198,7 @@ def row(number: int, seed: int, *, quick: bool) -> dict[str, Any]:
 
 def summary(rows: list[dict[str, Any]]) -> None:
     """Prints how far exact delta was off, by oracle."""
-    for name in ("mellin", "characteristic", "contour", "interval"):
+    for name in ("mellin", "laws", "characteristic", "contour", "interval"):
         chosen = [one for one in rows if one["oracle"] == name]
         exact = [one for one in chosen if not int(one["flagged"])]
         # Only what the oracle itself does not explain.

@@ -19,6 +19,8 @@ from jaxdp_episodic.describe.spec import Spec, frozen_number
 # exp(-x) must stay a normal number.
 _LARGEST_LOG = 700.0
 _BISECTIONS = 200
+# Beyond it the bisections end above log(1/gamma); it is a Poisson law long before.
+_LARGEST_ETA = 1e30
 _MOST_EXPECTED_RUNS = 1e12
 # Walking through a law beyond so many runs would take seconds.
 _MOST_DRAWN_RUNS = 1e6
@@ -72,7 +74,7 @@ class NegativeBinomialTrials(Spec):
 
     Attributes:
       expected_runs: the mean, in [1, 10^12] (scalar or array); 1 is exactly one run.
-      eta: the shape, > -1 and finite (scalar or array).
+      eta: the shape, in (-1, 10^30] (scalar or array).
 
     Raises:
       TypeError: not a number.
@@ -88,8 +90,10 @@ class NegativeBinomialTrials(Spec):
     def __post_init__(self) -> None:
         _set_expected_runs(self, smallest=1.0)
         eta = _validation.real_array("eta", self.eta)
-        if not np.all((eta > -1) & np.isfinite(eta)):
-            raise ValueError(f"eta must be > -1 and finite, got {self.eta!r}")
+        if not np.all((eta > -1) & (eta <= _LARGEST_ETA)):
+            raise ValueError(
+                f"eta must be > -1 and at most {_LARGEST_ETA:g}, got {self.eta!r}"
+            )
         object.__setattr__(self, "eta", frozen_number(eta))
         reachable = _mean(np.full(self.shape, _LARGEST_LOG), np.asarray(self.eta))
         if np.any(reachable < self.expected_runs):

@@ -274,10 +274,11 @@ def _windows(
         xp.clip(base_turn, 2 * s, 3 * s),
         xp.clip(knee, s, 3 * s),
         top_slope,
-        *settle(slope, xp.stack([top_slope, alpha * s, zero]), zero, top_slope),
     ]
+    starts = xp.stack([top_slope, alpha * s, zero])
     return windows_around(
         centers,
         transitions(knee, turn, s),
         transitions(base_turn, base_turn, s),
+        between=lambda: settle(slope, starts, zero, top_slope),
     )

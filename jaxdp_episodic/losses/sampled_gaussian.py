@@ -11,6 +11,8 @@ Mironov, Talwar, Zhang (2019), arXiv:1908.10530, for its Rényi divergence.
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -185,16 +187,19 @@ def _windows(t: Array, turn: Array, s: Array, direction: str) -> tuple[Windows, 
     zero = xp.zeros_like(s)
     knee = turn - xp.log(alpha) / s  # alpha v = 1
     centers = [zero]
+    between: Callable[[], Array] | None = None
     if direction != "backward":
+        steepest = alpha * s
 
         def rise(x: Array) -> tuple[Array, Array]:
             share = sigmoid(s * (x - turn))
-            return alpha * s * share, alpha * s * s * share * (1 - share)
+            slope = steepest * share
+            return slope, s * slope * (1 - share)
 
+        starts = xp.stack([steepest, zero])
+        between = functools.partial(settle, rise, starts, zero, steepest)
         low, high = xp.minimum(alpha, 2) * s, xp.maximum(alpha, 2) * s
-        steepest = alpha * s
-        settled = settle(rise, xp.stack([steepest, zero]), zero, steepest)
-        centers += [steepest, *settled, xp.clip(turn, low, high), 2 * s]
+        centers += [steepest, xp.clip(turn, low, high), 2 * s]
     if direction != "forward":
         centers += [xp.clip(knee, s, 2 * s)]
     if direction == "backward":
@@ -203,4 +208,4 @@ def _windows(t: Array, turn: Array, s: Array, direction: str) -> tuple[Windows, 
             return -t * s * sigmoid(s * (x - turn))
 
         centers += [only_root(fall, -t * s, zero)]
-    return windows_around(centers, transitions(knee, turn, s))
+    return windows_around(centers, transitions(knee, turn, s), between=between)

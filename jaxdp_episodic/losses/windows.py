@@ -8,6 +8,8 @@ them, for `numerics.quadrature.lay_panels`, and the centers of the bumps.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 
 from jaxdp_episodic.numerics.loops import Array, fori_loop, namespace
@@ -20,17 +22,27 @@ Windows = tuple[Array, Array, Array]
 _BUMP_HALF_WIDTH = 9.2
 _BUMP_DENSITY = 0.25
 _LONGEST_STRETCH = 500.0
-# Panels around a transition of the log-ratio, in units of 1/shift: (half-width,
-# density). Its singularities lie at a distance of pi.
-_TRANSITION = ((6.0, 0.4), (16.0, 0.15), (50.0, 0.05))
+# Exponents at bumps between others that are so near are at most e^60 larger than there.
+_SHORT_STRETCH = 40.0
+# Half-widths and densities of panels around a transition of the log-ratio, in units
+# of 1/shift. Its singularities lie at a distance of pi.
+_TRANSITION = np.array([[[6.0], [16.0], [50.0]], [[0.4], [0.15], [0.05]]])
 
 
 def windows_around(
-    centers: list[Array], *others: tuple[list[Array], list[Array], list[Array]]
+    centers: list[Array],
+    *others: Windows,
+    between: Callable[[], Array] | None = None,
 ) -> tuple[Windows, Array]:
     """Windows (low, high, density), each (J, n), and the centers (K, n).
 
     Transitions matter only where a bump reaches: they are cut to the bumps' extent.
+
+    Args:
+      centers: of bumps.
+      *others: windows that are known.
+      between: finds more centers, (k, n), none beyond the others. Within a short
+        stretch, which is one window as dense as theirs, NumPy does not ask.
     """
     xp = namespace(centers[0])
     bumps = xp.stack(centers)
@@ -41,28 +53,22 @@ def windows_around(
     span = top - bottom
     end = xp.where(span < _LONGEST_STRETCH, top, bottom)
     near = xp.where(span < 60.0, _BUMP_DENSITY, 0.3 * _BUMP_DENSITY)
-    stretch = ([bottom], [end], [near])
-    groups = (_bumps(centers), stretch, *others)
-    low, high, density = (
-        xp.stack([a for group in groups for a in group[i]]) for i in range(3)
-    )
-    return (xp.clip(low, bottom, top), xp.clip(high, bottom, top), density), bumps
+    windows = [(bottom[None], end[None], near[None]), *others]
+    if xp is not np or not np.all(span < _SHORT_STRETCH):
+        if between is not None:
+            bumps = xp.concatenate([bumps, between()])
+        density = xp.full_like(bumps, _BUMP_DENSITY)
+        windows.append((bumps - _BUMP_HALF_WIDTH, bumps + _BUMP_HALF_WIDTH, density))
+    low, high, density = (xp.concatenate(a) for a in zip(*windows, strict=True))
+    low, high = (xp.minimum(xp.maximum(a, bottom), top) for a in (low, high))
+    return (low, high, density), bumps
 
 
-def _bumps(centers: list[Array]) -> tuple[list[Array], list[Array], list[Array]]:
-    xp = namespace(centers[0])
-    low = [c - _BUMP_HALF_WIDTH for c in centers]
-    high = [c + _BUMP_HALF_WIDTH for c in centers]
-    return low, high, [xp.full_like(c, _BUMP_DENSITY) for c in centers]
-
-
-def transitions(
-    first: Array, last: Array, s: Array
-) -> tuple[list[Array], list[Array], list[Array]]:
+def transitions(first: Array, last: Array, s: Array) -> Windows:
     """Graded windows around the stretch from ``first`` to ``last``."""
-    low = [first - half / s for half, _ in _TRANSITION]
-    high = [last + half / s for half, _ in _TRANSITION]
-    return low, high, [density * s for _, density in _TRANSITION]
+    half, density = _TRANSITION
+    half = half / s
+    return first - half, last + half, density * s
 
 
 def settle(slope, start: Array, low: Array, high: Array) -> Array:
@@ -107,6 +113,6 @@ def only_root(slope, low: Array, high: Array) -> Array:
         return xp.where(above, middle, low), xp.where(above, high, middle)
 
     low, high = fori_loop(
-        xp, 0, 40, halve, (low, high), lambda s: (s[1] - s[0] <= 1e-10).all()
+        xp, 0, 40, halve, (low, high), lambda s: (s[1] - s[0] <= 1e-2).all()
     )
     return 0.5 * (low + high)

@@ -83,6 +83,8 @@ def draw_plan(plan: Plan, path: Path, *, title: str = "") -> None:
     right.set_title("What more computing buys", fontsize=11)
     for axes in (left, right):
         axes.set(xscale="log", yscale="log")
+        for axis in (axes.xaxis, axes.yaxis):  # powers of ten are laid out as TeX
+            axis.set_major_formatter("{x:,g}")
     plain(left, right)
     # Designs that achieve next to nothing would squeeze the others together.
     top = plan.effective_steps.max()

@@ -222,6 +222,15 @@ def test_ends():
     assert curve_to_epsilon([2.0], [math.inf], delta=1e-5) == math.inf
 
 
+@pytest.mark.parametrize("runs", [1 + 1e-9, 10.0, 1e6])
+def test_the_largest_shape_is_a_poisson_law_above_zero(runs):
+    # Of P(K = k | K > 0), whose mean is x / (1 - e^-x) at x = eta log(1/gamma).
+    trials = NegativeBinomialTrials(expected_runs=runs, eta=1e30)
+    assert trials.mean == pytest.approx(runs, rel=1e-13)
+    x = float(trials.log_inverse_gamma) * 1e30
+    assert x / -np.expm1(-x) == pytest.approx(runs, rel=1e-9)
+
+
 @pytest.mark.parametrize(
     ("call", "error", "message"),
     [
@@ -235,6 +244,11 @@ def test_ends():
             lambda: NegativeBinomialTrials(expected_runs=2, eta=-1),
             ValueError,
             "eta must",
+        ),
+        (
+            lambda: NegativeBinomialTrials(expected_runs=2, eta=1e31),
+            ValueError,
+            "eta must be > -1 and at most",
         ),
         (lambda: NegativeBinomialTrials(expected_runs="2"), TypeError, "expected_runs"),
         (

@@ -117,7 +117,7 @@ def _sorted_out(question: Question, run: Run) -> Answer:
 
 def _of_many_steps(question: Question, run: Run) -> Answer:
     """The contour integral, in both directions where they differ."""
-    bound, order = rdp_bound(question, run)
+    bound, order = rdp_bound(question, run, rough=True)
     if question.is_epsilon and np.any(bound == 0):
         # Delta covers all that can be told apart: nothing is left to integrate.
         value, error = np.zeros(bound.shape), np.zeros(bound.shape)
@@ -148,10 +148,9 @@ def _of_many_steps(question: Question, run: Run) -> Answer:
     unsure |= ~wanted | ~np.isfinite(value)
     chosen = np.flatnonzero(unsure)
     if chosen.size:
-        upper, width = _certified(
-            question.take(chosen), run.take(chosen), bound[chosen]
-        )
-        value[chosen], error[chosen] = upper, width
+        asked, part = question.take(chosen), run.take(chosen)
+        known, _ = rdp_bound(asked, part)
+        value[chosen], error[chosen] = _certified(asked, part, known)
     return Answer(value, error, unsure & _has_certified_ends(run))
 
 

@@ -55,6 +55,9 @@ _NARROW, _CLOSE = 1e-9, 0.1
 _FEW = 4
 _SCOUTS = np.array([-5.0, -3.0, -1.9, -1.2, -0.7, -0.35, -0.1])
 _SCOUTS = np.concatenate([_SCOUTS, -_SCOUTS[::-1]])
+# What Newton's steps from both its ends may be apart, squared, where a cubic needs no
+# more search; and what is left, or a last step leaves, of a rough one.
+_SURE, _ROUGH = 1e-8, 1e-2
 _LOG_T_RANGE = (-90.0, 90.0)
 
 
@@ -93,11 +96,16 @@ def rdp(direction: str, orders: Array, groups: tuple[Group, ...]) -> Array:
 
 
 def best_epsilon(
-    log_delta: Array, groups: tuple[Group, ...], near: Array | None = None
+    log_delta: Array,
+    groups: tuple[Group, ...],
+    near: Array | None = None,
+    *,
+    rough: bool = False,
 ) -> tuple[Array, Array]:
     """Smallest epsilon at ``delta`` over all orders > 1, and the order; each (n,).
 
-    On NumPy the order may be said to be near another one, or NaN, (n,).
+    On NumPy the order may be said to be near another one, or NaN, (n,); and a rough
+    one will do: an upper bound too, but not the smallest.
     """
     xp = namespace(log_delta, groups[0].count)
 
@@ -112,13 +120,18 @@ def best_epsilon(
         return xp.log(spent) - xp.log(-log_delta), slope
 
     problem = log_delta, groups, objective, residual
-    t = _search(*problem, -log_delta, -log_delta, near)
+    t = _search(*problem, -log_delta, -log_delta, near, rough)
     (value,) = log_moment(t, groups, _ANSWER)
     return xp.maximum(objective(log_delta, t, value), 0.0), 1 + t
 
 
-def best_log_delta(epsilon: Array, groups: tuple[Group, ...]) -> tuple[Array, Array]:
-    """Smallest log(delta) at ``epsilon`` over all orders > 1, and the order."""
+def best_log_delta(
+    epsilon: Array, groups: tuple[Group, ...], *, rough: bool = False
+) -> tuple[Array, Array]:
+    """Smallest log(delta) at ``epsilon`` over all orders > 1, and the order.
+
+    On NumPy a rough order will do; see `best_epsilon`.
+    """
     xp = namespace(epsilon, groups[0].count)
 
     def objective(epsilon: Array, t: Array, value: Array) -> Array:
@@ -132,7 +145,8 @@ def best_log_delta(epsilon: Array, groups: tuple[Group, ...]) -> tuple[Array, Ar
         slope = t * second / first + 1 / ((1 + t) * paid)
         return xp.log(first) - xp.log(paid), slope
 
-    t = _search(epsilon, groups, objective, residual, _LOG_T_RANGE[1], 10.0)
+    problem = epsilon, groups, objective, residual
+    t = _search(*problem, _LOG_T_RANGE[1], 10.0, rough=rough)
     (value,) = log_moment(t, groups, _ANSWER)
     return xp.minimum(objective(epsilon, t, value), 0.0), 1 + t
 
@@ -145,6 +159,7 @@ def _search(
     highest: Array | float,
     budget: Array | float,
     near: Array | None = None,
+    rough: bool = False,
 ) -> Array:
     """The t that minimises the objective, found with the coarse quadrature.
 
@@ -157,17 +172,19 @@ def _search(
     high = xp.broadcast_to(xp.minimum(highest, _LOG_T_RANGE[1]), example.shape)
     log_t = xp.clip(_first_order(groups, budget), low, high)
     searches = _SEARCHES
-    if near is not None:
-        known = near > 1
+    known = near is not None and near > 1
+    if near is not None and np.any(known):
         log_t = np.where(known, np.log(np.where(known, near, 2.0) - 1), log_t)
         log_t = np.clip(log_t, low, high)
         searches = (_NEAR_SEARCH,) if np.all(known) else searches
     elif xp is np and log_t.size <= _FEW:
-        log_t, near, far = _scouted(target, groups, residual, log_t, high)
-        found = np.isfinite(near)
-        if np.all(found):
+        problem = target, groups, residual, log_t, high
+        log_t, bracket, sure = _scouted(*problem, rough)
+        if np.all(sure):
+            return np.exp(log_t)
+        if np.all(np.isfinite(bracket)):
             # at a cliff Newton's method needs the bracket
-            searches, low, high = searches[1:], near, far
+            searches, (low, high) = searches[1:], bracket
 
     def improve(
         state: _Search,
@@ -228,6 +245,7 @@ def _search(
         worst = xp.full_like(log_t, xp.inf)
         start = xp.zeros((), xp.int32), log_t, xp.zeros_like(log_t)
         state = _Search(*start, low, high, worst, log_t, idle)
+        tolerance = _ROUGH if rough else tolerance
         step = functools.partial(improve, rule=rule, first=first, tolerance=tolerance)
         if xp is np:
             log_t = _improved(step, state, most, target, groups)
@@ -265,20 +283,24 @@ def _scouted(
     residual: Callable[..., tuple[Array, Array]],
     log_t: np.ndarray,
     highest: np.ndarray,
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """A root of the residual from two looks at many orders, and what it is between.
-
-    NumPy; -inf and inf where none is found.
+    rough: bool,
+) -> tuple[np.ndarray, ...]:
+    """A root of the residual from up to two looks at many orders; NumPy.
 
     Between the two orders about it: of the cubic, with log t as a function of the
-    residual, that has both slopes.
+    residual, that has both slopes. Where it is one it is right but for less than the
+    square of what Newton's steps from both ends are apart.
+
+    Returns:
+      It, (n,), the orders that it is between, (2, n), -inf and inf where there is none,
+      and whether it needs no more search.
     """
     many = tuple(
         map_arrays(lambda a: np.tile(a, (1, len(_SCOUTS))), group) for group in groups
     )
 
     def look(x: np.ndarray, rule: Quadrature) -> tuple[np.ndarray, ...]:
-        """The orders about the root, the root between them, and whether it is."""
+        """The root, the orders about it, whether it is there, how far off it may be."""
         t = np.exp(x)
         moment = log_moment(t.reshape(-1), many, MomentRule("forward", rule, True))
         parts = (part.reshape(x.shape) for part in moment)
@@ -295,15 +317,26 @@ def _scouted(
         root += u * (1 - u) * rise * ((1 - u) / s0 - u / s1)
         found = (f0 <= 0) & (f1 > 0)
         inside = (root > x0) & (root < x1)
-        return x0, x1, np.where(inside, root, 0.5 * (x0 + x1)), found
+        apart = (x1 - f1 / s1) - (x0 - f0 / s0)
+        left = apart * apart * np.maximum(np.maximum(s0, s1), 1.0)
+        left = np.where(found & inside, left, np.inf)
+        root = np.where(inside, root, 0.5 * (x0 + x1))
+        return root, np.stack([x0, x1]), found, left
 
     around = np.clip(log_t + _SCOUTS[:, None], _LOG_T_RANGE[0], highest)
-    x0, x1, _, found = look(around, COARSE)
-    share = np.linspace(0, 1, len(_SCOUTS))[:, None]
-    x0, x1, root, found_again = look(x0 + share * (x1 - x0), MEDIUM)
-    found &= found_again
-    bracket = np.where(found, x0, -np.inf), np.where(found, x1, np.inf)
-    return np.where(found, root, log_t), *bracket
+    root, bracket, found, left = look(around, COARSE)
+    if not (rough and np.all(left < _ROUGH)):
+        # Where there is no cliff the cubic is right, and only to be confirmed.
+        share = np.linspace(-1, 1, len(_SCOUTS))[:, None]
+        share = np.where(left < _ROUGH, share**5, share)
+        middle = np.where(left < _ROUGH, root, 0.5 * (bracket[0] + bracket[1]))
+        low, high = np.abs(bracket - middle)
+        closer = middle + share * np.where(share < 0, low, high)
+        root, bracket, again, left = look(closer, MEDIUM)
+        found &= again
+    ends = np.where(found, bracket, np.array([[-np.inf], [np.inf]]))
+    sure = found & (left < (_ROUGH if rough else _SURE))
+    return np.where(found, root, log_t), ends, sure
 
 
 class _Search(NamedTuple):

@@ -22,11 +22,11 @@ from jaxdp_episodic.numerics.combinatorics import log_binomial
 from jaxdp_episodic.numerics.mean_moments import (
     Laplace,
     Tilted,
-    log_distance,
     most_orders,
     whole_orders,
 )
 from jaxdp_episodic.numerics.power_excess import log_expm1
+from jaxdp_episodic.numerics.ratio_means import log_distances
 
 # Whole orders that are summed; those of two sums; and of a power that is no whole one.
 _MOST, _MOST_TILTED, _MOST_BETWEEN = 128, 64, 32
@@ -258,7 +258,7 @@ def _drawn(n: int, r: float, logs: np.ndarray, distance: float) -> float:
 
 @functools.lru_cache(_CACHED)
 def _distance(s: float, t: float, j: float) -> float:
-    return log_distance(t, j, s) + _ERROR
+    return float(log_distances(t, j, s, np.array([0.5]))[0]) + _ERROR
 
 
 @functools.lru_cache(_CACHED)

@@ -18,7 +18,6 @@ from typing import Any
 import numpy as np
 
 from jaxdp_episodic._engine import engine_name, jitted, on_jax
-from jaxdp_episodic.losses.antipodal_law import bound_at
 from jaxdp_episodic.numerics.chebyshev_tables import (
     LEAST,
     MOST_HALVINGS,
@@ -27,13 +26,21 @@ from jaxdp_episodic.numerics.chebyshev_tables import (
     Table,
     tabulated,
 )
-from jaxdp_episodic.numerics.convex_sums import lognormal_sum
 from jaxdp_episodic.numerics.lognormal_sums import axis_of, contours, log_bounds
 from jaxdp_episodic.numerics.lognormal_tails import Call, Contours, at_once, by_rows
 from jaxdp_episodic.numerics.lognormal_terms import Sums, law_on_axis
+from jaxdp_episodic.numerics.ratio_means import powers_of_mean, powers_of_ratio
 from jaxdp_episodic.numerics.skewed_sums import log_tails
-from jaxdp_episodic.numerics.skewed_terms import Terms, gauss
-from jaxdp_episodic.numerics.table_checks import allowed_off, fitting, transform
+from jaxdp_episodic.numerics.skewed_terms import Terms
+from jaxdp_episodic.numerics.table_checks import (
+    Places,
+    distances_agree,
+    fitting,
+    places_of,
+    powers_agree,
+    side_of,
+    transforms_agree,
+)
 from jaxdp_episodic.numerics.two_terms import log_tails_of_two
 
 # Jumps up to so many deviations beyond the mean of one that is there are in the table;
@@ -46,10 +53,6 @@ _MOST_OF_TWO = 10
 _CACHED, MOST_SUMS = 256, 4096
 _SIDE_BY_SIDE, _FEW_SUMS, _ROWS, _MANY_ROWS = 64, 8, 128, 1024
 _FEW = 8
-# Nodes of the integrals of a table, and how much denser they are near 0.
-_CHECK_NODES, _DENSE, _CROWDED = 600, 4.0, 16.0
-# Places at which a table of D_t is compared with its certified ends.
-_LOOKS = 3
 
 
 def _core(count: float, shift: float) -> float:
@@ -65,11 +68,13 @@ def _checked(table: Table, off: float) -> Table:
     return table.without()
 
 
-def _panels(end: float, top: float = _DENSE) -> tuple[np.ndarray, np.ndarray]:
-    """Gauss–Legendre nodes and weights from 0 to an end, e^top times denser near 0."""
-    z, w = gauss(_CHECK_NODES, 1)
-    place = end * np.expm1(top * z) / math.expm1(top)
-    return place, w * top * end * np.exp(top * z) / math.expm1(top)
+def _fitted(table: Table, scale: float, sign: float) -> tuple[Table, Places]:
+    """The table up to where rows at ``scale e^±place`` do not fit, and its nodes."""
+    nodes = places_of(table.core, table.edges, table.values)
+    fits = fitting(table.values, nodes, scale * np.exp(sign * nodes.place))
+    if np.all(fits) or np.isnan(table.values[0, 0, 0]):
+        return table, nodes
+    return _fitted(table.up_to(int(np.argmin(fits))), scale, sign)
 
 
 # The tables that were made, by count, shift, and whether with slopes.
@@ -129,54 +134,28 @@ def are_kept(count: int, shift: float, *, slopes: bool = False) -> bool:
 def _vouched(
     rising: Table, falling: Table, count: int, shift: float
 ) -> tuple[Table, Table]:
-    """The tables as far as certified ends and their own integrals agree with them."""
-    tables = [
-        _between_ends(table, count, shift, rising=up)
-        for table, up in ((rising, True), (falling, False))
-    ]
-    mass, mean, gains, moved = 0.0, 0.0, [], 0.0
-    tested = 1 / _core(count, shift)
-    for table, sign in zip(tables, (1, -1), strict=True):
-        place, weight = _panels(table.end)
-        ratio = np.exp(sign * place)
-        share = np.exp(table.at(place)[2]) * weight * ratio * count
-        mass, mean = mass + share.sum(), mean + share @ ratio
-        gain = math.exp(table.at(np.zeros(1))[0, 0]) / count
-        gap = np.expm1(sign * place)
-        gains.append(abs(float(share @ np.abs(gap)) / gain - 1))
-        moved += share @ (np.expm1(-tested * gap) + tested * gap)
-    gains.append(abs(float(moved) / transform(count, shift, tested) - 1))
-    off = float(max(abs(mass - 1), abs(mean - 1), *gains))
-    rising, falling = (_checked(table, off) for table in tables)
+    """The tables as far as all that is known of them agrees; see `table_checks`."""
+    mass, mean, off, tables, sides = 0.0, 0.0, [], [], []
+    with np.errstate(all="ignore"):
+        for table, sign in ((rising, 1.0), (falling, -1.0)):
+            table, nodes = _fitted(table, count, sign)
+            ratio = np.exp(sign * nodes.place)
+            share = np.exp(nodes.rows[2]) * nodes.weight * ratio * count
+            mass, mean = mass + share.sum(), mean + share @ ratio
+            gain = math.exp(table.values[0, 0, 0]) / count
+            off.append(abs(share @ np.abs(np.expm1(sign * nodes.place)) / gain - 1))
+            tables.append(table)
+            sides.append(side_of(nodes, sign, count, table.error))
+        high, low = sides
+        core = float(rising.core)
+        agree = (
+            math.isfinite(mass)
+            and transforms_agree(low, high, count, shift)
+            and powers_agree(low, high, core, powers_of_mean(count, shift, core))
+        )
+    worst = float(max(abs(mass - 1), abs(mean - 1), *off)) if agree else math.inf
+    rising, falling = (_checked(table, worst) for table in tables)
     return rising, falling
-
-
-def _between_ends(table: Table, count: int, shift: float, *, rising: bool) -> Table:
-    """The table up to where its rows do not fit, or the first leaves certified ends.
-
-    The ends, by sums that share nothing with the table, are some 1e-3 away, 1e-2 where
-    tails are rare: they are there to see what all rows and panels lack, as a path that
-    is left out. What is off by 1e-7 is seen by `fitting` if only a row or some panels
-    are, and else by the mass, the mean and the transform of `sum_tables`.
-    """
-    place = table.places
-    x = count * np.exp(place if rising else -place)
-    sign = 1.0 if rising else -1.0
-    outside = ~fitting(
-        table.core,
-        table.edges,
-        table.values[:3],
-        lambda place: count * np.exp(sign * place),
-    )
-    for above, side in ((True, 1), (False, -1)):
-        law = lognormal_sum(count, shift, above=above, rough=True)
-        # Values of the law are off by a share: read off as far to its side.
-        moved = x * (1 - sign * side * 2 * law.place_error)
-        with np.errstate(divide="ignore"):
-            end = np.log(law.gain(moved.reshape(-1), rising=rising)).reshape(x.shape)
-        allowed = law.mass_error + allowed_off(table.values[0])
-        outside |= np.any(side * (table.values[0] - end) > allowed, axis=1)
-    return table.up_to(int(np.argmax(outside))) if np.any(outside) else table
 
 
 def _made(terms: Sums, *, slopes: bool, call: Call) -> list[Table]:
@@ -245,50 +224,21 @@ def antipodal_table(bins: int, count: int, shift: float) -> Table:
 
     most = _MOST_OF_TWO if count == 2 else MOST_HALVINGS
     table = _tabulated(core, end, evaluate, most)
-    table = _between_antipodal_ends(table, bins, count, shift)
-    place, weight = _panels(table.end, _CROWDED if count == 2 else _DENSE)
-    rows = table.at(place)
-    share = np.exp(rows[2] + place - math.log(bins)) * weight
-    gain = math.exp(table.at(np.zeros(1))[0, 0]) / bins
-    mass = abs(float(share.sum() + share @ np.exp(place)) - 1)
-    return _checked(table, max(mass, abs(float(share @ np.expm1(place)) / gain - 1)))
-
-
-def _between_antipodal_ends(table: Table, bins: int, count: int, shift: float) -> Table:
-    """The table up to where rows do not fit, or the first is seen to leave its ends.
-
-    As in `_between_ends`. Ends are looked at in the middle of a few panels, and at the
-    last end; where one is seen to leave, it is searched from which on.
-    """
-    fits = fitting(*table[:3], np.exp)
-    if not np.all(fits):
-        table = table.up_to(int(np.argmin(fits)))
-    panels = table.values.shape[1]
-
-    def agrees(panel: int) -> bool:
-        left, right = table.edges[panel : panel + 2]
-        z = right if panel == panels - 1 else 0.5 * (left + right)
-        u = table.core * math.sinh(float(z))
-        value = float(table.at(np.array([u]))[0, 0]) - math.log(bins)
-        allowed = float(allowed_off(np.array(value)))
-        low, high = (
-            math.log(end) if end > 0 else -math.inf
-            for end in (
-                bound_at(u, bins, count, shift, above=up) for up in (False, True)
-            )
+    with np.errstate(all="ignore"):
+        table, nodes = _fitted(table, 1.0, 1.0)
+        share = np.exp(nodes.rows[2] + nodes.place - math.log(bins)) * nodes.weight
+        gain = math.exp(table.values[0, 0, 0]) / bins
+        mass = abs(share.sum() + share @ np.exp(nodes.place) - 1)
+        off = float(max(mass, abs(share @ np.expm1(nodes.place) / gain - 1)))
+        high = side_of(nodes, 1.0, bins, table.error)
+        # E(wY - X)_+ is w times that of 1/w.
+        low = high._replace(log_w=-high.log_w, log_gain=high.log_gain - high.log_w)
+        agree = (
+            math.isfinite(mass)
+            and powers_agree(low, high, core, powers_of_ratio(bins, count, shift, core))
+            and distances_agree(low, high, bins, count, shift)
         )
-        return low - allowed <= value <= high + allowed
-
-    good = -1
-    for panel in np.unique(np.linspace(0, panels - 1, _LOOKS).astype(int)).tolist():
-        if agrees(panel):
-            good = panel
-            continue
-        while panel - good > 1:
-            middle = (good + panel) // 2
-            good, panel = (middle, panel) if agrees(middle) else (good, middle)
-        return table.up_to(panel)
-    return table
+    return _checked(table, off if agree else math.inf)
 
 
 def _tabulated(

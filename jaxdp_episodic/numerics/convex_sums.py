@@ -37,9 +37,6 @@ _CORE, _WIDEST = 0.006, 0.007
 # Spacing over the distance from the mean, of rare large values; times the root of the
 # shift.
 _FAR = 0.0027
-# The spacing of rough laws, over that of others; and how many levels lie between its
-# neighbouring pieces, which are then few and long: of these sums most is overhead.
-_ROUGHER, _STRIDE = 12.0, 3
 # The core of a wide sum is taken for no wider than that.
 _WIDE = 0.3
 # Range of one normal variable that is looked at.
@@ -118,24 +115,16 @@ class _Plan(NamedTuple):
     above: bool
     shift: float
     total: int
-    stride: int  # levels from one piece to the next
-    scale: float  # of all spacings
     core: float  # spacing in the whole sum's core
     far: float
 
 
 @functools.lru_cache(_CACHED)
-def lognormal_sum(
-    count: int, shift: float, *, above: bool, rough: bool = False
-) -> SumLaw:
-    """The sum of ``e^{s x - s²/2}`` over ``count`` independent standard normal x.
-
-    A ``rough`` law is some fifty times as far from it, and found sooner.
-    """
+def lognormal_sum(count: int, shift: float, *, above: bool) -> SumLaw:
+    """The sum of ``e^{s x - s²/2}`` over ``count`` independent standard normal x."""
     relative = min(math.sqrt(math.log1p(math.expm1(shift**2) / count)), _WIDE)
-    scale, stride = (_ROUGHER, _STRIDE) if rough else (1.0, 1)
-    core, far = scale * _CORE * count * relative, scale * _FAR * math.sqrt(shift)
-    plan = _Plan(above, shift, count, stride, scale, core, far)
+    core, far = _CORE * count * relative, _FAR * math.sqrt(shift)
+    plan = _Plan(above, shift, count, core, far)
     power, total, left = _one_term(plan), None, count
     while left:
         if left % 2:
@@ -174,18 +163,17 @@ def _panels(
         return min(near, mean + width / far)
 
     widest = max(min(relative * low, core), far * (low - mean))
-    # Of all laws alike, so that they have pieces on the same lattices.
-    level = math.floor(math.log2(widest)) // plan.stride * plan.stride
+    level = math.floor(math.log2(widest))
     panels, at = [], math.floor(low / 2.0**level) * 2.0**level
     while at < high:
-        width, wider = 2.0**level, 2.0 ** (level + plan.stride)
+        width, wider = 2.0**level, 2.0 ** (level + 1)
         end = math.ceil(reached(wider) / wider) * wider
         if end >= high:
             end = math.ceil(high / width) * width
         number = round((end - at) / width)
         if number > 0:
             panels.append((level, round(at / width), number))
-        at, level = max(at, end), level + plan.stride
+        at, level = max(at, end), level + 1
     return panels
 
 
@@ -194,7 +182,7 @@ def _one_term(plan: _Plan) -> _Law:
     s = plan.shift
     low = math.exp(-s * (_FURTHEST + 0.5 * s))
     high = math.exp(s * (_FURTHEST + 0.5 * s))
-    panels = _panels(low, high, plan.scale * min(_CORE * s, _WIDEST), 1.0, plan)
+    panels = _panels(low, high, min(_CORE * s, _WIDEST), 1.0, plan)
     starts = [np.arange(i, i + n) * 2.0**k for k, i, n in panels]
     level, first, number = panels[-1]
     places = np.append(np.concatenate(starts), (first + number) * 2.0**level)
@@ -291,7 +279,7 @@ def _on_places(atoms: _Atoms, plan: _Plan) -> _Law:
     weight, logs = masses[begin:end], np.log(values[begin:end])
     middle = weight @ logs / weight.sum()
     deviation = math.sqrt(weight @ (logs - middle) ** 2 / weight.sum())
-    relative = plan.scale * min(_CORE * max(deviation, 1e-9), _WIDEST)
+    relative = min(_CORE * max(deviation, 1e-9), _WIDEST)
     low, high = float(values[begin]), float(values[end - 1])
     panels = _panels(low, high, relative, float(law.count), plan)
     widths = np.array([2.0**level for level, *_ in panels])

@@ -28,11 +28,11 @@ _LARGEST, _LARGEST_TILTED = 500.0, 220.0
 # How far out a normal variable matters, and its spacing: at most so many, so much of
 # the strip (pi / (2 s)) where e^{-e^{sx}} is tame, and of the deviation where the
 # density is narrower. Relative error below 1e-15.
-_WIDE, _SPACING, _STRIP, _NARROW = 9.5, 0.5, 0.27, 0.75
+WIDE, _SPACING, _STRIP, _NARROW = 9.5, 0.5, 0.27, 0.75
 # p begins at e^-37 of where it counts. And spacing of u over the integrand's width.
-_LEFT, _FINENESS, _COARSE = 37.0, 0.8, 0.2
+_LEFT, FINENESS = 37.0, 0.8
 # From so large a log q on e^q is not formed.
-_FAR = math.log(300.0)
+FAR = math.log(300.0)
 
 
 def most_orders(shift: float, most: int, *, tilted: bool) -> int:
@@ -65,20 +65,20 @@ class Laplace:
         self, bins: float, count: float, shift: float, largest: float, nearest: float
     ) -> None:
         s = shift
-        top = _top(largest, s * s * (largest / bins + 1), bins, count, s)
+        top = last_log_p(largest, s * s * (largest / bins + 1), bins, count, s)
         wide = max(2 * s * s + 4 * s - math.log(bins), 0.0)
-        spacing = min(_FINENESS / math.sqrt(largest + 4), 0.2)
-        self.log_p, log_weight = _places(wide, nearest, top, spacing)
-        excess = _log_excess_transform(self.log_p, bins, count, s)
+        spacing = min(FINENESS / math.sqrt(largest + 4), 0.2)
+        self.log_p, log_weight = log_places(wide, nearest, top, spacing)
+        excess = log_excess_transform(self.log_p, bins, count, s)
         self.log_excess = excess + log_weight
 
     def log_excess_below(self, z: np.ndarray) -> np.ndarray:
         """``log(E X^-z - 1)`` for z > 0, (m,)."""
-        return _log_sum(self.log_excess + z[:, None] * self.log_p) - _log_gamma(z)
+        return log_sum(self.log_excess + z[:, None] * self.log_p) - _log_gamma(z)
 
     def log_excess_between(self, a: np.ndarray) -> np.ndarray:
         """``log(E X^a - 1)`` for 1 < a < 2, (m,)."""
-        total = _log_sum(self.log_excess - a[:, None] * self.log_p)
+        total = log_sum(self.log_excess - a[:, None] * self.log_p)
         return total + np.log(a * (a - 1)) - _log_gamma(2 - a)
 
 
@@ -97,18 +97,18 @@ class Tilted:
         s = shift
         # 1 / Y may be as large as A and 1 / B are with all moved; X by one term.
         moved = s * s * (2 * most if of_other else most / bins + 1)
-        top = _top(most, moved, bins, count, s)
+        top = last_log_p(most, moved, bins, count, s)
         wide = 0.0 if of_other else max(s * s * most + 4 * s - math.log(bins), 0.0)
-        spacing = _FINENESS / math.sqrt(max(most, 16))
-        self.log_p, log_weight = _places(wide, 1.0, top, spacing)
+        spacing = FINENESS / math.sqrt(max(most, 16))
+        self.log_p, log_weight = log_places(wide, 1.0, top, spacing)
         mass, mean, single = _tilted_moments(
             self.log_p - math.log(bins), s, most, -1.0 if of_other else 1.0
         )
         excess = _of_mean(single, count)
         # The mass again where its rounding, times the count, would tell.
         log_q = self.log_p - math.log(bins)
-        centred = np.exp(_log_centred_transform(log_q, s)) - np.exp(log_q)
-        mass = np.where(log_q < _FAR, centred, mass)
+        centred = np.exp(log_centred_transform(log_q, s)) - np.exp(log_q)
+        mass = np.where(log_q < FAR, centred, mass)
         idle = bins - count
         scale = mean + math.log(count / bins)
         if idle > 0:
@@ -123,44 +123,20 @@ class Tilted:
     def log_moment(self, n: int, z: float) -> float:
         """``log E[X^n Y^-z]``, z >= 1."""
         terms = self.log_moments[n] + z * self.log_p
-        return float(_log_sum(terms[None])[0]) - math.lgamma(z)
+        return float(log_sum(terms[None])[0]) - math.lgamma(z)
 
 
-def log_distance(bins: float, count: float, shift: float) -> float:
-    """``log E (X - Y)² / sqrt(X Y)``, by Mellin transforms of both square roots.
-
-    With D = A - B, ``E (sum D)² e^{-pX-qY}`` is a sum of squares: nothing cancels.
-    """
-    s = shift
-    top = _top(1.0, s * s, bins, count, s)
-    log_p, log_weight = _places(0.0, 0.5, top, _COARSE)
-    log_weight = log_weight + 0.5 * log_p
-    x, density = _normal(s, -2 * s, 2 * s, 0.0)
-    a, b = np.exp(s * x - 0.5 * s * s), np.exp(-s * x - 0.5 * s * s)
-    share = np.exp(log_p) / bins
-    one, other = np.exp(-share[:, None] * a), np.exp(-share[:, None] * b)
-    with np.errstate(divide="ignore", invalid="ignore"):
-        mass, first, second = (
-            np.log(np.abs((one * (density * (a - b) ** k)) @ other.T)) for k in range(3)
-        )
-        alike = math.log(count) + second - mass
-        apart = 2 * (first - mass) + math.log(max(count * (count - 1), 1e-300))
-        idle = (share[:, None] + share) * (bins - count)
-        terms = np.logaddexp(alike, apart) + count * mass - idle
-        terms += log_weight[:, None] + log_weight
-    terms = np.where(np.isnan(terms), -np.inf, terms)
-    return float(_log_sum(terms.reshape(1, -1))[0] - math.log(math.pi * bins * bins))
-
-
-def _top(z: float, moved: float, bins: float, count: float, shift: float) -> float:
+def last_log_p(
+    z: float, moved: float, bins: float, count: float, shift: float
+) -> float:
     """Beyond it ``p^z e^{-pY}`` is nothing: log p."""
-    top = math.log(z + 45) + moved + _WIDE * shift
+    top = math.log(z + 45) + moved + WIDE * shift
     if count < bins:
         top = min(top, math.log((z + 45) / (1 - count / bins)))
     return top
 
 
-def _places(
+def log_places(
     wide: float, nearest: float, top: float, spacing: float
 ) -> tuple[np.ndarray, np.ndarray]:
     """``log p`` and the rule's log-weight, linear down to ``-wide``."""
@@ -179,13 +155,13 @@ def _mode(log_q: np.ndarray, shift: float) -> np.ndarray:
     return np.exp(w) / shift
 
 
-def _normal(
+def normal_places(
     shift: float, low: float, high: float, mode: float
 ) -> tuple[np.ndarray, np.ndarray]:
     """Equally spaced x, and the standard normal density times the spacing."""
     narrow = _NARROW / math.sqrt(1 + shift * mode)
     spacing = min(_SPACING, _STRIP / shift, narrow)
-    x = np.arange(low - _WIDE, high + _WIDE, spacing)
+    x = np.arange(low - WIDE, high + WIDE, spacing)
     return x, np.exp(-0.5 * x * x) * (spacing / math.sqrt(2 * math.pi))
 
 
@@ -205,7 +181,7 @@ def _tilted_moments(
       over that mean.
     """
     s, v = shift, _mode(log_q, shift)
-    y, density = _normal(s, 0.0, most * s, float(v.max()))
+    y, density = normal_places(s, 0.0, most * s, float(v.max()))
     # About the middle -sign v: what the exponent adds to y²/2.
     bend = np.expm1(sign * s * y) - sign * s * y
     weight = np.exp(-(v / s)[:, None] * np.maximum(bend, 0.0)) * density
@@ -219,14 +195,14 @@ def _tilted_moments(
     return mass, slope - sign * s * v - 0.5 * s * s, np.maximum(single, 0.0)
 
 
-def _log_centred_transform(log_q: np.ndarray, shift: float) -> np.ndarray:
-    """``log log E e^{-q (A - 1)}`` at q below e^_FAR, (P,)."""
-    mode = float(_mode(np.full(1, _FAR), shift)[0])
+def log_centred_transform(log_q: np.ndarray, shift: float) -> np.ndarray:
+    """``log log E e^{-q (A - 1)}`` at q below e^FAR, (P,)."""
+    mode = float(_mode(np.full(1, FAR), shift)[0])
     # A² counts as far as 2s beyond the density.
-    x, density = _normal(shift, -mode, 2 * shift, mode)
+    x, density = normal_places(shift, -mode, 2 * shift, mode)
     away = np.expm1(shift * x - 0.5 * shift * shift)
     # By the mean of (e^-y - 1 + y) / q², y = q (A - 1).
-    y = np.exp(np.minimum(log_q, _FAR))[:, None] * away
+    y = np.exp(np.minimum(log_q, FAR))[:, None] * away
     small = np.abs(y) < 0.02
     z = np.where(small, y, 0.0)
     near = 1 / 2 - z * (1 / 6 - z * (1 / 24 - z / 120 * (1 - z / 6)))
@@ -237,19 +213,19 @@ def _log_centred_transform(log_q: np.ndarray, shift: float) -> np.ndarray:
     return np.where(size < -40, size, np.log(grown))
 
 
-def _log_excess_transform(
+def log_excess_transform(
     log_p: np.ndarray, bins: float, count: float, shift: float
 ) -> np.ndarray:
     """``log(E e^{-pX} - e^{-p})`` at p > 0, (P,)."""
     p, log_q = np.exp(log_p), log_p - math.log(bins)
-    exponent = math.log(count) + _log_centred_transform(log_q, shift)
+    exponent = math.log(count) + log_centred_transform(log_q, shift)
     # log(e^{e^x} - 1): what is small is not exponentiated.
     grown = np.exp(np.clip(exponent, -40.0, 700.0))
     moderate = np.where(exponent < -40, exponent, grown + np.log(-np.expm1(-grown)))
     # Where q is large, e^-p is nothing.
-    mass, _, _ = _tilted_moments(np.maximum(log_q, _FAR), shift, 0, 1.0)
+    mass, _, _ = _tilted_moments(np.maximum(log_q, FAR), shift, 0, 1.0)
     huge = count * mass - p * ((bins - count) / bins)
-    return np.where(log_q < _FAR, moderate - p, huge)
+    return np.where(log_q < FAR, moderate - p, huge)
 
 
 def _of_mean(single: np.ndarray, count: float) -> np.ndarray:
@@ -296,7 +272,8 @@ def _log_binomials(most: int) -> np.ndarray:
     return np.where(inside, found, -np.inf)
 
 
-def _log_sum(terms: np.ndarray) -> np.ndarray:
+def log_sum(terms: np.ndarray) -> np.ndarray:
+    """``log sum e^terms`` over the last axis."""
     peak = np.max(terms, axis=-1, keepdims=True)
     return np.log(np.sum(np.exp(terms - peak), axis=-1)) + peak[..., 0]
 

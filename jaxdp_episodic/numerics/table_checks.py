@@ -1,18 +1,43 @@
-"""What is known of random allocation's tables without them: are they right?"""
+"""What is known of random allocation's tables without them: are they right?
+
+A table holds the profile ``H(w) = E(W - w)_+`` of a ratio W of mean 1. For convex f
+
+    E f(W) - f(1) = int f''(w) min(H(w), H(w) - 1 + w) dw,
+
+and for ``f = e^{-pw}``, and powers of w - 1, the left side is known without a contour,
+by `numerics.ratio_means`. What is integrated has a peak, which moves with p, or the
+power, from one end of a table to the other: so little that is off is seen far out as
+well as in the middle, and also what all contours leave out alike.
+"""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable
+import functools
+from typing import NamedTuple
 
 import numpy as np
+
+from jaxdp_episodic.numerics.mean_moments import log_excess_transform
+from jaxdp_episodic.numerics.quadrature import chebyshev_points, through_points
+from jaxdp_episodic.numerics.ratio_means import (
+    Powers,
+    log_distances,
+    log_middle_distance,
+)
+from jaxdp_episodic.numerics.skewed_terms import gauss
 
 # How far down logarithms are held to a relative error, and to what is absolute for so
 # many nats below it.
 CHECKED = -36.0
 _AGREEING, _RAREST = 1e-7, 16.0
-# Range and nodes of a term's transform.
-_REACH, _NODES = 13.0, 600
+# Nodes of a panel; and numbers of transforms that are compared.
+_NODES, _TRANSFORMS = 96, 24
+# Parts a of the distances; see `log_distances`.
+_PARTS = np.array([0.5, 0.75])
+# What jumps beyond a table may make of a power, over one term's part of it.
+_JUMPS = 8.0
+# A power is compared where its integral is known to such a share.
+_KNOWN = 0.1
 
 
 def allowed_off(log_tail: np.ndarray) -> np.ndarray:
@@ -20,45 +45,145 @@ def allowed_off(log_tail: np.ndarray) -> np.ndarray:
     return _AGREEING * np.exp(np.clip(CHECKED - log_tail, 0.0, _RAREST))
 
 
-def fitting(
-    core: float,
-    edges: np.ndarray,
-    values: np.ndarray,
-    ratio: Callable[[np.ndarray], np.ndarray],
-) -> np.ndarray:
+class Places(NamedTuple):
+    """Of a table: places with weights of a rule, (N,), and rows there, (R, N)."""
+
+    place: np.ndarray
+    weight: np.ndarray
+    rows: np.ndarray
+
+
+def places_of(core: float, edges: np.ndarray, values: np.ndarray) -> Places:
+    """Of a `chebyshev_tables.Table`'s core, edges and values."""
+    z, weight = gauss(_NODES, 1)
+    width = np.diff(edges)[:, None]
+    z = (edges[:-1, None] + width * z).reshape(-1)
+    weight = core * np.cosh(z) * (width * weight).reshape(-1)
+    rows = values @ _through(values.shape[2])
+    return Places(core * np.sinh(z), weight, rows.reshape(len(values), -1))
+
+
+@functools.cache
+def _through(number: int) -> np.ndarray:
+    """(number, _NODES): from values at Chebyshev points to those at a panel's nodes."""
+    x = 2 * gauss(_NODES, 1)[0] - 1
+    return through_points(chebyshev_points(number), np.eye(number), x)
+
+
+def fitting(values: np.ndarray, nodes: Places, ratio: np.ndarray) -> np.ndarray:
     """(panels,) whether rows are integrals of the next ones, without a jump between.
 
     This sees what is off in one row, or from one panel on, not what is off in the same
     way in all of them, as what every contour leaves out.
 
     Args:
-      core: of `chebyshev_tables.Table`, as edges and values.
-      edges: (panels + 1,).
-      values: (3, panels, nodes).
-      ratio: of places (..., ); it changes by itself times the place's change.
+      values: (3, panels, nodes) of a table.
+      nodes: `places_of` it.
+      ratio: (N,) at these; it changes by itself times the place's change.
     """
-    points = -np.cos(np.linspace(0, np.pi, values.shape[2]))
-    chebyshev = np.polynomial.chebyshev.chebvander(points, len(points) - 1)
-    order = np.arange(0, len(points), 2)
-    weight = 2 / (1 - order**2.0) @ np.linalg.inv(chebyshev)[::2]
-    half = 0.5 * np.diff(edges)[:, None]
-    z = edges[:-1, None] + half * (points + 1)
-    step = ratio(core * np.sinh(z)) * core * np.cosh(z) * half
-    fall = np.exp(np.minimum(np.diff(values, axis=0), 700.0)) * step @ weight
+    step = np.exp(np.minimum(np.diff(nodes.rows[:3], axis=0), 700.0))
+    fall = (step * ratio * nodes.weight).reshape(2, values.shape[1], -1).sum(axis=2)
     off = np.abs(values[:2, :, -1] - values[:2, :, 0] + fall).max(axis=0)
-    jump = np.abs(values[:, 1:, 0] - values[:, :-1, -1]).max(axis=0)
+    jump = np.abs(values[:3, 1:, 0] - values[:3, :-1, -1]).max(axis=0)
     off[1:] = np.maximum(off[1:], jump)
     return off <= allowed_off(values[0, :, -1] - values[0, 0, 0])
 
 
-def transform(count: int, shift: float, q: float) -> float:
-    """``E e^{-q (W - 1)} - 1``, W the mean of the terms, by one term's; all positive.
+class Side(NamedTuple):
+    """A profile at places on one side of w = 1, (N,) each; see the module.
 
-    A law of the right mass and mean that is not W's has another one: of a shift that is
-    1e-4 larger it is off by some 2e-4, where q is that of one deviation.
+    Attributes:
+      log_w: away from 0.
+      log_gain: of H, or of H - 1 + w below 1.
+      weight: of the rule, in log w.
+      spare: by how much log_gain may be off.
     """
-    z, width = np.linspace(-_REACH, _REACH + shift, _NODES, retstep=True)
-    gap = q / count * np.expm1(shift * z - 0.5 * shift * shift)
-    density = np.exp(-0.5 * z * z) * float(width) / math.sqrt(2 * math.pi)
-    excess = float(density @ (np.expm1(-gap) + gap))
-    return math.expm1(count * math.log1p(excess))
+
+    log_w: np.ndarray
+    log_gain: np.ndarray
+    weight: np.ndarray
+    spare: np.ndarray
+
+    def integrals(self, log_second: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Of ``f''``, (T, N), times H: (T,) each, and by how much they may be off.
+
+        Beyond the last place it is taken to fall no slower than there.
+        """
+        size = log_second + self.log_gain + self.log_w
+        slope = np.diff(size[:, -2:])[:, 0] / np.abs(np.diff(self.log_w[-2:]))
+        beyond = np.where(slope < 0, np.exp(size[:, -1]) / -slope, np.inf)
+        grown = np.exp(size) * self.weight
+        return grown.sum(axis=1), grown @ self.spare + 2 * beyond
+
+
+def side_of(nodes: Places, sign: float, scale: float, error: float) -> Side:
+    """Of a table by ``|log w|`` whose first row is the profile times a scale."""
+    gain = nodes.rows[0]
+    spare = allowed_off(gain - gain[0]) + error
+    return Side(sign * nodes.place, gain - np.log(scale), nodes.weight, spare)
+
+
+def powers_agree(low: Side, high: Side, core: float, exact: Powers) -> bool:
+    """Whether the profile has the powers, from the second one on, up to its end."""
+    left = np.arange(len(exact.all) - 2.0)[:, None]
+    scale = np.cumsum(np.log(np.maximum(left, 1.0)), axis=0) + 2 * np.log(core)
+    seconds = [
+        left * np.log(np.abs(np.expm1(side.log_w)) / core) - scale
+        for side in (low, high)
+    ]
+    (below, off), (above, more) = (
+        side.integrals(second)
+        for side, second in zip((low, high), seconds, strict=True)
+    )
+    found = (-1.0) ** left[:, 0] * below + above
+    # Rare jumps may be the larger part, beyond the end, where the rest still falls.
+    beyond = exact.place[2:] > high.log_w[-1]
+    rest = off + more + np.where(beyond, _JUMPS * exact.jumps[2:], 0.0)
+    # What is made beyond the end, by a few terms together, is not known so well.
+    known = ~(rest > _KNOWN * np.abs(exact.all[2:]))
+    return bool(np.all(np.abs(found - exact.all[2:])[known] <= rest[known]))
+
+
+def transforms_agree(low: Side, high: Side, count: int, shift: float) -> bool:
+    """Whether it has the Laplace transforms of the mean of terms, at several p.
+
+    That of one deviation sees a law of the right mass and mean that is of a shift which
+    is 1e-4 larger: by some 2e-4.
+    """
+    # From where e^{-pw} ends at the last place to where it does at the first.
+    slope = np.diff(low.log_gain[-2:]) / np.diff(low.log_w[-2:])
+    first, last = -high.log_w[-1], np.log(slope[0]) - low.log_w[-1]
+    log_p = np.linspace(first, last, _TRANSFORMS)
+    exact = log_excess_transform(log_p, count, count, shift)
+    found = [
+        side.integrals(
+            (2 * log_p - exact)[:, None] - np.exp(log_p[:, None] + side.log_w)
+        )
+        for side in (low, high)
+    ]
+    return _are_one(*found)
+
+
+def distances_agree(low: Side, high: Side, bins: int, count: int, shift: float) -> bool:
+    """Whether a ratio's has ``E (W - 1)² / (W + 1)`` and ``E (W - 1)² W^{a-1}``.
+
+    Of little noise the powers are beyond a table; the first of these never is.
+    """
+    middle = log_middle_distance(bins, count, shift)
+    exact = np.append(log_distances(bins, count, shift, _PARTS), middle)[:, None]
+    a = _PARTS[:, None]
+    found = []
+    for side in (low, high):
+        w = np.exp(side.log_w)
+        second = a * (a + 1) * w * w + 2 * a * (1 - a) * w + (1 - a) * (2 - a)
+        parts = np.log(second) + (a - 3) * side.log_w
+        nearest = np.log(8.0) - 3 * np.log1p(w)
+        found.append(side.integrals(np.concatenate([parts, nearest[None]]) - exact))
+    return _are_one(*found)
+
+
+def _are_one(
+    below: tuple[np.ndarray, np.ndarray], above: tuple[np.ndarray, np.ndarray]
+) -> bool:
+    """Whether integrals of both sides add up to 1, by what they may be off."""
+    return bool(np.all(np.abs(below[0] + above[0] - 1) <= below[1] + above[1]))

@@ -163,8 +163,7 @@ def test_tables_that_are_off_by_little_are_not_used(off):
 
     def kept(rows, first):
         table = planted_at(tables[True], off=off, first=first, rows=rows)
-        ends = allocation_tables._between_ends(table, 6, 1 / 1.21, rising=True)
-        return ends.values.shape[1] if np.isfinite(ends.values).all() else 0
+        return allocation_tables._fitted(table, 6.0, 1.0)[0].values.shape[1]
 
     assert all(
         np.isfinite(one.values).all() and one.error < 1e-9 for one in found(tables)
@@ -180,6 +179,37 @@ def test_tables_that_are_off_by_little_are_not_used(off):
     assert kept((0, 0, 0), 0) == panels
     for rows in ((1, 0, 0), (0, 1, 0), (0, 0, 1), (1, 1, 1)):
         assert kept(rows, 3) == 3
+
+
+def test_tables_whose_first_panel_is_off_have_no_values():
+    terms = Sums(np.full(2, 6.0), np.full(2, 0.5), np.array([1.0, 0.0]))
+    rising, falling = allocation_tables._made(terms, slopes=False, call=at_once)
+    planted = planted_at(rising, off=0.1, first=0, rows=(1, 0, 0))
+    for one in allocation_tables._vouched(planted, falling, 6, 0.5):
+        assert np.isnan(one.values).all() and one.error == 1.0
+
+
+def test_tables_without_rare_jumps_are_not_used():
+    """As if every contour left them out: rows fit, mass and mean are right to 1e-10."""
+    terms = Sums(np.full(2, 50.0), np.full(2, 1.0), np.array([1.0, 0.0]))
+    made = allocation_tables._made(terms, slopes=False, call=at_once)
+    rising, falling = made
+    x = 50 * np.exp(rising.places)
+    (gain, beyond), there = np.exp(rising.values[:2]), rising.values[1] > -30
+    last = np.flatnonzero(there.all(axis=1))[-1]
+    x, gain, beyond = (array[: last + 1] for array in (x, gain, beyond))
+    short = rising.up_to(int(last) + 1)
+    values = short.values.copy()
+    cut = gain[-1, -1] * (1 - 1e-3), beyond[-1, -1] * (1 - 1e-3)
+    values[0] = np.log(gain - cut[0] - cut[1] * (x[-1, -1] - x))
+    values[1] = np.log(beyond - cut[1])
+    planted = short._replace(values=values)
+    fits = allocation_tables._fitted(planted, 50.0, 1.0)[0]
+    assert fits.values.shape[1] >= last and cut[1] < 1e-10
+    honest = allocation_tables._vouched(short, falling, 50, 1.0)
+    assert all(np.isfinite(one.values).all() for one in honest)
+    for one in allocation_tables._vouched(planted, falling, 50, 1.0):
+        assert np.isnan(one.values).all()
 
 
 def test_tables_say_how_far_they_are_off_where_little_noise_makes_it_more():

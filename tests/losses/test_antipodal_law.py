@@ -14,7 +14,8 @@ from jaxdp_episodic.accounting.run import Run
 from jaxdp_episodic.losses import allocation_tables, antipodal_law
 from jaxdp_episodic.losses.allocated_antipodal import AllocatedAntipodalLoss
 from jaxdp_episodic.losses.allocated_law import tails_between
-from jaxdp_episodic.numerics import chebyshev_tables
+from jaxdp_episodic.numerics.skewed_sums import log_tails
+from jaxdp_episodic.numerics.skewed_terms import Terms
 from oracles import allocation
 
 
@@ -248,31 +249,24 @@ def test_edges():
     assert nothing == (0, 0)
 
 
-def test_a_table_is_kept_only_up_to_where_it_leaves_its_ends(monkeypatch):
-    """Between two places that are looked at, too: panel 11 of 40 is the last good."""
-    panels, nodes = 40, len(chebyshev_tables._POINTS)
-    edges = 0.1 * np.arange(panels + 1)
-    table = allocation_tables.Table(
-        1.0, edges, np.zeros((3, panels, nodes)), 0.0, edges[1:]
-    )
-    inside = {True: (0.2, 0.3), False: (0.3, 0.4)}  # of 1/4
-    monkeypatch.setattr(
-        allocation_tables,
-        "bound_at",
-        lambda u, *_, above: inside[bool(np.arcsinh(u) < 1.2)][above],
-    )
-    fits = np.ones(panels, bool)
-    monkeypatch.setattr(allocation_tables, "fitting", lambda *_: fits)
-    kept = allocation_tables._between_antipodal_ends(table, 4, 4, 1.0)
-    assert kept.values.shape[1] == 12
-    np.testing.assert_array_equal(kept.edges, edges[:13])
-    none = allocation_tables._between_antipodal_ends(
-        table._replace(edges=edges + 2), 4, 4, 1.0
-    )
-    assert np.isnan(none.values).all()
-    fits = np.arange(panels) != 7
-    kept = allocation_tables._between_antipodal_ends(table, 4, 4, 1.0)
-    assert kept.values.shape[1] == 7
+def test_a_table_of_another_noise_is_not_used(monkeypatch):
+    """1e-4 more or less: its mass is 1, and its rows fit."""
+    honest = allocation_tables._tabulated
+
+    def planted(core, end, evaluate, most):
+        del evaluate  # of the shift 1.2
+
+        def other(_, place, *, finer=False):
+            terms = Terms(6, 0 * place, 1.2 * (1 + off), place, 0.0)
+            return np.stack(log_tails(terms, finer=finer))
+
+        return honest(core, end, other, most)
+
+    for off in (0.0, 1e-4, -1e-4):
+        with monkeypatch.context() as patch:
+            patch.setattr(allocation_tables, "_tabulated", planted)
+            table = allocation_tables.antipodal_table.__wrapped__(6, 6, 1.2)
+        assert np.isnan(table.values).any() == (off != 0)
 
 
 def test_bounds_that_rise_again_are_those_before(monkeypatch):

@@ -1,0 +1,164 @@
+"""Means of ratios of sums of lognormal terms that no contour is asked for; NumPy.
+
+X and Y as in `numerics.mean_moments`, by the same transforms.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+
+from jaxdp_episodic.numerics.mean_moments import (
+    FAR,
+    FINENESS,
+    WIDE,
+    last_log_p,
+    log_centred_transform,
+    log_places,
+    log_sum,
+    normal_places,
+)
+
+# Highest powers of what is centred; and deviations, of one term, where one is largest.
+_MOST_POWERS, _MOST_RATIO, _FURTHEST = 100, 40, 30.0
+# Nearly all of what jumps make is within so many deviations.
+_NEAR_JUMP = 3.0
+# Spacing of log p.
+_COARSE = 0.2
+
+
+class Powers(NamedTuple):
+    """``E((W - 1) / unit)^m / m!`` of a ratio W, m = 0 .. M, (M + 1,) each.
+
+    Attributes:
+      all: these.
+      jumps: what single terms make of them, each alone.
+      place: log W, some deviations beyond the jump that is the largest part of them.
+    """
+
+    all: np.ndarray
+    jumps: np.ndarray
+    place: np.ndarray
+
+
+def powers_of_mean(count: int, shift: float, unit: float) -> Powers:
+    """Of the mean X of the terms."""
+    most = max(min(_MOST_POWERS, int(_FURTHEST / shift)), 2)
+    x, density = normal_places(1.0, 0.0, most * shift, 0.0)
+    away = np.expm1(shift * x - 0.5 * shift * shift) / (count * unit)
+    one = _powers(away, density, most).sum(axis=1)
+    one[1] = 0.0
+    jump = shift * (shift * np.arange(most + 1) + _NEAR_JUMP) - 0.5 * shift * shift
+    place = np.logaddexp(0.0, jump - math.log(count))
+    return Powers(_to_power(one[None], count)[0], count * one, place)
+
+
+def powers_of_ratio(bins: int, count: int, shift: float, unit: float) -> Powers:
+    """Of ``W = X / Y`` where Y is the density: by Mellin transforms, as `Tilted`."""
+    s = shift
+    most = min(_MOST_RATIO, 2 + int(WIDE / s))
+    top = last_log_p(most, 2 * most * s * s, bins, count, s)
+    wide = max(2 * s * s + 4 * s - math.log(bins), 0.0)
+    log_p, log_weight = log_places(wide, 1.0, top, FINENESS / math.sqrt(max(most, 16)))
+    # One term alone is in both of W, and moves as far for each.
+    far = most * s * (2 if count == 1 else 1)
+    x, density = normal_places(s, -far, far, 0.0)
+    other = np.exp(-s * x - 0.5 * s * s)
+    away = (np.exp(s * x - 0.5 * s * s) - other) / (bins * unit)
+    share = np.exp(log_p) / bins
+    one = _powers(away, density, most) @ np.exp(-np.outer(other, share))
+    mass = np.maximum(one[0], 1e-300)
+    # Its rounding, times the count, tells where it is near 1.
+    centred = np.exp(log_centred_transform(np.log(share), s)) - share
+    log_mass = np.where(share < math.exp(FAR), centred, np.log(mass))
+    one = (one / mass).T
+    m = np.arange(most + 1.0)
+    scale = np.cumsum(np.log(np.maximum(m - 2, 1.0)))
+    logs = (m - 1) * log_p[:, None] - scale
+    logs = logs + (count * log_mass - share * (bins - count) + log_weight)[:, None]
+    every, jumps = (
+        np.sum(part * np.exp(logs), axis=0)
+        for part in (_to_power(one, count), count * one)
+    )
+    jump = s * (s * m + _NEAR_JUMP) - 0.5 * s * s
+    return Powers(every, jumps, np.logaddexp(0.0, jump - math.log(bins)))
+
+
+def _powers(away: np.ndarray, density: np.ndarray, most: int) -> np.ndarray:
+    """(most + 1, n): ``away^m / m!`` times the density."""
+    factors = away / np.arange(1.0, most + 1)[:, None]
+    return np.cumprod(np.concatenate([density[None], factors]), axis=0)
+
+
+def _to_power(series: np.ndarray, count: int) -> np.ndarray:
+    """Powers of power series (P, M), as far as these go."""
+    number = series.shape[1]
+    padded = np.zeros((len(series), 2 * number - 1))
+    rows = np.lib.stride_tricks.sliding_window_view(padded, number, axis=1)
+
+    def product(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+        padded[:, number - 1 :] = a
+        return (rows @ b[:, ::-1, None])[..., 0]
+
+    result: np.ndarray | None = None
+    while True:
+        if count % 2:
+            result = series if result is None else product(result, series)
+        count //= 2
+        if not count:
+            assert result is not None  # count >= 1
+            return result
+        series = product(series, series)
+
+
+def log_distances(
+    bins: float, count: float, shift: float, part: np.ndarray
+) -> np.ndarray:
+    """``log E (X - Y)² X^{a-1} Y^-a``, 0 < a < 1, by Mellin transforms of both powers.
+
+    With D = A - B, ``E (sum D)² e^{-pX-qY}`` is a sum of squares: nothing cancels.
+    """
+    s = shift
+    # How far x moves in the mean, for one term, and for two that move together.
+    most = 2 * float(np.maximum(part, 1 - part).max()) + 1
+    top = last_log_p(1.0, (most / min(count, 2) + 0.5) * s * s, bins, count, s)
+    nearest = float(np.minimum(part, 1 - part).min())
+    wide = max((most - 0.5) * s * s + 4 * s - math.log(bins), 0.0)
+    log_p, log_weight = log_places(wide, nearest, top, _COARSE)
+    x, density = normal_places(s, -most * s, most * s, 0.0)
+    a, b = np.exp(s * x - 0.5 * s * s), np.exp(-s * x - 0.5 * s * s)
+    share = np.exp(log_p) / bins
+    one, other = np.exp(-share[:, None] * a), np.exp(-share[:, None] * b)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        mass, first, second = (
+            np.log(np.abs((one * (density * (a - b) ** k)) @ other.T)) for k in range(3)
+        )
+        alike = math.log(count) + second - mass
+        apart = 2 * (first - mass) + math.log(max(count * (count - 1), 1e-300))
+        idle = (share[:, None] + share) * (bins - count)
+        terms = np.logaddexp(alike, apart) + count * mass - idle
+        terms += log_weight[:, None] + log_weight
+    terms = np.where(np.isnan(terms), -np.inf, terms)
+    powers = [((1 - a) * log_p)[:, None] + a * log_p for a in part]
+    sums = [log_sum((terms + power).reshape(-1)) for power in powers]
+    return np.array(sums) + np.log(np.sin(math.pi * part) / (math.pi * bins * bins))
+
+
+def log_middle_distance(bins: float, count: float, shift: float) -> float:
+    """``log E (X - Y)² / (X + Y)``, the integral of ``E (X - Y)² e^{-p(X+Y)}``."""
+    s = shift
+    top = last_log_p(1.0, 0.5 * s * s, bins, count, s)
+    wide = max(2 * s * s + 4 * s - math.log(bins), 0.0)
+    log_p, log_weight = log_places(wide, 1.0, top, _COARSE)
+    x, density = normal_places(s, -2 * s, 2 * s, 0.0)
+    a, b = np.exp(s * x - 0.5 * s * s), np.exp(-s * x - 0.5 * s * s)
+    share = np.exp(log_p) / bins
+    grown = np.exp(-share[:, None] * (a + b))
+    with np.errstate(divide="ignore", invalid="ignore"):
+        mass, second = np.log(grown @ density), np.log(grown @ (density * (a - b) ** 2))
+        terms = second + (count - 1) * mass - 2 * share * (bins - count)
+    # D of one term and D of another have mean 0 together, as x and -x are alike.
+    terms = np.where(np.isnan(terms), -np.inf, terms + log_p + log_weight)
+    return float(log_sum(terms)) + math.log(count / bins**2)

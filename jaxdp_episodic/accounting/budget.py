@@ -159,12 +159,15 @@ class SpentAhead:
         """Returns epsilon after that many steps, at least 1 (*upper bound*)."""
         place = step - self._first
         if not 0 <= place < len(self._values):
-            last = max(step, min(step + _STEPS_AHEAD - 1, self._budget.num_steps))
-            self._first, place = step, 0
-            owed = self._budget.owed(np.arange(step, last + 1))
-            kept, first = np.unique(owed), len(self._budget.before)
-            if first:
-                kept = kept[(kept <= first) | (kept % 10 == 0) | (kept == kept[-1])]
+            # The same steps together wherever a run begins: a resumed one says the
+            # same to the last digit, which depends on what is computed beside it.
+            place = (step - 1) % _STEPS_AHEAD
+            first = self._first = step - place
+            last = max(step, min(first + _STEPS_AHEAD - 1, self._budget.num_steps))
+            owed = self._budget.owed(np.arange(first, last + 1))
+            kept, before = np.unique(owed), len(self._budget.before)
+            if before:
+                kept = kept[(kept <= before) | (kept % 10 == 0) | (kept == kept[-1])]
             spent = np.asarray(self._budget.spent(kept))
             self._values = spent[np.searchsorted(kept, owed)]
         return float(self._values[place])

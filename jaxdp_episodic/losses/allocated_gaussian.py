@@ -121,18 +121,28 @@ class AllocatedGaussianLoss(AllocatedLoss):
     _excess = staticmethod(sum_excess)
 
 
+def _places(
+    u: np.ndarray, t: float, j: float
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Where each direction reads its table; whether the second has losses so large."""
+    if t == j:  # any digit of e^-u would be one of the place, far out
+        return u, u, np.ones(u.shape, bool)
+    ratio = np.expm1(-u) * (t / j)
+    reached = ratio > -1
+    below = -np.log1p(np.where(reached, ratio, 0.0))
+    return np.log1p(np.expm1(u) * (t / j)), below, reached
+
+
 def _tails(u: np.ndarray, s: float, t: float, j: float) -> np.ndarray:
     """The four rows of `log_tails` at u >= 0."""
-    count = round(j)
     with np.errstate(all="ignore"):
-        # x / j of the forward direction, and of the backward one.
-        above = np.log1p(np.expm1(u) * (t / j))
-        ratio = np.expm1(-u) * (t / j)
-        reached = ratio > -1
-        below = -np.log1p(np.where(reached, ratio, 0.0))
-        rising, falling = sum_tables(count, s)
+        above, below, reached = _places(u, t, j)
+        rising, falling = sum_tables(round(j), s)
         high, low = rising.at(above), falling.at(below)
-        loss = low[0] + u - math.log(t)
+        # Beyond the end the profile is that of there, which is above it.
+        end = falling.end
+        end = end if t == j else -np.log1p(np.expm1(-end) * (j / t))
+        loss = low[0] + np.minimum(u, end) - math.log(t)
         # Q(W < 1/g) less the profile.
         tail = low[1] + np.log(-np.expm1(np.minimum(loss - low[1], 0.0)))
         return np.stack(
@@ -150,10 +160,8 @@ def _tail_slopes(u: np.ndarray, s: float, t: float, j: float) -> np.ndarray:
     rising, falling = sum_tables(round(j), s, slopes=True)
     gain, tail, loss, rest = _tails(u, s, t, j)
     with np.errstate(all="ignore"):
-        ratio = np.expm1(-u) * (t / j)
-        reached = ratio > -1
-        high = rising.at(np.log1p(np.expm1(u) * (t / j)))
-        low = falling.at(-np.log1p(np.where(reached, ratio, 0.0)))
+        above, below, reached = _places(u, t, j)
+        high, low = rising.at(above), falling.at(below)
         # Sums below are e^low; minus their density times the derivative of the place.
         below, fall = np.exp(low[1]), np.exp(low[2]) * t * np.exp(-u)
         by_loss = 1 - np.exp(low[1] - low[0]) * t * np.exp(-u)

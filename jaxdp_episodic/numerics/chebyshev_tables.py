@@ -14,8 +14,9 @@ from jaxdp_episodic.numerics.table_checks import CHECKED
 _PANEL, _NODES = 1.3, 16
 # Logarithm below which nothing is tabulated.
 LEAST = -90.0
-# A panel whose last Chebyshev coefficients are larger is halved, so often at most.
-_ROUGHNESS, MOST_HALVINGS = 1e-8, 4
+# A panel whose last Chebyshev coefficients are larger is halved, so often at most; and
+# where values depend on what else is asked for, and take long.
+_ROUGHNESS, _ROUGHNESS_ALONE, MOST_HALVINGS = 1e-9, 1e-8, 4
 # Largest relative error of integrals of a table that may be used.
 MOST_OFF = 1e-7
 # Places at which a table is checked, and the spare factor.
@@ -123,6 +124,7 @@ def tabulated(
       alone: whether values depend on what else is asked for.
     """
     end, tables = end.copy(), np.arange(len(core))
+    roughness = _ROUGHNESS_ALONE if alone else _ROUGHNESS
     open_ = tables
     for _ in range(50):
         last = evaluate(open_, end[open_])
@@ -144,7 +146,7 @@ def tabulated(
         place = (core[mine][:, None] * np.sinh(z)).reshape(-1)
         values = evaluate(np.repeat(mine, _NODES), place)
         values = values.reshape(len(values), *z.shape)
-        smooth = np.abs(values[:3] @ _LAST.T).max(axis=(0, 2)) <= _ROUGHNESS
+        smooth = np.abs(values[:3] @ _LAST.T).max(axis=(0, 2)) <= roughness
         again = ~smooth & (depth < most)
         for i in np.flatnonzero(~again).tolist():
             done[mine[i]].append((float(left[i]), float(right[i]), values[:, i]))

@@ -38,7 +38,7 @@ from jaxdp_episodic.numerics.special import log_normal_tail
 # law, tilted, is so many wide.
 REACH, _WIDE = 13.0, 8.5
 # Jumps count where one of so many deviations does, until they are so many nats rarer.
-_JUMPING, _RARER = 12.0, 20.0
+_JUMPING, _RARER = REACH, 20.0
 # Below this shift 1 is taken off A: else what cancels in K^n e^{pk} costs digits.
 _NARROW = 0.05
 # From so many terms on K - 1 needs all its digits.

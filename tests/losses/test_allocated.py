@@ -174,6 +174,19 @@ def test_no_adaptive_contribution_is_worse_than_the_antipodal_one(dimension):
     assert np.any(every[0, 1] > every[0, 2] + 0.1)
 
 
+@pytest.mark.parametrize(
+    ("noise", "delta"), [(0.4, 1e-26), (0.6, 1e-30), (2.0, 1e-24), (2.0, 1e-33)]
+)
+def test_the_smallest_deltas_are_met_to_the_stated_error(noise, delta):
+    """They once were not found, or a table there was some 1e-3 too small."""
+    value, info = jde.epsilon(
+        step(2, noise), delta=delta, num_steps=2, return_info=True
+    )
+    true = allocation.add_remove(2, 2, 1 / noise, float(value), "remove")
+    assert not info.is_certified_bound and info.error < 1e-6
+    assert true == pytest.approx(delta, rel=1e-7)
+
+
 def test_what_cannot_be_computed_is_never_small():
     assert np.isinf(jde.epsilon(step(4, 0.0), delta=1e-6, num_steps=8))
     assert np.isinf(jde.epsilon(step(4, 0.05), delta=1e-6, num_steps=8))

@@ -73,7 +73,9 @@ def add_remove(
 ) -> float:
     """``H_g(P || Q)`` ("remove") or ``H_g(Q || P)`` of 2 or 3 of an epoch's steps."""
     s, g, idle = shift, np.exp(epsilon), steps - taken
-    x, w = _panels(-12.0, 12.0 + 2 * s, 3000 if taken == 2 else 120)
+    x, w = _panels(
+        -12.0, (16.0 if taken == 2 else 12.0) + 2 * s, 3000 if taken == 2 else 120
+    )
     w = w * np.exp(-x * x / 2) / np.sqrt(2 * np.pi)
     term = np.exp(s * x - s * s / 2)
     total, weight = term, w

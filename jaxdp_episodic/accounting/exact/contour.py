@@ -188,10 +188,18 @@ class Transform(NamedTuple):
     valid: Array
 
 
-def transform(c: Array, core: Array, groups: tuple[Steps, ...]) -> Transform:
-    """F and its derivatives at real c, (..., n); a Gaussian core of 0 is none."""
+def transform(
+    c: Array,
+    core: Array,
+    groups: tuple[Steps, ...],
+    moments: tuple[Array, ...] | None = None,
+) -> Transform:
+    """F and its derivatives at real c, (..., n); a Gaussian core of 0 is none.
+
+    Where `real_moments` of the groups at c are known they may be given.
+    """
     xp = namespace(c, core, groups[0].count)
-    log_power, mean, curvature = real_moments(c, groups)
+    log_power, mean, curvature = moments or real_moments(c, groups)
     log_core_, _ = log_core((c, xp.zeros_like(c)), core, log_atoms(groups))
     inverse = 1 / c**2 + 1 / (1 + c) ** 2
     share = xp.exp(xp.minimum(log_core_ - log_power, 0.0))

@@ -14,7 +14,7 @@ from jaxdp_episodic.accounting.exact.contour import (
     largest_center,
     transform,
 )
-from jaxdp_episodic.accounting.exact.mgf import Steps, core_variance
+from jaxdp_episodic.accounting.exact.mgf import Steps, core_variance, real_moments
 from jaxdp_episodic.accounting.run import Group
 from jaxdp_episodic.losses.gaussian import log_gaussian_profile
 from jaxdp_episodic.numerics.loops import (
@@ -29,6 +29,7 @@ from jaxdp_episodic.numerics.roots import log_crossing
 _FIRST_CROSSINGS = 1.25 ** np.arange(-8.0, 14.0)
 # Epsilon is looked for from this share of Rényi's bound up to it.
 _SMALLEST = 1e-4
+_FEW = 4
 _LOG_NOTHING = -1e300
 
 
@@ -87,7 +88,10 @@ def _by_jumps(
         return logsumexp(xp.moveaxis(every, 1, 0)) - log_delta
 
     low = _SMALLEST * highest
-    return log_crossing(excess, low, highest, num_points=11, num_rounds=2)
+    # Of few elements on NumPy a round costs its calls, not its points.
+    few = xp is np and np.size(highest) <= _FEW
+    points, rounds = (101, 1) if few else (11, 2)
+    return log_crossing(excess, low, highest, num_points=points, num_rounds=rounds)
 
 
 def _by_saddle_points(
@@ -97,8 +101,9 @@ def _by_saddle_points(
     xp = namespace(log_delta, c, core, groups[0].count)
     largest = largest_center(log_delta, groups)
     c = xp.minimum(c * _FIRST_CROSSINGS[:, None], largest)
-    with_core = transform(c, core, groups)
-    plain = transform(c, xp.zeros_like(core), groups)
+    moments = real_moments(c, groups)
+    with_core = transform(c, core, groups, moments)
+    plain = transform(c, xp.zeros_like(core), groups, moments)
     at = Transform(
         *(
             xp.where(with_core.valid, a, b)

@@ -91,8 +91,8 @@ def sum_tables(
     (rising), and ``log E(x - X)_+``, ``log P(X < x)`` and it at ``count e^-place``;
     their derivatives by the shift, at x, as well.
 
-    Their densities must have mass 1, mean 1, the `transform`, and give the first tails
-    at the mean.
+    Their densities must have mass 1, mean 1, and give the first tails at the mean;
+    these must have the transforms and powers that `numerics.table_checks` knows.
     """
     found = _kept.get((count, shift, slopes))
     return found or make_sum_tables([(count, shift)], slopes=slopes)[0]

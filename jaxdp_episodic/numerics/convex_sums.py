@@ -74,21 +74,6 @@ class SumLaw(NamedTuple):
     mass_error: float
     place_error: float
 
-    def gain(self, x: np.ndarray, *, rising: bool) -> np.ndarray:
-        """``E(Y - x)_+`` (rising), or ``E(x - Y)_+``, at (m,) x; some 1e-12 off."""
-        if not rising:
-            turned = self._replace(
-                values=-self.values[::-1], masses=self.masses[::-1], infinite=0.0
-            )
-            return turned.gain(-x, rising=True) + self.lost * x
-        beyond = np.append(np.cumsum(self.masses[::-1])[::-1], 0.0)
-        gained = beyond[1:-1] * np.diff(self.values)
-        profile = np.append(np.cumsum(gained[::-1])[::-1], [0.0, 0.0])
-        place = np.searchsorted(self.values, x)
-        gap = np.append(self.values, np.inf)[place] - x
-        rest = np.where(np.isfinite(gap), gap, 0.0) * beyond[place]
-        return profile[place] + rest + self.infinite
-
 
 class _Law(NamedTuple):
     """A law on pieces of rising level, each of which begins where one ends."""

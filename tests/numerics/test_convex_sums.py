@@ -18,11 +18,18 @@ def both(count, shift):
     return [lognormal_sum(count, shift, above=above) for above in (False, True)]
 
 
+def gain(law, x, *, rising):
+    """``E(Y - x)_+`` (rising), or ``E(x - Y)_+``, at (m,) x, by their definition."""
+    away = np.subtract.outer(law.values, x) * (1 if rising else -1)
+    rest = law.infinite if rising else law.lost * x
+    return law.masses @ np.maximum(away, 0.0) + rest
+
+
 def ends(count, shift, x, *, rising):
     """Certified ends of ``E(X - x)_+``, or ``E(x - X)_+``."""
     low, high = both(count, shift)
     return tuple(
-        float(law.gain(np.array([x]), rising=rising)[0])
+        float(gain(law, np.array([x]), rising=rising)[0])
         * np.exp(sign * (law.mass_error + 1e-11))
         for law, sign in ((low, -1), (high, 1))
     )
@@ -90,7 +97,7 @@ def test_masses_means_and_order(count, shift):
     x = count * np.exp(np.linspace(-2, 2, 41) * shift)
     for rising in (True, False):
         assert np.all(
-            low.gain(x, rising=rising) <= high.gain(x, rising=rising) * (1 + 1e-11)
+            gain(low, x, rising=rising) <= gain(high, x, rising=rising) * (1 + 1e-11)
         )
     variance = count * np.expm1(shift**2)
     if shift < 4:

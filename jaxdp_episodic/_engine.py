@@ -19,6 +19,7 @@ import dataclasses
 import functools
 import os
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
@@ -44,8 +45,9 @@ _SECONDS_BETWEEN_LOOKS = 2.0
 _next_look = 0.0
 # Whether this process was forked off one that had JAX, whose threads it lacks.
 _is_fork_of_jax = False
-# Dataclasses that JAX knows.
+# Dataclasses that JAX knows; chunks in several threads may bring the same one.
 _registered: set[type] = set()
+_registering = threading.Lock()
 
 
 def engine_name() -> str:
@@ -188,15 +190,29 @@ def _register_dataclasses(tree: Any) -> None:
         for part in tree:
             _register_dataclasses(part)
     elif dataclasses.is_dataclass(tree):
-        kind = type(tree)
-        if kind not in _registered:
-            from jax.tree_util import register_dataclass
-
-            names = [field.name for field in dataclasses.fields(tree)]
-            register_dataclass(kind, data_fields=names, meta_fields=[])
-            _registered.add(kind)
+        with _registering:
+            if type(tree) not in _registered:
+                _register(type(tree))
         for field in dataclasses.fields(tree):
             _register_dataclasses(getattr(tree, field.name))
+
+
+def _register(kind: type) -> None:
+    """Makes JAX see the arrays of a dataclass.
+
+    Not by ``register_dataclass``: to jaxlib 0.10 trees of two such classes with as many
+    fields are equal, and now and then, by their place in memory, one mechanism's
+    settings went through the kernel compiled for another's.
+    """
+    from jax.tree_util import register_pytree_node
+
+    names = [field.name for field in dataclasses.fields(kind)]
+    register_pytree_node(
+        kind,
+        lambda one: (tuple(getattr(one, name) for name in names), kind),
+        lambda kind, arrays: kind(*arrays),
+    )
+    _registered.add(kind)
 
 
 def _float64(array: Any) -> np.ndarray:

@@ -5,8 +5,11 @@ And a process that compiles much does not run out of mappings.
 
 from __future__ import annotations
 
+import dataclasses
+import importlib
 import itertools
 import os
+import pkgutil
 import subprocess
 import sys
 from pathlib import Path
@@ -17,7 +20,7 @@ import numpy as np
 import pytest
 
 import jaxdp_episodic as jde
-from jaxdp_episodic import _engine
+from jaxdp_episodic import _engine, losses
 from jaxdp_episodic._engine import (
     choose_engine,
     compiled,
@@ -25,6 +28,7 @@ from jaxdp_episodic._engine import (
     float64_boundary,
     using_engine,
 )
+from jaxdp_episodic.losses.privacy_loss import PrivacyLoss
 from jaxdp_episodic.losses.sampled_gaussian import SampledGaussianLoss
 from jaxdp_episodic.numerics.loops import namespace
 
@@ -32,6 +36,10 @@ STEP = jde.GaussianStep(
     jde.MultistageSampling(jde.Poisson("example", sampling_probability=0.3)),
     noise_multiplier=1.0,
 )
+
+
+for module in pkgutil.iter_modules(losses.__path__, "jaxdp_episodic.losses."):
+    importlib.import_module(module.name)
 
 
 def log1p(x):
@@ -64,6 +72,21 @@ def test_dataclasses_go_in_and_out(engine):
     assert isinstance(double, SampledGaussianLoss)
     assert [type(field) for field in double.fields] == [np.ndarray] * 3
     assert [field.tolist() for field in double.fields] == [[2.0], [1.0], [4.0]]
+
+
+def kinds_of(parent):
+    return [k for c in parent.__subclasses__() for k in (c, *kinds_of(c))]
+
+
+def test_no_mechanism_is_taken_for_another_by_jax():
+    """Equal trees with unlike hashes meet in JAX's caches once in a hundred times."""
+    ones = [
+        kind(*np.ones(len(dataclasses.fields(kind)))) for kind in kinds_of(PrivacyLoss)
+    ]
+    same = compiled(lambda loss: loss)
+    assert [type(same(loss)) for loss in ones] == kinds_of(PrivacyLoss)
+    for one, other in itertools.combinations(ones, 2):
+        assert jax.tree.structure(one) != jax.tree.structure(other)
 
 
 def test_a_tracer_raises_rather_than_being_rounded(engine):

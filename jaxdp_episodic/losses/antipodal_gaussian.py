@@ -59,6 +59,7 @@ from jaxdp_episodic.numerics.loops import (
     softmax,
 )
 from jaxdp_episodic.numerics.special import (
+    log_add,
     log_mills,
     log_mills_difference,
     log_normal_density,
@@ -134,7 +135,7 @@ class AntipodalGaussianLoss(GaussianLoss):
         def log_parts(x: Array) -> tuple[Array, Array]:
             """Log-ratio of P to Q and log-density of Q at x > 0."""
             # log of Q's density over that of N(0, 1)
-            log_base = xp.logaddexp(log_q, log_p - s * (x + 0.5 * s))
+            log_base = log_add(log_q, log_p - s * (x + 0.5 * s))
             # P/Q - 1 = r p (e^{sx} - e^{-sx}) e^{-s²/2} / base
             log_excess_ratio = (
                 log_p
@@ -143,7 +144,7 @@ class AntipodalGaussianLoss(GaussianLoss):
                 + xp.log(-xp.expm1(-2 * s * x))
                 - log_base
             )
-            log_ratio = xp.logaddexp(0.0, log_excess_ratio)
+            log_ratio = log_add(0.0, log_excess_ratio)
             return log_ratio, log_base - 0.5 * x * x - LOG_SQRT_2PI
 
         excess = log_integral(

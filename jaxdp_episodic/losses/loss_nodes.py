@@ -28,6 +28,7 @@ from jaxdp_episodic.numerics.complex_exponentials import (
     versine_sine,
 )
 from jaxdp_episodic.numerics.loops import Array, map_first, namespace
+from jaxdp_episodic.numerics.special import log1p_bounded
 
 _LOG_SQRT_2PI = 0.5 * math.log(2 * math.pi)
 # Left of it Q has a mass of 1e-19.
@@ -221,7 +222,7 @@ def real_log_mixture(exponent: Array, p: Rate) -> Array:
     gap = exponent + p.log - p.log_rest
     offset = xp.where(gap > 0, exponent + p.log, p.log_rest)
     argument = xp.where(central, excess, xp.exp(-xp.abs(gap)))
-    return xp.where(central, 0.0, offset) + xp.log1p(argument)
+    return xp.where(central, 0.0, offset) + log1p_bounded(argument)
 
 
 def log_normal(x: Pair) -> Pair:

@@ -27,6 +27,7 @@ from jaxdp_episodic.numerics.complex_exponentials import (
     times,
 )
 from jaxdp_episodic.numerics.loops import Array, namespace, sigmoid, softmax
+from jaxdp_episodic.numerics.special import log_add
 
 # Stands for log 0 where -inf would poison a gradient.
 LOG_ZERO = -1e30
@@ -71,20 +72,20 @@ class ZeroedLogs:
         xp = namespace(x, self.shift)
         s = self.shift
         tilt = s * (x - 0.5 * s)
-        base = xp.logaddexp(self.null, self.kept - tilt - s * s)
+        base = log_add(self.null, self.kept - tilt - s * s)
         excess = self.reached + tilt + xp.log(-xp.expm1(-tilt)) - base
-        return xp.logaddexp(0.0, excess), base - 0.5 * x * x - LOG_SQRT_2PI
+        return log_add(0.0, excess), base - 0.5 * x * x - LOG_SQRT_2PI
 
     def lower(self, w: Array) -> tuple[Array, Array]:
         """Log-ratio of P2 to Q2 and log-density of Q2, at ``s - w``, ``w > s/2``."""
         xp = namespace(w, self.shift)
         s = self.shift
         tilt = s * (w - 0.5 * s)
-        base = xp.logaddexp(self.null, self.kept - tilt)
+        base = log_add(self.null, self.kept - tilt)
         missing = xp.exp(self.reached + xp.log(-xp.expm1(-tilt)) - base)
         small = missing < 0.5
         near = xp.log1p(-xp.where(small, missing, 0.0))
-        far = xp.logaddexp(self.absent, self.drawn - tilt) - base
+        far = log_add(self.absent, self.drawn - tilt) - base
         x = s - w
         return xp.where(small, near, far), base - 0.5 * x * x - LOG_SQRT_2PI
 

@@ -93,12 +93,49 @@ _MILLS_SLOPE = np.array(
         7.863305587998556e-09,
     ]
 )
+# Of log(1 + x) = 2 artanh(z), z = x / (2 + x), on |z| <= 1/3: minimax in z² of
+# (artanh(z) / z - 1) / z², to 5e-17, from 40 digits.
+_ARTANH = np.array(
+    [
+        0.3333333333333333,
+        0.20000000000007292,
+        0.1428571428355438,
+        0.11111111358713932,
+        0.09090894718066429,
+        0.07692785032479312,
+        0.06657072104827468,
+        0.06000536404795356,
+        0.04400369243072337,
+        0.08082022805971766,
+    ]
+)
 # Where the polynomials hold. Left of it the complement of the tail is used.
 _LEFT_END = -1.0
 # So few elements are cheaper in one matrix product than in Horner's scheme.
 _FEW = 256
 # Nodes that integrate n over a stretch of length max(1, x/2) from x to 1e-16.
 _SLOPE_NODES = 8
+
+
+def log1p_bounded(x: Array) -> Array:
+    """``log(1 + x)`` for ``-1/2 <= x <= 1``; relative error below 1e-15.
+
+    XLA's own, on the CPU, takes six times as long: it uses no vector instructions.
+    """
+    xp = namespace(x)
+    if xp is np:
+        return np.log1p(x)
+    z = x / (2 + x)
+    square = z * z
+    return 2 * (z + z * square * _polynomial(_ARTANH, square))
+
+
+def log_add(x: Array, y: Array) -> Array:
+    """``log(e^x + e^y)``, of which not both may be infinite."""
+    xp = namespace(x, y)
+    if xp is np:
+        return np.logaddexp(x, y)
+    return xp.maximum(x, y) + log1p_bounded(xp.exp(-xp.abs(x - y)))
 
 
 def log_normal_density(x: Array) -> Array:

@@ -28,7 +28,7 @@ FEW = 120
 
 def kernel(u, *fields):
     xp = namespace(u, *fields)
-    return ZeroedGaussianLoss(*map(xp.asarray, fields)).log_tails(u)
+    return ZeroedGaussianLoss(*map(xp.asarray, fields)).log_tails(xp.asarray(u))
 
 
 def log_tails(u, outer, p, r, s):

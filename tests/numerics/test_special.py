@@ -7,6 +7,8 @@ import numpy as np
 from jaxdp_episodic._engine import compiled, float64_boundary, using_engine
 from jaxdp_episodic.numerics import special
 
+LOG1P = float64_boundary(special.log1p_bounded)
+LOG_ADD = float64_boundary(special.log_add)
 LOG_MILLS = float64_boundary(special.log_mills)
 LOG_TAIL = float64_boundary(special.log_normal_tail)
 LOG_DIFFERENCE = float64_boundary(special.log_mills_difference)
@@ -68,6 +70,37 @@ def test_log_mills_and_log_tail_against_many_digits():
         assert float(max(abs(float(f) / e - 1) for f, e in pairs)) < 1e-14
         absolute = [abs(float(f) - e) for f, e in zip(found, exact, strict=True)]
         assert float(max(np.array(absolute)[~positive])) < 1e-15
+
+
+@with_digits(40)
+def test_logarithms_near_one_against_many_digits(engine):
+    rng = np.random.default_rng(1)
+    x = np.concatenate(
+        [
+            rng.uniform(-0.5, 1, 1_000),
+            rng.choice([-1, 1], 100) * 10.0 ** rng.uniform(-300, -1, 100),
+            [-0.5, 1.0, np.nextafter(-0.5, 0)],
+        ]
+    )
+    exact = [mp.log1p(mp.mpf(float(v))) for v in x]
+    found = LOG1P(x)
+    errors = [abs(mp.mpf(float(f)) / e - 1) for f, e in zip(found, exact, strict=True)]
+    assert float(max(errors)) < 1e-15
+    assert LOG1P(np.zeros(1)) == 0
+
+
+@with_digits(40)
+def test_logarithms_of_sums_against_many_digits(engine):
+    rng = np.random.default_rng(2)
+    x = rng.uniform(-700, 700, 500)
+    y = x + rng.choice([-1, 1], 500) * 10.0 ** rng.uniform(-18, 2, 500)
+    exact = [
+        mp.log(mp.exp(mp.mpf(float(a))) + mp.exp(mp.mpf(float(b))))
+        for a, b in zip(x, y, strict=True)
+    ]
+    assert worst(LOG_ADD(x, y), exact) < 1e-15
+    x, y = np.array([-np.inf, 3.0]), np.array([2.0, -1e30])
+    np.testing.assert_array_equal(LOG_ADD(x, y), [2, 3])
 
 
 def test_far_out_nothing_is_nan(engine):

@@ -86,7 +86,12 @@ def gauss(nodes: int, panels: int) -> tuple[np.ndarray, np.ndarray]:
     return places.reshape(-1), np.tile(0.5 * w / panels, panels)
 
 
-ROUGH, FINE = (gauss(24, 4), gauss(12, 1)), (gauss(24, 5), gauss(40, 1))
+ROUGH = gauss(24, 4), gauss(12, 1)
+
+
+def fine_rules(s: float) -> tuple:
+    """Rules of `law_on_axis`: e^{-pgB} vanishes within 1/s."""
+    return gauss(24, math.ceil(1.5 + 3.5 * s)), gauss(32, 1)
 
 
 class Law(NamedTuple):

@@ -24,6 +24,7 @@ so one exponential serves all of them. Nodes of places are on the last axis.
 
 from __future__ import annotations
 
+import functools
 import math
 from typing import NamedTuple
 
@@ -50,7 +51,7 @@ from jaxdp_episodic.numerics.skewed_terms import (
 # Slope of the ray against the vertical; shifts below it have light tails.
 _LEAN, _LIGHT = 0.4, 0.25
 # Nodes of the ray, and of the law of one term on it.
-_NODES = 64, 160
+_NODES = 80, 160
 # The law is integrated along one path for so many nodes of the ray.
 _BLOCK = 8
 # Places in asinh where ends of the ray are looked for, in widths of the integrand,
@@ -62,8 +63,9 @@ _LARGEST_RAY = 3.0
 _NO_RAY = 38.0
 # Largest phase of a member's K^n at the start.
 _STEADY = 6.5
-# Places along the axis at which the law is known: so many, and for each 1 of s.
-_KNOWN = 40, 16
+# Places along the axis at which the law is known: so many, of many terms fewer, and
+# so many more for each 1 of s.
+_KNOWN, _FEW_KNOWN, _MANY, _MORE = 40, 24, 50, 16
 # So far before jumps are too rare to count the axis ends.
 _BEFORE = 1e-9
 # Neighbours that may share a contour: so many at a time that are no more deviations
@@ -143,8 +145,9 @@ def _on_one_contour(
     """Which places are served by the contour of the one at ``at``, and (3, n) tails."""
     middle, n = group.middle, group.middle.count
     p = c * np.exp(np.array([-0.05, 0.0, 0.05]))
-    law = law_on_axis(p, middle, ROUGH, group.move)
-    power = n * log_law(law)
+    axis = _axis(group, c, finer)
+    law = law_on_axis(np.append(p, axis.p), middle, axis.rules, group.move)
+    power = n * log_law(Law(*(part[:3] for part in law)))
     # A member's K^n may turn sooner than that of the middle.
     steady = np.abs(np.imag(power[1])) <= _STEADY
     growth = np.real(power) + np.multiply.outer(p, group.constant)
@@ -157,7 +160,7 @@ def _on_one_contour(
     powers = np.array([[2], [1], [0]])
     scale = base - powers * math.log(c)
     # Parts, what they would be if nothing cancelled, and the logarithm of their scale.
-    part, every, top = _jump(group, c, finer)
+    part, every, top = _jump(group, c, axis, Law(*(part[3:] for part in law)))
     largest = scale + math.log(_LARGEST_RAY * width)
     needed = np.any(largest > np.log(np.abs(part)) + top - _NO_RAY, axis=0)
     near = ~needed
@@ -191,11 +194,10 @@ def _around(good: np.ndarray, at: int) -> np.ndarray:
     return np.arange(first, right[0] if len(right) else len(good))
 
 
-def _factors(group: _Group, law: Law) -> tuple:
-    """What K^n is multiplied with in the three integrands."""
+def _factors(group: _Group, first: np.ndarray, second: np.ndarray) -> tuple:
+    """What K^n is multiplied with in the three integrands, by the law over K."""
     n, idle = group.middle.count, group.middle.idle
-    first = group.scale * law.first / law.whole
-    second = group.scale**2 * law.second / law.whole
+    first, second = group.scale * first, group.scale**2 * second
     square = n * (n - 1) * first**2 + n * second + 2 * idle * n * first + idle**2
     return 1.0, n * first + idle, square
 
@@ -236,8 +238,8 @@ def _path(p: np.ndarray, group: _Group, nodes: int) -> tuple[np.ndarray, np.ndar
     return w + 1j * height * bent, spacing[:, None] * (1 + 1j * rise)
 
 
-def _law_off_axis(p: np.ndarray, group: _Group, nodes: int) -> tuple[np.ndarray, Law]:
-    """``n log K``, and what it is made of, at complex p (M,), M of blocks: (M, E)."""
+def _law_off_axis(p: np.ndarray, group: _Group, nodes: int) -> tuple[np.ndarray, ...]:
+    """``n log K``, and the law's others over K, at complex p of blocks: (M, E)."""
     terms, s, move = group.middle, group.middle.shift, group.move
     some = p.reshape(-1, _BLOCK)
     v, dv = _path(some, group, nodes)
@@ -255,8 +257,9 @@ def _law_off_axis(p: np.ndarray, group: _Group, nodes: int) -> tuple[np.ndarray,
     whole, excess = both[:, :_BLOCK], both[:, _BLOCK:] - ~complete[:, None, None]
     share = opposite[:, :, None] * share
     first, second = grown @ share, grown @ (opposite[:, :, None] * share)
-    law = Law(*(a.reshape(-1, len(move)) for a in (whole, excess, first, second)))
-    return terms.count * log_law(law), law
+    parts = whole, excess, first, second
+    whole, _, first, second = law = Law(*(a.reshape(-1, len(move)) for a in parts))
+    return terms.count * log_law(law), first / whole, second / whole
 
 
 class _Points(NamedTuple):
@@ -292,15 +295,15 @@ def _ray(
     place, weight = gauss(ray_nodes, 1)
     u = place * end
     p = points.at(u)
-    power, law = _law_off_axis(p, group, law_nodes)
-    value = np.exp(power + np.multiply.outer(p, group.constant) - base)
+    power, *over_k = _law_off_axis(p, group, law_nodes)
+    value = exp_complex(power + np.multiply.outer(p, group.constant) - base)
     step = points.direction * points.width * np.cosh(u) * weight * end / math.pi
     value = value * step[:, None]
     over = (points.start / p)[:, None]
     shares = np.stack(
         [
             np.sum(np.imag(value * f * over**m), axis=0)
-            for m, f in zip((2, 1, 0), _factors(group, law), strict=True)
+            for m, f in zip((2, 1, 0), _factors(group, *over_k), strict=True)
         ]
     )
     # The integrand is largest at c: a law that is not resolved shows.
@@ -310,31 +313,67 @@ def _ray(
 # --- Along the axis ---
 
 
+class _Axis(NamedTuple):
+    """The axis from 0 to c, by the larger saddle: where jumps are not too rare.
+
+    Attributes:
+      start, length: of the saddle's range.
+      p: where the law is known, none if all are too rare; for `rules` of it.
+      panels: of the rule for the integral.
+    """
+
+    start: float
+    length: float
+    p: np.ndarray
+    rules: tuple
+    panels: int
+
+
+def _axis(group: _Group, c: float, finer: bool) -> _Axis:
+    s = group.middle.shift
+    start = float(larger_saddle(np.log(c), s))
+    # The logarithm of p falls by s as x grows by 1, and e^{pk} with it.
+    length = ends_of(s, group.move)[1] - _BEFORE - start
+    if length <= 0:
+        return _Axis(start, length, np.zeros(0), ROUGH, 0)
+    known = _FEW_KNOWN if group.middle.count > _MANY else _KNOWN
+    known = round((known + _MORE * s) * (1.4 if finer else 1.0))
+    points = start + length * 0.5 * (1 + chebyshev_points(known))
+    panels = (6 if finer else 4) * math.ceil(1 + s)
+    return _Axis(start, length, np.exp(place_of(points, s)), fine_rules(s), panels)
+
+
 def _jump(
-    group: _Group, c: float, finer: bool
+    group: _Group, c: float, axis: _Axis, law: Law
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """The axis' share of the three integrals.
+    """The axis' share of the three integrals, by the law at its p.
 
     Factor, what it would be if nothing cancelled, and the logarithm of its scale.
     """
-    s, n = group.middle.shift, group.middle.count
-    start = float(larger_saddle(np.log(c), s))
-    # The logarithm of p falls by s as x grows by 1, and e^{pk} with it.
-    end = ends_of(s, group.move)[1] - _BEFORE
-    if start >= end:  # too rare to count
-        nothing = np.zeros((3, len(group.move)))
+    s, n, number = group.middle.shift, group.middle.count, len(group.move)
+    if not len(axis.p):
+        nothing = np.zeros((3, number))
         return nothing, nothing, nothing - np.inf
-    place, weight = gauss(24, (6 if finer else 4) * math.ceil(1 + s))
-    x, weight = start + (end - start) * place, (end - start) * weight
+    # What is interpolated is smooth also where angles are tiny.
+    over = [part / law.whole for part in (law.first, law.second)]
+    turn = np.angle(law.whole)
+    rows = [np.real(log_law(law)), np.log(turn)]
+    rows += [np.log(np.abs(part)) for part in over]
+    rows += [np.angle(part) / turn for part in over]
+    found = _between(len(axis.p), axis.panels) @ np.concatenate(rows, axis=1)
+    power, turn, *over = (found[:, i * number :][:, :number] for i in range(len(rows)))
+    turn = np.exp(turn)
+    over = [exp_complex(over[i] + 1j * turn * over[i + 2]) for i in (0, 1)]
+    place, weight = gauss(24, axis.panels)
+    x, weight = axis.start + axis.length * place, axis.length * weight
     p = np.exp(place_of(x, s))
-    power, turn, law = _along_axis(group, start, end, x, finer)
     size = n * power + np.multiply.outer(p, group.constant)
     size = size + np.log(p * (s - 1 / x) * weight / math.pi)[:, None]
     top = np.max(size, axis=0)
     weight, phase = np.exp(size - top), exp_complex(1j * n * turn)
     parts = [
         weight * (np.imag(phase * f) * ((c / p) ** m)[:, None])
-        for m, f in zip((2, 1, 0), _factors(group, law), strict=True)
+        for m, f in zip((2, 1, 0), _factors(group, *over), strict=True)
     ]
     part, every = (
         np.stack([np.sum(a, axis=0) for a in rows])
@@ -343,26 +382,8 @@ def _jump(
     return part, every, top - np.array([[2], [1], [0]]) * math.log(c)
 
 
-def _along_axis(
-    group: _Group, start: float, end: float, x: np.ndarray, finer: bool
-) -> tuple[np.ndarray, np.ndarray, Law]:
-    """``log |K|``, its angle, and the law over K at the larger saddles x, (N, E).
-
-    Interpolated, as what is smooth also where angles are tiny.
-    """
-    terms = group.middle
-    known = _KNOWN[0] + _KNOWN[1] * terms.shift
-    points = chebyshev_points(round(1.4 * known if finer else known))
-    points = 0.5 * (start + end) + 0.5 * (end - start) * points
-    p = np.exp(place_of(points, terms.shift))
-    law = law_on_axis(p, terms, fine_rules(terms.shift), group.move)
-    turn = np.angle(law.whole)
-    over = [part / law.whole for part in (law.first, law.second)]
-    rows = [np.real(log_law(law)), np.log(turn)]
-    rows += [np.log(np.abs(part)) for part in over]
-    rows += [np.angle(part) / turn for part in over]
-    found = through_points(points, np.concatenate(rows, axis=1).T, x)
-    power, turn, *over = found.reshape(len(rows), -1, len(x)).swapaxes(1, 2)
-    turn = np.exp(turn)
-    first, second = (exp_complex(over[i] + 1j * turn * over[i + 2]) for i in (0, 1))
-    return power, turn, Law(np.ones(1), np.zeros(1), first, second)
+@functools.lru_cache
+def _between(known: int, panels: int) -> np.ndarray:
+    """From values at Chebyshev points to those at nodes of panels."""
+    place = 2 * gauss(24, panels)[0] - 1
+    return through_points(chebyshev_points(known), np.eye(known), place).T

@@ -153,16 +153,6 @@ def _nodes(bins: int, count: int, shift: float) -> list[_Node]:
         u, last = u + step, log_d
 
 
-def bound_at(u: float, bins: int, count: int, shift: float, *, above: bool) -> float:
-    """A bound of D at one u, found soon: some 1e-3 of it away, or more."""
-    hinge = float(_hinge(u, bins - count, shift))
-    setting = count, shift, 0.5 * u / shift, hinge
-    law = sinh_sum(*setting, above=above, cells=_FEWEST, at_hinge=True)
-    gain = float(law.gain(np.array([hinge]), above=above)[0])
-    rounding = _ROUNDING if above else -_ROUNDING
-    return float(_scale(u, bins, shift)) * gain * (1 + rounding)
-
-
 def _cell_bounds(
     nodes: list[_Node], cell: int, u: np.ndarray, bins: int, count: int, shift: float
 ) -> tuple[np.ndarray, np.ndarray]:

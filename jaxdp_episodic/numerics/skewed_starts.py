@@ -16,7 +16,7 @@ from jaxdp_episodic.numerics.skewed_terms import (
 )
 
 # Rounds in which the place, a logarithm, is found where a contour starts.
-_ROUNDS = (48, 12, 9)
+_ROUNDS = (48, 24)
 # Part of the axis is all that counts where the rest is so many nats down.
 _NOTHING = -200.0
 # Up to here K^n turns along the axis; further on it is the ray that follows it.

@@ -24,20 +24,22 @@ so one exponential serves all of them. Nodes of places are on the last axis.
 
 from __future__ import annotations
 
+import functools
 import math
 from typing import NamedTuple
 
 import numpy as np
 
+from jaxdp_episodic.numerics.complex_exponentials import exp_complex
+from jaxdp_episodic.numerics.quadrature import chebyshev_points, through_points
 from jaxdp_episodic.numerics.skewed_starts import crossing
 from jaxdp_episodic.numerics.skewed_terms import (
-    FINE,
     ROUGH,
     SQRT_2PI,
     Law,
     Terms,
-    contracted,
     ends_of,
+    fine_rules,
     gauss,
     larger_saddle,
     law_on_axis,
@@ -49,18 +51,23 @@ from jaxdp_episodic.numerics.skewed_terms import (
 # Slope of the ray against the vertical; shifts below it have light tails.
 _LEAN, _LIGHT = 0.4, 0.25
 # Nodes of the ray, and of the law of one term on it.
-_NODES, _LIGHT_NODES = (96, 224), (128, 448)
-# The law is integrated along one path for so many nodes of the ray at a time.
+_NODES = 80, 160
+# The law is integrated along one path for so many nodes of the ray.
 _BLOCK = 8
 # Places in asinh where ends of the ray are looked for, in widths of the integrand,
 # where it has fallen enough; and how much longer a neighbour's may be.
-_SCOUTS, _FALL, _LONGER = np.linspace(1.2, math.asinh(90.0), 14), -37.0, 0.7
+_SCOUTS, _FALL, _LONGER = np.linspace(1.2, math.asinh(90.0), 16), -37.0, 0.7
 # More than the ray can be in units of its scale and of the integrand at c.
 _LARGEST_RAY = 3.0
 # Part of the axis is all that counts where the ray is so many nats below it.
 _NO_RAY = 38.0
 # Largest phase of a member's K^n at the start.
 _STEADY = 6.5
+# Places along the axis at which the law is known: so many, of many terms fewer, and
+# so many more for each 1 of s.
+_KNOWN, _FEW_KNOWN, _MANY, _MORE = 40, 24, 50, 16
+# So far before jumps are too rare to count the axis ends.
+_BEFORE = 1e-9
 # Neighbours that may share a contour: so many at a time that are no more deviations
 # apart, where no more nats cancel on it.
 _SHARING, _ALIKE, _CANCELLED = 16, 3.4, 6.0
@@ -138,8 +145,9 @@ def _on_one_contour(
     """Which places are served by the contour of the one at ``at``, and (3, n) tails."""
     middle, n = group.middle, group.middle.count
     p = c * np.exp(np.array([-0.05, 0.0, 0.05]))
-    law = law_on_axis(p, middle, ROUGH, group.move)
-    power = n * log_law(law)
+    axis = _axis(group, c, finer)
+    law = law_on_axis(np.append(p, axis.p), middle, axis.rules, group.move)
+    power = n * log_law(Law(*(part[:3] for part in law)))
     # A member's K^n may turn sooner than that of the middle.
     steady = np.abs(np.imag(power[1])) <= _STEADY
     growth = np.real(power) + np.multiply.outer(p, group.constant)
@@ -152,7 +160,7 @@ def _on_one_contour(
     powers = np.array([[2], [1], [0]])
     scale = base - powers * math.log(c)
     # Parts, what they would be if nothing cancelled, and the logarithm of their scale.
-    part, every, top = _jump(group, c, finer)
+    part, every, top = _jump(group, c, axis, Law(*(part[3:] for part in law)))
     largest = scale + math.log(_LARGEST_RAY * width)
     needed = np.any(largest > np.log(np.abs(part)) + top - _NO_RAY, axis=0)
     near = ~needed
@@ -186,11 +194,10 @@ def _around(good: np.ndarray, at: int) -> np.ndarray:
     return np.arange(first, right[0] if len(right) else len(good))
 
 
-def _factors(group: _Group, law: Law) -> tuple:
-    """What K^n is multiplied with in the three integrands."""
+def _factors(group: _Group, first: np.ndarray, second: np.ndarray) -> tuple:
+    """What K^n is multiplied with in the three integrands, by the law over K."""
     n, idle = group.middle.count, group.middle.idle
-    first = group.scale * law.first / law.whole
-    second = group.scale**2 * law.second / law.whole
+    first, second = group.scale * first, group.scale**2 * second
     square = n * (n - 1) * first**2 + n * second + 2 * idle * n * first + idle**2
     return 1.0, n * first + idle, square
 
@@ -199,58 +206,60 @@ def _factors(group: _Group, law: Law) -> tuple:
 
 
 def _path(p: np.ndarray, group: _Group, nodes: int) -> tuple[np.ndarray, np.ndarray]:
-    """Nodes v of one term's law, (N,), and dv: bent where ``e^{pA}`` would grow.
+    """Nodes v of one term's law, (L, N), and dv: bent where ``e^{pA}`` would grow.
 
-    Far to the right ``p A`` is turned to the negative axis, about, at all of p (B,).
+    Far to the right ``p A`` is turned to the negative axis, about, at all of a row of
+    p, (L, B).
     """
     terms, s = group.middle, group.middle.shift
     sizes, angles = np.log(np.abs(p)), np.angle(p)
-    smallest, largest = float(sizes.min()), float(sizes.max())
-    angle = 0.5 * float(angles.min() + angles.max())
+    smallest, largest = sizes.min(axis=1), sizes.max(axis=1)
+    angle = 0.5 * (angles.min(axis=1) + angles.max(axis=1))
     last = log_last(s)
     # Where the ray is vertical, e^{pA} is no larger than at its start.
     growth = largest
     if s < _LIGHT:
-        growth = math.log(max(float(np.real(p).max()), 1e-300))
-    turn = float(larger_saddle(np.array(min(growth, last)), s))
-    if growth >= last:
-        turn = (1 - (growth - last)) / s
+        growth = np.log(np.maximum(np.real(p).max(axis=1), 1e-300))
+    turn = larger_saddle(np.minimum(growth, last), s)
+    turn = np.where(growth >= last, (1 - (growth - last)) / s, turn)
     slope = min(2.0 * s, 2.5)
     end = (math.log(60.0) - smallest + 0.5 * s * s) / s
     low, edge = ends_of(s, group.move)
-    high = min(max(end, turn + 3 / s), edge)
+    high = np.minimum(np.maximum(end, turn + 3 / s), edge)
     # |e^{-p g B}| has vanished.
     fall = np.maximum(np.cos(angles), 0.3)
     gone = (sizes + terms.log_g - 0.5 * s * s - np.log(60.0 / fall)) / s
-    low = max(low, min(float(gone.min()), high - 2))
+    low = np.maximum(low, np.minimum(gone.min(axis=1), high - 2))
     spacing = (high - low) / (nodes - 1)
-    w = low + spacing * np.arange(nodes)
-    bent = 0.5 * (1 + np.tanh(slope * (w - turn)))
-    height = (math.pi - angle) / s
+    w = low[:, None] + spacing[:, None] * np.arange(nodes)
+    bent = 0.5 * (1 + np.tanh(slope * (w - turn[:, None])))
+    height = ((math.pi - angle) / s)[:, None]
     rise = 2 * slope * height * bent * (1 - bent)
-    return w + 1j * height * bent, spacing * (1 + 1j * rise)
+    return w + 1j * height * bent, spacing[:, None] * (1 + 1j * rise)
 
 
-def _law_off_axis(p: np.ndarray, group: _Group, nodes: int) -> tuple[np.ndarray, Law]:
-    """``n log K``, and what it is made of, at complex p (M,): (M, E)."""
-    terms, s = group.middle, group.middle.shift
-    parts = []
-    for start in range(0, len(p), _BLOCK):
-        some = p[start : start + _BLOCK]
-        v, dv = _path(some, group, nodes)
-        normal = -0.5 * v * v
-        opposite = np.exp(-s * v - 0.5 * s * s)
-        exponent = np.exp(s * v - 0.5 * s * s) - np.exp(terms.log_g) * opposite
-        dv = dv / SQRT_2PI
-        grown = np.exp(normal + np.multiply.outer(some, exponent)) * dv
-        # Near 1 the law's own mass is taken off term by term, if all of it is there.
-        low, edge = ends_of(s, group.move)
-        complete = v[0].real < low + 1.5 and v[-1].real > edge - s - 3.8
-        rest = np.exp(normal) * dv if complete else 0.0
-        law = contracted(grown, grown - rest, opposite, v, group.move)
-        parts.append(law if complete else law._replace(excess=law.whole - 1))
-    law = Law(*(np.concatenate(rows) for rows in zip(*parts, strict=True)))
-    return terms.count * log_law(law), law
+def _law_off_axis(p: np.ndarray, group: _Group, nodes: int) -> tuple[np.ndarray, ...]:
+    """``n log K``, and the law's others over K, at complex p of blocks: (M, E)."""
+    terms, s, move = group.middle, group.middle.shift, group.move
+    some = p.reshape(-1, _BLOCK)
+    v, dv = _path(some, group, nodes)
+    opposite = np.exp(-0.5 * s * s) * exp_complex(-s * v)
+    exponent = math.exp(-s * s) / opposite - np.exp(terms.log_g) * opposite
+    dv, normal = dv / SQRT_2PI, -0.5 * v * v
+    grown = some[:, :, None] * exponent[:, None] + normal[:, None]
+    grown = exp_complex(grown) * dv[:, None]
+    # Near 1 the law's own mass is taken off term by term, if all of it is there.
+    low, edge = ends_of(s, move)
+    complete = (np.real(v[:, 0]) < low + 1.5) & (np.real(v[:, -1]) > edge - s - 3.8)
+    rest = exp_complex(normal) * dv * complete[:, None]
+    share = exp_complex(-v[:, :, None] * move - 0.5 * move * move)
+    both = np.concatenate([grown, grown - rest[:, None]], axis=1) @ share
+    whole, excess = both[:, :_BLOCK], both[:, _BLOCK:] - ~complete[:, None, None]
+    share = opposite[:, :, None] * share
+    first, second = grown @ share, grown @ (opposite[:, :, None] * share)
+    parts = whole, excess, first, second
+    whole, _, first, second = law = Law(*(a.reshape(-1, len(move)) for a in parts))
+    return terms.count * log_law(law), first / whole, second / whole
 
 
 class _Points(NamedTuple):
@@ -282,23 +291,19 @@ def _ray(
     group: _Group, points: _Points, end: float, base: np.ndarray, finer: bool
 ) -> np.ndarray:
     """The ray's shares of the three integrals, over ``e^base c^-m``, its size at c."""
-    terms = group.middle
-    light = terms.shift < _LIGHT
-    ray_nodes, law_nodes = _LIGHT_NODES if light else _NODES
-    if finer:
-        ray_nodes, law_nodes = 3 * ray_nodes // 2, 3 * law_nodes // 2
+    ray_nodes, law_nodes = ((2 + finer) * number // 2 for number in _NODES)
     place, weight = gauss(ray_nodes, 1)
     u = place * end
     p = points.at(u)
-    power, law = _law_off_axis(p, group, law_nodes)
-    value = np.exp(power + np.multiply.outer(p, group.constant) - base)
+    power, *over_k = _law_off_axis(p, group, law_nodes)
+    value = exp_complex(power + np.multiply.outer(p, group.constant) - base)
     step = points.direction * points.width * np.cosh(u) * weight * end / math.pi
     value = value * step[:, None]
     over = (points.start / p)[:, None]
     shares = np.stack(
         [
             np.sum(np.imag(value * f * over**m), axis=0)
-            for m, f in zip((2, 1, 0), _factors(group, law), strict=True)
+            for m, f in zip((2, 1, 0), _factors(group, *over_k), strict=True)
         ]
     )
     # The integrand is largest at c: a law that is not resolved shows.
@@ -308,36 +313,77 @@ def _ray(
 # --- Along the axis ---
 
 
+class _Axis(NamedTuple):
+    """The axis from 0 to c, by the larger saddle: where jumps are not too rare.
+
+    Attributes:
+      start, length: of the saddle's range.
+      p: where the law is known, none if all are too rare; for `rules` of it.
+      panels: of the rule for the integral.
+    """
+
+    start: float
+    length: float
+    p: np.ndarray
+    rules: tuple
+    panels: int
+
+
+def _axis(group: _Group, c: float, finer: bool) -> _Axis:
+    s = group.middle.shift
+    start = float(larger_saddle(np.log(c), s))
+    # The logarithm of p falls by s as x grows by 1, and e^{pk} with it.
+    length = ends_of(s, group.move)[1] - _BEFORE - start
+    if length <= 0:
+        return _Axis(start, length, np.zeros(0), ROUGH, 0)
+    known = _FEW_KNOWN if group.middle.count > _MANY else _KNOWN
+    known = round((known + _MORE * s) * (1.4 if finer else 1.0))
+    points = start + length * 0.5 * (1 + chebyshev_points(known))
+    panels = (6 if finer else 4) * math.ceil(1 + s)
+    return _Axis(start, length, np.exp(place_of(points, s)), fine_rules(s), panels)
+
+
 def _jump(
-    group: _Group, c: float, finer: bool
+    group: _Group, c: float, axis: _Axis, law: Law
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """The axis' share of the three integrals.
+    """The axis' share of the three integrals, by the law at its p.
 
     Factor, what it would be if nothing cancelled, and the logarithm of its scale.
     """
-    s, n = group.middle.shift, group.middle.count
-    start = float(larger_saddle(np.log(c), s))
-    # The logarithm of p falls by s as x grows by 1, and e^{pk} with it.
-    end = max(start + 1, ends_of(s, group.move)[1])
-    place, weight = gauss(24, (6 if finer else 4) * math.ceil(1 + s))
-    x, weight = start + (end - start) * place, (end - start) * weight
+    s, n, number = group.middle.shift, group.middle.count, len(group.move)
+    if not len(axis.p):
+        nothing = np.zeros((3, number))
+        return nothing, nothing, nothing - np.inf
+    # What is interpolated is smooth also where angles are tiny.
+    over = [part / law.whole for part in (law.first, law.second)]
+    turn = np.angle(law.whole)
+    rows = [np.real(log_law(law)), np.log(turn)]
+    rows += [np.log(np.abs(part)) for part in over]
+    rows += [np.angle(part) / turn for part in over]
+    found = _between(len(axis.p), axis.panels) @ np.concatenate(rows, axis=1)
+    power, turn, *over = (found[:, i * number :][:, :number] for i in range(len(rows)))
+    turn = np.exp(turn)
+    over = [exp_complex(over[i] + 1j * turn * over[i + 2]) for i in (0, 1)]
+    place, weight = gauss(24, axis.panels)
+    x, weight = axis.start + axis.length * place, axis.length * weight
     p = np.exp(place_of(x, s))
-    law = law_on_axis(p, group.middle, FINE, group.move)
-    real = Law(*(np.real(part) for part in law))
-    aside = np.imag(law.whole) / real.whole
-    size = n * (np.real(log_law(real)) + 0.5 * np.log1p(aside * aside))
-    size = size + np.multiply.outer(p, group.constant)
+    size = n * power + np.multiply.outer(p, group.constant)
     size = size + np.log(p * (s - 1 / x) * weight / math.pi)[:, None]
     top = np.max(size, axis=0)
-    # By more than a quarter of a turn the real part is negative.
-    turn = np.arctan2(np.imag(law.whole), real.whole)
-    weight, phase = np.exp(size - top), np.exp(1j * n * turn)
+    weight, phase = np.exp(size - top), exp_complex(1j * n * turn)
     parts = [
         weight * (np.imag(phase * f) * ((c / p) ** m)[:, None])
-        for m, f in zip((2, 1, 0), _factors(group, law), strict=True)
+        for m, f in zip((2, 1, 0), _factors(group, *over), strict=True)
     ]
     part, every = (
         np.stack([np.sum(a, axis=0) for a in rows])
         for rows in (parts, map(np.abs, parts))
     )
     return part, every, top - np.array([[2], [1], [0]]) * math.log(c)
+
+
+@functools.lru_cache
+def _between(known: int, panels: int) -> np.ndarray:
+    """From values at Chebyshev points to those at nodes of panels."""
+    place = 2 * gauss(24, panels)[0] - 1
+    return through_points(chebyshev_points(known), np.eye(known), place).T

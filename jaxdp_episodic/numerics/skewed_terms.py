@@ -12,6 +12,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from jaxdp_episodic.numerics.complex_exponentials import (
+    exp_complex,
+    log1p_complex,
+    log_complex,
+)
 from jaxdp_episodic.numerics.loops import Array, complex_of, fori_loop, namespace
 from jaxdp_episodic.numerics.special import log_normal_tail
 
@@ -86,7 +91,13 @@ def gauss(nodes: int, panels: int) -> tuple[np.ndarray, np.ndarray]:
     return places.reshape(-1), np.tile(0.5 * w / panels, panels)
 
 
-ROUGH, FINE = (gauss(24, 4), gauss(12, 1)), (gauss(24, 5), gauss(40, 1))
+# Panels of so many nodes along the axis, and the rule of jumps.
+_NODES, ROUGH = 16, (7, gauss(12, 1))
+
+
+def fine_rules(s: float) -> tuple:
+    """Rules of `law_on_axis`: e^{-pgB} vanishes within 1/s."""
+    return math.ceil(4 + 8 * s), gauss(32, 1)
 
 
 class Law(NamedTuple):
@@ -124,21 +135,15 @@ def contracted(
     Returns:
       (M, E) each, or (M, 1) without a move.
     """
+    first = grown * opposite
+    rows = np.stack([grown, excess, first, first * opposite], axis=1)
     if move is None:
-        whole, excess = (np.sum(a, axis=-1, keepdims=True) for a in (grown, excess))
-        first = grown * opposite
-        second = first * opposite
-        first, second = (a.sum(axis=-1, keepdims=True) for a in (first, second))
-        return Law(whole, excess, first, second)
-    share = np.exp(-np.multiply.outer(np.real(v), move) - 0.5 * move * move)
+        return Law(*np.moveaxis(rows.sum(axis=-1, keepdims=True), 1, 0))
+    share = np.exp(-np.real(v)[..., None] * move - 0.5 * move * move)
     if np.iscomplexobj(v):
         height = np.imag(v if v.ndim == 1 else v[0])  # that of all
-        share = share * np.exp(-1j * np.multiply.outer(height, move))
-    first = grown * opposite
-    rows = grown, excess, first, first * opposite
-    if v.ndim == 1:
-        return Law(*(row @ share for row in rows))
-    return Law(*np.moveaxis(np.stack(rows, axis=1) @ share, 1, 0))
+        share = share * exp_complex(-1j * height[:, None] * move)
+    return Law(*np.moveaxis(rows @ share, 1, 0))
 
 
 def steepest(x: Array, s: Array, rule: tuple) -> tuple[Array, ...]:
@@ -179,33 +184,43 @@ def law_on_axis(
     ``log_g`` of the terms is one number, or one for each p.
     """
     s = terms.shift
-    end = larger_saddle(np.log(p), s)
+    saddle = larger_saddle(np.log(p), s)
     low, edge = ends_of(s, move)
-    far = end >= edge
-    end = np.minimum(end, edge)
-    place, weight = rules[0]
-    v = low + (end - low)[:, None] * place
-    normal = (end - low)[:, None] * weight * np.exp(-0.5 * v * v) / SQRT_2PI
-    exponent = np.exp(s * v - 0.5 * s * s) * p[:, None]
-    opposite = np.exp(-s * v - 0.5 * s * s)
+    end = np.minimum(saddle, edge)[:, None]
     against = (p * np.exp(terms.log_g))[:, None]
-    exponent = np.minimum(exponent - against * opposite, 700.0)
-    grown = np.exp(exponent) * normal
-    law = contracted(grown, np.expm1(exponent) * normal, opposite, v, move)
-    beyond = np.add.outer(end, 0.0 if move is None else move).reshape(len(p), -1)
-    law = law._replace(excess=law.excess - np.exp(log_normal_tail(beyond)))
-    v, dv, exponent = steepest(end, s, rules[1])
+
+    def part(v: np.ndarray, weight: np.ndarray) -> Law:
+        normal = weight * np.exp(-0.5 * v * v) / SQRT_2PI
+        sizes = np.exp(s * v - 0.5 * s * s)
+        opposite = math.exp(-s * s) / sizes
+        exponent = np.minimum(p[:, None] * sizes - against * opposite, 700.0)
+        grown = np.exp(exponent) * normal
+        return contracted(grown, np.expm1(exponent) * normal, opposite, v, move)
+
+    # Panels that all share, and of each its last one: so nodes differ in one alone.
+    width = (edge - low) / rules[0]
+    place, weight = gauss(_NODES, rules[0])
+    whole = np.floor((end - low) / width)
+    is_left = np.arange(len(place)) // _NODES < whole
+    laws = [part(low + (edge - low) * place, (edge - low) * weight * is_left)]
+    place, weight = gauss(_NODES, 1)
+    rest = end - (low + whole * width)
+    laws.append(part(end - rest * (1 - place), rest * weight))
+    beyond = np.exp(log_normal_tail(end + (0.0 if move is None else move)))
+    v, dv, exponent = steepest(end[:, 0], s, rules[1])
     exponent = np.exp(np.clip(exponent, -745, 700))
-    grown = np.where(far[:, None], 0.0, exponent * dv / SQRT_2PI)
-    opposite = np.exp(-s * v - 0.5 * s * s)
-    grown = grown * np.exp(-against * opposite)
-    jump = contracted(grown, grown, opposite, v, move)
-    return Law(*(a + b for a, b in zip(law, jump, strict=True)))
+    grown = np.where((saddle >= edge)[:, None], 0.0, exponent * dv / SQRT_2PI)
+    opposite = math.exp(-0.5 * s * s) * exp_complex(-s * v)
+    grown = grown * exp_complex(-against * opposite)
+    laws.append(contracted(grown, grown, opposite, v, move))
+    law = Law(*(a + b + c for a, b, c in zip(*laws, strict=True)))
+    return law._replace(excess=law.excess - beyond)
 
 
 def log_law(law: Law) -> np.ndarray:
     """``log K`` without cancellation near 1, or near 0."""
     near = np.abs(law.excess) < 0.3
     small = np.where(near, law.excess, 0.0)
-    with np.errstate(divide="ignore"):
-        return np.where(near, np.log1p(small), np.log(law.whole + 0j))
+    close = log1p_complex(np.real(small), np.imag(small))
+    far = log_complex(np.real(law.whole), np.imag(law.whole))
+    return np.where(near, complex_of(np, *close), complex_of(np, *far))

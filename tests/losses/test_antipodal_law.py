@@ -14,6 +14,7 @@ from jaxdp_episodic.accounting.run import Run
 from jaxdp_episodic.losses import allocation_tables, antipodal_law
 from jaxdp_episodic.losses.allocated_antipodal import AllocatedAntipodalLoss
 from jaxdp_episodic.losses.allocated_law import tails_between
+from jaxdp_episodic.numerics.signed_sums import sinh_sum
 from jaxdp_episodic.numerics.skewed_sums import log_tails
 from jaxdp_episodic.numerics.skewed_terms import Terms
 from oracles import allocation
@@ -30,8 +31,18 @@ def loss(rate, shift, bins, taken):
     return AllocatedAntipodalLoss(*map(np.asarray, (1.0, rate, shift, bins, taken)))
 
 
-def bounds_at(*setting):
-    return [antipodal_law.bound_at(*setting, above=up) for up in (False, True)]
+def bounds_at(u, bins, count, shift):
+    """Of D at one u, by the sum of few cells."""
+    hinge = 2 * np.sinh(u / 2) * np.exp(shift**2 / 2) * (bins - count)
+    setting = count, shift, u / (2 * shift), float(hinge)
+    scale = np.exp((u - shift**2) / 2) / bins
+    return [
+        scale
+        * sinh_sum(*setting, above=up, cells=256, at_hinge=True)
+        .gain(np.array([hinge]), above=up)
+        .item()
+        for up in (False, True)
+    ]
 
 
 def gaussian(shift, epsilon):

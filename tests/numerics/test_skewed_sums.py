@@ -163,6 +163,14 @@ def test_two_terms_in_closed_form(shift, epsilon):
     assert -rise == pytest.approx(np.exp(second[0]), rel=1e-5)
 
 
+@pytest.mark.parametrize(("shift", "epsilon"), [(4.0, 20.0), (6.25, 70.0)])
+def test_two_terms_under_little_noise_far_out(shift, epsilon):
+    # Where e^{-pgB} vanishes within 1/s: with five panels 2e-9 was off.
+    closed = log_tails_of_two(np.zeros(1), shift, np.array([epsilon]), 0.0)
+    contour = sums(2, 0.0, shift, epsilon)
+    np.testing.assert_allclose(contour, np.array(closed), rtol=0, atol=2e-10)
+
+
 def test_two_terms_and_idle_steps():
     log_g = np.array([0.1, 0.5, 1.0])
     constant = -3 * np.expm1(log_g)

@@ -27,6 +27,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from jaxdp_episodic.numerics.lognormal_rays import Path, log_law_on_rays, paths
 from jaxdp_episodic.numerics.lognormal_tails import (
     Call,
     Contours,
@@ -39,7 +40,6 @@ from jaxdp_episodic.numerics.lognormal_terms import (
     Sums,
     law_on_axis,
     log_axis_law,
-    log_law_on_rays,
 )
 from jaxdp_episodic.numerics.quadrature import chebyshev_points, through_points
 from jaxdp_episodic.numerics.skewed_terms import (
@@ -62,10 +62,9 @@ _PLACES = np.linspace(0, 1, 40) ** 2
 _LEAN, _NODES, _FEW, _BLOCK = 0.4, 80, 16, 8
 # Places of a ray of large sums at which the law is known.
 _KNOWN = 32
-# Nodes of the law of one term, of A or of -A, in 23 deviations; and of light shifts.
-_LAW_NODES, _LAW_NODES_DOWN, _MORE = 192, 128, 1.5
-# Where the end of a ray is looked for, in asinh of widths; it is so many nats down.
-_SCOUTS, _SCOUT_NODES, _FALL = np.linspace(1.2, math.asinh(90), 16), 128, 37.0
+# Where the end of a ray is looked for, in asinh of widths, by how many of the law's
+# nodes; it is so many nats down.
+_SCOUTS, _ROUGHLY, _FALL = np.linspace(1.2, math.asinh(90), 16), 0.6, 37.0
 # On the axis the rest does not count, or it is the ray that turns.
 _NOTHING, _LARGEST_PHASE = -200.0, 6.0
 # Chebyshev nodes of the law along the axis, and Gauss-Legendre panels of jumps.
@@ -215,25 +214,32 @@ class _Line(NamedTuple):
         self,
         away: np.ndarray,
         is_there: np.ndarray,
-        nodes: np.ndarray,
+        fine: float,
         block: int,
         call: Call,
         slopes: bool,
     ) -> list[np.ndarray]:
         """Parts of ``n log K - base`` at (N, J) distances from the start.
 
-        And its derivatives by the shift; ``block`` neighbours share a path.
+        And its derivatives by the shift; ``block`` neighbours share a path, which has
+        ``fine`` times as many nodes.
         """
         size, number = away.shape
         each = np.moveaxis((self.start + away).reshape(-1, block, number), 1, 0)
         each = each.reshape(block, -1)
         mine = np.tile(np.arange(number), size // block)
         kept = np.flatnonzero(is_there.reshape(-1, block, number)[:, 0].reshape(-1))
+        p, terms = each[:, kept], self.terms.take(mine[kept])
+        middle, nodes = p[block // 2], np.full(len(kept), fine)
+        least = np.abs(p).min(axis=0) / np.abs(middle)
+        which = np.real(middle), np.imag(middle), least, nodes
+        path = Path(*call(paths, terms, *which))
         # Rows with as many nodes together.
-        kept = kept[np.argsort(nodes[mine[kept]], kind="stable")]
-        p, mine = each[:, kept], mine[kept]
-        terms = self.terms.take(mine), nodes[mine]
-        found = call(log_law_on_rays, *terms, np.real(p), np.imag(p), slopes=slopes)
+        order = np.argsort(path.number, kind="stable")
+        kept, p, terms = kept[order], p[:, order], terms.take(order)
+        path = Path(*(field[order] for field in path))
+        p = np.real(p), np.imag(p)
+        found = call(log_law_on_rays, terms, path, *p, slopes=slopes)
         result = []
         for part, empty in zip(found, (_ABSENT, 0.0, 0.0, 0.0), strict=False):
             whole = np.full(each.shape, empty)
@@ -252,8 +258,7 @@ def _rays(line: _Line, finer: float, slopes: bool, call: Call) -> Rays:
     unit = start / narrowness * (1j + terms.sign * lean)
     away = np.sinh(_SCOUTS)[:, None] * unit
     every = np.ones(away.shape, bool)
-    scouts = np.full(start.shape, float(_SCOUT_NODES))
-    power = line.power(away, every, scouts, 2, call, False)[0]
+    power = line.power(away, every, _ROUGHLY, 2, call, False)[0]
     above = power + np.real(away) * line.slowest + _FALL
     is_gone = above < 0
     at = np.where(is_gone.any(axis=0), np.argmax(is_gone, axis=0), len(_SCOUTS) - 1)
@@ -264,9 +269,6 @@ def _rays(line: _Line, finer: float, slopes: bool, call: Call) -> Rays:
     number = np.where(terms.is_light & (terms.count < _FEW), 2, 1)
     number *= _BLOCK * round(_NODES * finer / _BLOCK)
     up = terms.rising > 0
-    law_nodes = np.where(up, _LAW_NODES, _LAW_NODES_DOWN)
-    law_nodes = law_nodes * np.where(terms.is_light, finer * _MORE, finer)
-    law_nodes = np.round(law_nodes * (terms.highest - terms.lowest) / 23)
     # Along a ray of large sums log K is smooth, but for few terms of a light shift.
     known = _BLOCK * round(_KNOWN * math.sqrt(finer) / _BLOCK)
     is_rough = ~up | (terms.is_light & (terms.count < _FEW))
@@ -275,7 +277,7 @@ def _rays(line: _Line, finer: float, slopes: bool, call: Call) -> Rays:
     place = np.where(known == number, _rules(number, _ray_rule)[0, : len(place)], place)
     is_there = np.arange(len(place))[:, None] < known
     away = np.sinh(place * end) * unit
-    found = line.power(away, is_there, law_nodes, _BLOCK, call, slopes)
+    found = line.power(away, is_there, finer, _BLOCK, call, slopes)
     found[1] = np.unwrap(found[1] / terms.count, axis=0) * terms.count
     power, phase, *slope = _between(found, known, number)
     place, weight = _rules(number, _ray_rule)

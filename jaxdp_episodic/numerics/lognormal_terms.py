@@ -99,8 +99,10 @@ class Sums(NamedTuple):
         return (namespace(y).expm1(y) + (1 - self.mean)) * self.sign
 
     def constant(self, place: Array) -> Array:
-        """Of a place (..., R), k."""
-        return -self.count * self.beyond(self.sign * place)
+        """Of a place (..., R), k, with all digits where it is far below 1 as well."""
+        xp, y = namespace(place), self.sign * place
+        value = xp.where(self.mean > 0, xp.expm1(y), xp.exp(y))
+        return -self.count * self.sign * value
 
 
 class AxisLaw(NamedTuple):

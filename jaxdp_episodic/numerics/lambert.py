@@ -66,7 +66,7 @@ def lambert_near(z: Pair, known: Pair) -> Pair:
     step = times(slope, moved)
     w = w[0] + step[0], w[1] + step[1]
     grow = polar if xp is np else _exp_in_parts
-    for _ in range(4):
+    for _ in range(3):
         e_w = grow(*w)
         grown = times(w, e_w)
         f = grown[0] - z[0], grown[1] - z[1]

@@ -42,7 +42,7 @@ _AT_ONCE = 6000
 # Where an angle is so large its e^x is nothing.
 _HUGE = 1e15
 # Where a path's end is looked for, and nats below the top there, and besides for terms.
-_SCOUTS, _DEPTH, _OF_TERMS = np.arange(-15.0, 26.0, 0.8)[:, None], 37.0, 0.7
+_SCOUTS, _DEPTH, _OF_TERMS = np.arange(-15.0, 26.0, 1.2)[:, None], 37.0, 0.7
 # By how much the spacing shrinks to the right, over the shift, from so many 1/s before
 # the end of e^{-wE} on, between these.
 _SHRINKS, _BEFORE, _FIRST, _LAST = 2.0, 2.0, -3.0, 6.0

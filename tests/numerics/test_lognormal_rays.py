@@ -42,7 +42,7 @@ def test_against_integrals(shift, rising):
     re, im, *slope = log_law_on_rays(terms, path, both.real, both.imag, slopes=True)
     found, slope = np.exp(re + 1j * im), slope[0] + 1j * slope[1]
     with mp.workdps(70):
-        for i in range(0, len(p), 5):
+        for i in range(0, len(p), 7):
             for j, share in enumerate((0.7, 1.0)):
                 z = mp.mpc(complex(share * p[i]))
                 true = integral(z, angle[i], mp.mpf(shift))

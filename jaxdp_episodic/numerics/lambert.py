@@ -17,7 +17,7 @@ from jaxdp_episodic.numerics.complex_exponentials import (
     polar,
     times,
 )
-from jaxdp_episodic.numerics.loops import Array, namespace
+from jaxdp_episodic.numerics.loops import Array, fori_loop, namespace
 
 # Winitzki's coefficients, and below which size a quotient of polynomials is nearer.
 _WINITZKI, _SMALL = (2.344, 0.8842, 0.9294, 0.5106, -1.213), 0.12
@@ -44,15 +44,17 @@ def lambert(z: Pair) -> Pair:
     is_small = z[0] * z[0] + z[1] * z[1] < _SMALL**2
     w = tuple(xp.where(is_small, *pair) for pair in zip(small, large, strict=True))
     log_z = 0.5 * xp.log(z[0] * z[0] + z[1] * z[1]), xp.arctan2(z[1], z[0])
-    for _ in range(2):
+
+    def improve(_: Array, w: Pair) -> Pair:
         log_w = log_complex(*w)
         r = log_z[0] - log_w[0] - w[0], log_z[1] - log_w[1] - w[1]
         q = times((2 + 2 * w[0], 2 * w[1]), (1 + w[0] + r[0] / 1.5, w[1] + r[1] / 1.5))
         step = divided(r, (1 + w[0], w[1]))
         less, twice = (q[0] - r[0], q[1] - r[1]), (q[0] - 2 * r[0], q[1] - 2 * r[1])
         step = times(step, divided(less, twice))
-        w = times(w, (1 + step[0], step[1]))
-    return w
+        return times(w, (1 + step[0], step[1]))
+
+    return fori_loop(xp, 0, 2, improve, w)
 
 
 def lambert_near(z: Pair, known: Pair) -> Pair:
@@ -66,15 +68,17 @@ def lambert_near(z: Pair, known: Pair) -> Pair:
     step = times(slope, moved)
     w = w[0] + step[0], w[1] + step[1]
     grow = polar if xp is np else _exp_in_parts
-    for _ in range(3):
+
+    def improve(_: Array, w: Pair) -> Pair:
         e_w = grow(*w)
         grown = times(w, e_w)
         f = grown[0] - z[0], grown[1] - z[1]
         half = times(f, divided((2 + w[0], w[1]), (2 + 2 * w[0], 2 * w[1])))
         slope = times(e_w, (1 + w[0], w[1]))
         step = divided(f, (slope[0] - half[0], slope[1] - half[1]))
-        w = w[0] - step[0], w[1] - step[1]
-    return w
+        return w[0] - step[0], w[1] - step[1]
+
+    return fori_loop(xp, 0, 3, improve, w)
 
 
 def _exp_in_parts(real: Array, imaginary: Array) -> Pair:

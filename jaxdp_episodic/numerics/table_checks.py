@@ -120,7 +120,8 @@ class Side(NamedTuple):
         slope = np.log(last / before) / np.abs(np.diff(self.log_w[-2:]))
         beyond = np.where(slope < 0, last / -slope, np.inf)
         beyond = np.where(last > 0, beyond, 0.0)
-        return values @ self.weight, values @ (self.weight * self.spare) + 2 * beyond
+        both = values @ np.stack([self.weight, self.weight * self.spare], axis=1)
+        return both[:, 0], both[:, 1] + 2 * beyond
 
 
 def side_of(nodes: Places, sign: float, scale: float, error: float) -> Side:
@@ -164,7 +165,7 @@ def transforms_agree(low: Side, high: Side, count: int, shift: float) -> bool:
     exact = log_excess_transform(log_p, count, count, shift)
     found = [
         side.integrals(
-            (2 * log_p - exact)[:, None] - np.exp(log_p[:, None] + side.log_w)
+            (2 * log_p - exact)[:, None] - np.outer(np.exp(log_p), np.exp(side.log_w))
         )
         for side in (low, high)
     ]

@@ -72,8 +72,8 @@ _KNOWN = 32
 _SCOUTS, _ROUGHLY, _FALL = np.linspace(1.2, math.asinh(90), 16), 0.6, 37.0
 # On the axis the rest does not count, or it is the ray that turns.
 _NOTHING, _LARGEST_PHASE = -200.0, 6.0
-# Chebyshev nodes of the law along the axis, and Gauss-Legendre panels of jumps.
-_CHEBYSHEV, _JUMP_PANELS = (72, 96), (3, 4)
+# Chebyshev nodes of the law along the axis; panels of jumps, and for shifts above 2.
+_CHEBYSHEV, _PANELS, _HEAVY = (80, 112), (3, 4), (4, 6)
 _ABSENT = -1e300  # logarithm of what is not there
 
 
@@ -228,8 +228,7 @@ class _Line(NamedTuple):
     ) -> list[np.ndarray]:
         """Parts of ``n log K - base`` at (N, J) distances from the start.
 
-        And its derivatives by the shift; some neighbours share a path, which has
-        ``fine`` times as many nodes.
+        And derivatives by the shift. Paths have ``fine`` times as many nodes.
         """
         size, number = away.shape
         each = np.moveaxis((self.start + away).reshape(-1, _BLOCK, number), 1, 0)
@@ -349,11 +348,12 @@ def _jumps(
     if not len(which):
         return Jumps(*np.zeros((5, 0, 0)))
     start, line = start[: len(which)], rises.take(which)
-    s, n, end = line.shift, line.count, line.edge
+    n, s, end = line.count, line.shift, line.edge
     first = larger_saddle(np.log(start), s)
     are_rare = first >= end  # too rare to count
     first = np.minimum(first, end - 1)
-    panels = _JUMP_PANELS[finer] * np.ceil(1 + s).astype(int)
+    panels = np.where(s > 2, _HEAVY[finer], _PANELS[finer])
+    panels = panels * np.ceil(1 + s).astype(int)
     place, weight = side_by_side(24 * panels, lambda nodes: gauss(24, nodes // 24))
     x = first + (end - first) * place
     p = np.exp(place_of(x, s))

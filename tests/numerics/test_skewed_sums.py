@@ -266,7 +266,9 @@ def test_two_lognormal_terms_far_out(shift, rising):
             - np.maximum(left, 0) * norm.cdf(sign * (d - shift / 2))
         )
     price = np.where(left > 0, price, (1 - left) if rising else 0.0)
-    np.testing.assert_allclose(np.exp(found), price @ weight, rtol=2e-7)
+    # Small sums' places have all digits, far below the mean as well.
+    rtol = 1e-7 if rising else 1e-10
+    np.testing.assert_allclose(np.exp(found), price @ weight, rtol=rtol)
 
 
 @pytest.mark.parametrize(("count", "shift"), [(4, 0.11), (30, 3.0), (1e6, 1.0)])

@@ -47,18 +47,12 @@ _SCOUTS, _DEPTH, _OF_TERMS = np.arange(-15.0, 26.0, 1.2)[:, None], 37.0, 0.7
 # the end of e^{-wE} on, between these.
 _SHRINKS, _BEFORE, _FIRST, _LAST = 2.0, 2.0, -3.0, 6.0
 # Spacing where the normal density alone decides, of shifts below one, and elsewhere, of
-# those above another; less of heavy ones. And the steepness of a bend, over the shift,
-# from which on it decides.
-_WIDE, _CLOSE, _LIGHT, _HEAVY, _STEEP, _STEEPEST = (
-    0.62,
-    0.38,
-    (0.3, 0.45),
-    2.0,
-    0.4,
-    2.5,
-)
-# Deviations within which all of the normal density is.
-_WHOLE = 8.7
+# those above another; less of heavy ones.
+_WIDE, _CLOSE, _LIGHT, _HEAVY = 0.62, 0.38, (0.3, 0.45), 2.0
+# Steepness of a bend, over the shift, from which on it decides; and the steepest.
+_STEEP, _STEEPEST = 0.4, 2.5
+# Deviations within which all of the normal density is; it is needed below a shift.
+_WHOLE, _FAR = 8.7, 4.0
 
 
 class Path(NamedTuple):
@@ -144,12 +138,17 @@ def paths(
     below = xp.where(xp.isnan(below), -xp.inf, below)
     depth = _DEPTH + _OF_TERMS * xp.log(terms.count)
     left, right = y[0] < 0, y[0] >= 0
-    is_out = (below < -depth) & ((terms.count < _MANY) | (xp.abs(y[0]) > _WHOLE))
-    first = xp.max(xp.where(left & is_out, _SCOUTS, _SCOUTS[0]), axis=0)
+    is_out = below < -depth
+    # Of many terms all of the normal density, where that is not too far.
+    is_far = (terms.count > _MANY) & (s < _FAR)
+    is_first = left & is_out & (~is_far | (y[0] < -_WHOLE))
+    first = xp.max(xp.where(is_first, _SCOUTS, _SCOUTS[0]), axis=0)
     # Else where there is least, before it grows.
     least = xp.min(xp.where(right, below, xp.inf), axis=0)
     is_out = right & (is_out | (below <= least))
     last = xp.min(xp.where(is_out, _SCOUTS, _SCOUTS[-1]), axis=0)
+    end = (_WHOLE + 0.1 - path.middle) * shrinks
+    last = xp.where(is_far, xp.maximum(last, end), last)
     inside = (first <= _SCOUTS) & (_SCOUTS <= last)
     light, heavy = _LIGHT
     close = xp.clip((heavy - s) / (heavy - light), 0.0, 1.0)
@@ -166,7 +165,7 @@ def paths(
         spacing=(last - first) / (number - 1),
         number=number,
         is_tame=xp.max(xp.where(inside, normal, -1.0), axis=0) < 1,
-        is_whole=reached >= _WHOLE,
+        is_whole=is_far | (reached >= _WHOLE),
     )
 
 

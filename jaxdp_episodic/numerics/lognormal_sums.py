@@ -122,7 +122,7 @@ def axis_of(terms: Sums, call: Call = at_once) -> Axis:
             for whole, part in zip((power, phase), found, strict=True):
                 whole[row, column] = terms.count[row] * part
         both = np.where(is_there, between_equal(both, known, _SOME), np.nan)
-    return Axis(terms, log_p, *both, number)
+    return Axis(terms, log_p, both[0], both[1], number)
 
 
 def contours(

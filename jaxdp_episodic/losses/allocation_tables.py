@@ -26,8 +26,15 @@ from jaxdp_episodic.numerics.chebyshev_tables import (
     Table,
     tabulated,
 )
+from jaxdp_episodic.numerics.lognormal_rays import log_law_on_rays, paths
 from jaxdp_episodic.numerics.lognormal_sums import axis_of, contours, log_bounds
-from jaxdp_episodic.numerics.lognormal_tails import Call, Contours, at_once, by_rows
+from jaxdp_episodic.numerics.lognormal_tails import (
+    Call,
+    Contours,
+    at_once,
+    by_rows,
+    tails_at,
+)
 from jaxdp_episodic.numerics.lognormal_terms import Sums, law_on_axis
 from jaxdp_episodic.numerics.ratio_means import powers_of_mean, powers_of_ratio
 from jaxdp_episodic.numerics.skewed_sums import log_tails
@@ -51,7 +58,7 @@ _MOST_OF_TWO = 10
 # Tables that are kept, and of sums; how many sums' are made side by side, from how many
 # on JAX makes them, and rows of its kernels.
 _CACHED, MOST_SUMS = 256, 4096
-_SIDE_BY_SIDE, _FEW_SUMS, _ROWS, _MANY_ROWS = 64, 8, 128, 1024
+_SIDE_BY_SIDE, _FEW_SUMS = 64, 8
 _FEW = 8
 
 
@@ -195,11 +202,9 @@ def _compiled(kernel: Any, *arrays: Any, **static: Any) -> Any:
     return on_jax(jitted(kernel, tuple(static)), *arrays, **static)
 
 
-def _rows_on_jax(kernel: Any) -> int:
-    return _MANY_ROWS if kernel is law_on_axis else _ROWS
-
-
-_on_jax = by_rows(_compiled, _rows_on_jax, pad=True)
+# Rows of kernels: what takes less than calling them, and fits the cache.
+_ROWS = {tails_at: 256, log_law_on_rays: 512, law_on_axis: 2048, paths: 2048}
+_on_jax = by_rows(_compiled, _ROWS.get, pad=True)
 
 
 @functools.lru_cache(_CACHED)

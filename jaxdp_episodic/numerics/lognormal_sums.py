@@ -22,11 +22,11 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
 
+from jaxdp_episodic.numerics.lognormal_rays import Path, log_law_on_rays, paths
 from jaxdp_episodic.numerics.lognormal_tails import (
     Call,
     Contours,
@@ -39,9 +39,13 @@ from jaxdp_episodic.numerics.lognormal_terms import (
     Sums,
     law_on_axis,
     log_axis_law,
-    log_law_on_rays,
 )
-from jaxdp_episodic.numerics.quadrature import chebyshev_points, through_points
+from jaxdp_episodic.numerics.quadrature import (
+    between_equal,
+    chebyshev_points,
+    side_by_side,
+    through_points,
+)
 from jaxdp_episodic.numerics.skewed_terms import (
     gauss,
     larger_saddle,
@@ -49,27 +53,27 @@ from jaxdp_episodic.numerics.skewed_terms import (
     place_of,
 )
 
-# Where a contour may start: logarithms of p so far apart; and Gauss-Legendre rules of
-# the law there, and of the law of jumps.
-_STEP, _ROUGH, _FINE = 0.125, ((24, 4), (24, 1)), ((24, 5), (40, 1))
+# Where a contour may start: logarithms of p so far apart, of which one in some is
+# computed; and Gauss-Legendre rules of the law there, and of the law of jumps.
+_STEP, _SOME = 0.125, 3
+_ROUGH, _FINE = ((24, 4), (24, 1)), ((24, 5), (40, 1))
 # Contours are so many widths of the integrand apart; finer ones, that have so many
 # times the nodes, lie elsewhere.
 _APART, _FINER = (3.0, 4.5), 1.4
 # Places, in parts of the range, for whose starts contours are chosen.
-_PLACES = np.linspace(0, 1, 40) ** 2
+_PLACES = np.linspace(0, 1, 16) ** 2
 # Of rays: slope against the vertical, nodes, twice as many of fewer terms with a light
 # shift, and how many of them have one path for the law of one term.
-_LEAN, _NODES, _FEW, _BLOCK = 0.4, 80, 16, 8
+_LEAN, _NODES, _FEW, _BLOCK = 0.4, 64, 16, 8
 # Places of a ray of large sums at which the law is known.
 _KNOWN = 32
-# Nodes of the law of one term, of A or of -A, in 23 deviations; and of light shifts.
-_LAW_NODES, _LAW_NODES_DOWN, _MORE = 192, 128, 1.5
-# Where the end of a ray is looked for, in asinh of widths; it is so many nats down.
-_SCOUTS, _SCOUT_NODES, _FALL = np.linspace(1.2, math.asinh(90), 16), 128, 37.0
+# Where the end of a ray is looked for, in asinh of widths, by how many of the law's
+# nodes; it is so many nats down.
+_SCOUTS, _ROUGHLY, _FALL = np.linspace(1.2, math.asinh(90), 16), 0.6, 37.0
 # On the axis the rest does not count, or it is the ray that turns.
 _NOTHING, _LARGEST_PHASE = -200.0, 6.0
-# Chebyshev nodes of the law along the axis, and Gauss-Legendre panels of jumps.
-_CHEBYSHEV, _JUMP_PANELS = (80, 112), (4, 6)
+# Chebyshev nodes of the law along the axis; panels of jumps, and for shifts above 2.
+_CHEBYSHEV, _PANELS, _HEAVY = (80, 112), (3, 4), (4, 6)
 _ABSENT = -1e300  # logarithm of what is not there
 
 
@@ -100,14 +104,16 @@ def axis_of(terms: Sums, call: Call = at_once) -> Axis:
     with np.errstate(all="ignore"):
         low = -0.5 * np.log(terms.count * np.expm1(s * s)) - 0.5
         high = log_last(s) - 0.02
-        length = np.where(up, np.maximum(high - low, 1.0), 20 + 12 * s)
-        number = np.ceil(length / _STEP).astype(int)
+        length = np.where(up, high - low, 20 + 12 * s)
+        known = np.maximum(np.ceil(length / _STEP / _SOME).astype(int), 7)
+        number = _SOME * known + 1
         low = np.where(up, high - _STEP * (number - 1), low)
         log_p = low[:, None] + _STEP * np.arange(number.max())
         is_there = np.arange(number.max()) < number[:, None]
-        power, phase = np.full((2, *log_p.shape), np.nan)
+        power, phase = both = np.full((2, *log_p.shape), np.nan)
         for kind in (True, False):
-            row, column = np.nonzero(is_there & (up == kind)[:, None])
+            row, column = np.nonzero((is_there & (up == kind)[:, None])[:, ::_SOME])
+            column *= _SOME
             if not len(row):
                 continue
             p = np.exp(log_p[row, column])
@@ -115,7 +121,8 @@ def axis_of(terms: Sums, call: Call = at_once) -> Axis:
             found = log_axis_law(AxisLaw(*law))
             for whole, part in zip((power, phase), found, strict=True):
                 whole[row, column] = terms.count[row] * part
-    return Axis(terms, log_p, power, phase, number)
+        both = np.where(is_there, between_equal(both, known, _SOME), np.nan)
+    return Axis(terms, log_p, both[0], both[1], number)
 
 
 def contours(
@@ -215,30 +222,35 @@ class _Line(NamedTuple):
         self,
         away: np.ndarray,
         is_there: np.ndarray,
-        nodes: np.ndarray,
-        block: int,
+        fine: float,
         call: Call,
         slopes: bool,
     ) -> list[np.ndarray]:
         """Parts of ``n log K - base`` at (N, J) distances from the start.
 
-        And its derivatives by the shift; ``block`` neighbours share a path.
+        And derivatives by the shift. Paths have ``fine`` times as many nodes.
         """
         size, number = away.shape
-        each = np.moveaxis((self.start + away).reshape(-1, block, number), 1, 0)
-        each = each.reshape(block, -1)
-        mine = np.tile(np.arange(number), size // block)
-        kept = np.flatnonzero(is_there.reshape(-1, block, number)[:, 0].reshape(-1))
+        each = np.moveaxis((self.start + away).reshape(-1, _BLOCK, number), 1, 0)
+        each = each.reshape(_BLOCK, -1)
+        mine = np.tile(np.arange(number), size // _BLOCK)
+        kept = np.flatnonzero(is_there.reshape(-1, _BLOCK, number)[:, 0].reshape(-1))
+        p, terms = each[:, kept], self.terms.take(mine[kept])
+        middle, nodes = p[_BLOCK // 2], np.full(len(kept), fine)
+        least = np.abs(p).min(axis=0) / np.abs(middle)
+        which = np.real(middle), np.imag(middle), least, nodes
+        path = Path(*call(paths, terms, *which))
         # Rows with as many nodes together.
-        kept = kept[np.argsort(nodes[mine[kept]], kind="stable")]
-        p, mine = each[:, kept], mine[kept]
-        terms = self.terms.take(mine), nodes[mine]
-        found = call(log_law_on_rays, *terms, np.real(p), np.imag(p), slopes=slopes)
+        order = np.argsort(path.number, kind="stable")
+        kept, p, terms = kept[order], p[:, order], terms.take(order)
+        path = Path(*(field[order] for field in path))
+        p = np.real(p), np.imag(p)
+        found = call(log_law_on_rays, terms, path, *p, slopes=slopes)
         result = []
         for part, empty in zip(found, (_ABSENT, 0.0, 0.0, 0.0), strict=False):
             whole = np.full(each.shape, empty)
             whole[:, kept] = part
-            whole = np.moveaxis(whole.reshape(block, -1, number), 0, 1)
+            whole = np.moveaxis(whole.reshape(_BLOCK, -1, number), 0, 1)
             result.append(whole.reshape(size, number))
         result[0] = result[0] - self.base
         return result
@@ -252,8 +264,7 @@ def _rays(line: _Line, finer: float, slopes: bool, call: Call) -> Rays:
     unit = start / narrowness * (1j + terms.sign * lean)
     away = np.sinh(_SCOUTS)[:, None] * unit
     every = np.ones(away.shape, bool)
-    scouts = np.full(start.shape, float(_SCOUT_NODES))
-    power = line.power(away, every, scouts, 2, call, False)[0]
+    power = line.power(away, every, _ROUGHLY, call, False)[0]
     above = power + np.real(away) * line.slowest + _FALL
     is_gone = above < 0
     at = np.where(is_gone.any(axis=0), np.argmax(is_gone, axis=0), len(_SCOUTS) - 1)
@@ -264,21 +275,19 @@ def _rays(line: _Line, finer: float, slopes: bool, call: Call) -> Rays:
     number = np.where(terms.is_light & (terms.count < _FEW), 2, 1)
     number *= _BLOCK * round(_NODES * finer / _BLOCK)
     up = terms.rising > 0
-    law_nodes = np.where(up, _LAW_NODES, _LAW_NODES_DOWN)
-    law_nodes = law_nodes * np.where(terms.is_light, finer * _MORE, finer)
-    law_nodes = np.round(law_nodes * (terms.highest - terms.lowest) / 23)
     # Along a ray of large sums log K is smooth, but for few terms of a light shift.
     known = _BLOCK * round(_KNOWN * math.sqrt(finer) / _BLOCK)
     is_rough = ~up | (terms.is_light & (terms.count < _FEW))
     known = np.where(is_rough, number, known)
-    place, _ = _rules(known, _smooth_rule)
-    place = np.where(known == number, _rules(number, _ray_rule)[0, : len(place)], place)
+    place, _ = side_by_side(known, _smooth_rule)
+    same = side_by_side(number, _ray_rule)[0, : len(place)]
+    place = np.where(known == number, same, place)
     is_there = np.arange(len(place))[:, None] < known
     away = np.sinh(place * end) * unit
-    found = line.power(away, is_there, law_nodes, _BLOCK, call, slopes)
+    found = line.power(away, is_there, finer, call, slopes)
     found[1] = np.unwrap(found[1] / terms.count, axis=0) * terms.count
     power, phase, *slope = _between(found, known, number)
-    place, weight = _rules(number, _ray_rule)
+    place, weight = side_by_side(number, _ray_rule)
     is_there = weight > 0
     away = np.sinh(place * end) * unit
     step = np.cosh(place * end) * unit * weight * end / math.pi
@@ -293,10 +302,10 @@ def _rays(line: _Line, finer: float, slopes: bool, call: Call) -> Rays:
     )
 
 
-def _ray_rule(nodes: int) -> tuple[np.ndarray, np.ndarray]:
-    return gauss(nodes, 1)
+_ray_rule = functools.partial(gauss, panels=1)
 
 
+@functools.cache
 def _smooth_rule(nodes: int) -> tuple[np.ndarray, np.ndarray]:
     place = 0.5 * (chebyshev_points(nodes) + 1)
     return place, place
@@ -322,14 +331,6 @@ def _through(few: int, many: int) -> np.ndarray:
     return through_points(chebyshev_points(few), np.eye(few), place).T
 
 
-def _rules(number: np.ndarray, rule: Callable[[int], tuple]) -> np.ndarray:
-    """(2, N, J) places and weights of rules on [0, 1]; 0 behind a shorter one."""
-    result = np.zeros((2, number.max(), len(number)))
-    for size in np.unique(number).tolist():
-        result[:, :size, number == size] = np.array(rule(size))[:, :, None]
-    return result
-
-
 def _jumps(
     terms: Sums,
     which: np.ndarray,
@@ -347,12 +348,13 @@ def _jumps(
     if not len(which):
         return Jumps(*np.zeros((5, 0, 0)))
     start, line = start[: len(which)], rises.take(which)
-    s, n, end = line.shift, line.count, line.edge
+    n, s, end = line.count, line.shift, line.edge
     first = larger_saddle(np.log(start), s)
     are_rare = first >= end  # too rare to count
     first = np.minimum(first, end - 1)
-    panels = _JUMP_PANELS[finer] * np.ceil(1 + s).astype(int)
-    place, weight = _rules(24 * panels, lambda nodes: gauss(24, nodes // 24))
+    panels = np.where(s > 2, _HEAVY[finer], _PANELS[finer])
+    panels = panels * np.ceil(1 + s).astype(int)
+    place, weight = side_by_side(24 * panels, lambda nodes: gauss(24, nodes // 24))
     x = first + (end - first) * place
     p = np.exp(place_of(x, s))
     points = chebyshev_points(_CHEBYSHEV[finer])[:, None]

@@ -207,6 +207,8 @@ def by_rows(
         sizes: list[int] = []
         map_arrays(lambda array: sizes.append(array.shape[-1]), arrays)
         chunk = rows(kernel) or sizes[0]
+        if not pad and sizes[0] <= chunk:
+            return tuple(run(kernel, *arrays, **static))
         parts = []
         for begin in range(0, sizes[0], chunk):
             left = min(chunk, sizes[0] - begin)
@@ -226,7 +228,7 @@ def by_rows(
     return call
 
 
-_FIT = {tails_at: 8, law_on_axis: 64}
+_FIT = {tails_at: 16, law_on_axis: 96}
 
 
 def _run(kernel: Any, *arrays: Any, **static: Any) -> Any:

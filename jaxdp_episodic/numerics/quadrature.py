@@ -203,3 +203,35 @@ def through_points(points: np.ndarray, rows: np.ndarray, x: np.ndarray) -> np.nd
         share = weight / np.where(away == 0, 1e-300, away)
         result[:, i : i + _BLOCK] = rows @ share.T / share.sum(axis=1)
     return result.reshape(-1, *x.shape)
+
+
+def between_equal(rows: np.ndarray, last: np.ndarray, some: int) -> np.ndarray:
+    """Polynomials through 8 neighbours of equally spaced values, between them.
+
+    Args:
+      rows: (..., S, C), of which one in ``some`` is known.
+      last: (S,) number of the last known one, at least 7.
+      some: how far these are apart.
+
+    Returns:
+      (..., S, C).
+    """
+    column, nodes = np.arange(rows.shape[-1]), np.arange(8)
+    first = np.clip(column // some - 3, 0, last[:, None] - 7)
+    place = column / some - first
+    result = np.zeros(rows.shape)
+    for i in nodes:
+        share = np.ones(place.shape)
+        for j in nodes[nodes != i]:
+            share *= (place - j) / (i - j)
+        index = np.arange(len(last))[:, None], (first + i) * some
+        result += share * rows[..., *index]
+    return result
+
+
+def side_by_side(number: np.ndarray, rule: Callable[[int], tuple]) -> np.ndarray:
+    """(2, N, J) places and weights of rules on [0, 1]; 0 behind a shorter one."""
+    result = np.zeros((2, number.max(), len(number)))
+    for size in np.unique(number).tolist():
+        result[:, :size, number == size] = np.array(rule(size))[:, :, None]
+    return result

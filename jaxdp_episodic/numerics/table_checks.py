@@ -30,8 +30,9 @@ from jaxdp_episodic.numerics.skewed_terms import gauss
 # many nats below it.
 CHECKED = -36.0
 _AGREEING, _RAREST = 1e-7, 16.0
-# Nodes of a panel; and numbers of transforms that are compared.
-_NODES, _TRANSFORMS = 96, 24
+# Nodes of a panel, for so much of log w, at least and at most; and number of transforms
+# that are compared.
+_NODES, _LONG, _LEAST, _MOST, _TRANSFORMS = 32, 8.0, 2, 6, 24
 # Parts a of the distances; see `log_distances`.
 _PARTS = np.array([0.5, 0.75])
 # What jumps beyond a table may make of a power, over one term's part of it.
@@ -55,19 +56,21 @@ class Places(NamedTuple):
 
 def places_of(core: float, edges: np.ndarray, values: np.ndarray) -> Places:
     """Of a `chebyshev_tables.Table`'s core, edges and values."""
-    z, weight = gauss(_NODES, 1)
+    longest = core * np.diff(np.sinh(edges)).max()
+    number = _NODES * int(np.clip(np.ceil(longest / _LONG), _LEAST, _MOST))
+    z, weight = gauss(number, 1)
     width = np.diff(edges)[:, None]
     z = (edges[:-1, None] + width * z).reshape(-1)
     weight = core * np.cosh(z) * (width * weight).reshape(-1)
-    rows = values @ _through(values.shape[2])
+    rows = values @ _through(values.shape[2], number)
     return Places(core * np.sinh(z), weight, rows.reshape(len(values), -1))
 
 
 @functools.cache
-def _through(number: int) -> np.ndarray:
-    """(number, _NODES): from values at Chebyshev points to those at a panel's nodes."""
-    x = 2 * gauss(_NODES, 1)[0] - 1
-    return through_points(chebyshev_points(number), np.eye(number), x)
+def _through(known: int, number: int) -> np.ndarray:
+    """(known, number): from values at Chebyshev points to those at a panel's nodes."""
+    x = 2 * gauss(number, 1)[0] - 1
+    return through_points(chebyshev_points(known), np.eye(known), x)
 
 
 def fitting(values: np.ndarray, nodes: Places, ratio: np.ndarray) -> np.ndarray:
@@ -105,15 +108,20 @@ class Side(NamedTuple):
     spare: np.ndarray
 
     def integrals(self, log_second: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Of ``f''``, (T, N), times H: (T,) each, and by how much they may be off.
+        """Of ``f''``, (T, N), times H: (T,) each, and by how much they may be off."""
+        return self.totals(np.exp(log_second + self.log_gain + self.log_w))
+
+    def totals(self, values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """`integrals` of ``f'' H w``, (T, N).
 
         Beyond the last place it is taken to fall no slower than there.
         """
-        size = log_second + self.log_gain + self.log_w
-        slope = np.diff(size[:, -2:])[:, 0] / np.abs(np.diff(self.log_w[-2:]))
-        beyond = np.where(slope < 0, np.exp(size[:, -1]) / -slope, np.inf)
-        grown = np.exp(size) * self.weight
-        return grown.sum(axis=1), grown @ self.spare + 2 * beyond
+        before, last = values[:, -2], values[:, -1]
+        slope = np.log(last / before) / np.abs(np.diff(self.log_w[-2:]))
+        beyond = np.where(slope < 0, last / -slope, np.inf)
+        beyond = np.where(last > 0, beyond, 0.0)
+        both = values @ np.stack([self.weight, self.weight * self.spare], axis=1)
+        return both[:, 0], both[:, 1] + 2 * beyond
 
 
 def side_of(nodes: Places, sign: float, scale: float, error: float) -> Side:
@@ -125,17 +133,17 @@ def side_of(nodes: Places, sign: float, scale: float, error: float) -> Side:
 
 def powers_agree(low: Side, high: Side, core: float, exact: Powers) -> bool:
     """Whether the profile has the powers, from the second one on, up to its end."""
-    left = np.arange(len(exact.all) - 2.0)[:, None]
-    scale = np.cumsum(np.log(np.maximum(left, 1.0)), axis=0) + 2 * np.log(core)
-    seconds = [
-        left * np.log(np.abs(np.expm1(side.log_w)) / core) - scale
-        for side in (low, high)
-    ]
-    (below, off), (above, more) = (
-        side.integrals(second)
-        for side, second in zip((low, high), seconds, strict=True)
-    )
-    found = (-1.0) ** left[:, 0] * below + above
+    left = np.arange(len(exact.all) - 2.0)
+
+    def seconds(side: Side) -> np.ndarray:
+        """Each a factor times the one before."""
+        away = np.abs(np.expm1(side.log_w)) / core
+        rows = away / np.maximum(left, 1.0)[:, None]
+        rows[0] = np.exp(side.log_gain + side.log_w) / core**2
+        return np.cumprod(rows, axis=0, out=rows)
+
+    (below, off), (above, more) = (side.totals(seconds(side)) for side in (low, high))
+    found = (-1.0) ** left * below + above
     # Rare jumps may be the larger part, beyond the end, where the rest still falls.
     beyond = exact.place[2:] > high.log_w[-1]
     rest = off + more + np.where(beyond, _JUMPS * exact.jumps[2:], 0.0)
@@ -157,7 +165,7 @@ def transforms_agree(low: Side, high: Side, count: int, shift: float) -> bool:
     exact = log_excess_transform(log_p, count, count, shift)
     found = [
         side.integrals(
-            (2 * log_p - exact)[:, None] - np.exp(log_p[:, None] + side.log_w)
+            (2 * log_p - exact)[:, None] - np.outer(np.exp(log_p), np.exp(side.log_w))
         )
         for side in (low, high)
     ]

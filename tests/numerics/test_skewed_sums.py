@@ -255,11 +255,11 @@ def test_terms_that_turn_by_more_than_a_quarter_are_the_same_on_a_shared_contour
 
 
 @pytest.mark.parametrize("rising", [True, False])
-@pytest.mark.parametrize("shift", [0.02, 0.3, 1.0, 3.0])
+@pytest.mark.parametrize("shift", [0.02, 0.108, 0.3, 1.0, 3.0])
 def test_two_lognormal_terms_far_out(shift, rising):
     # Given one term the other's gain is a price of Black and Scholes: all positive.
     core = np.sqrt(np.log1p(np.expm1(shift**2) / 2))
-    place = core * np.array([0.0, 1.0, 4.0, 8.0])
+    place = core * np.array([0.0, 1.0, 4.0, 9.2])
     found = tails([(2, shift, rising)], place)[0]
     y = np.linspace(-20, 20, 200_001)
     weight = 2e-4 * norm.pdf(y)
@@ -274,7 +274,9 @@ def test_two_lognormal_terms_far_out(shift, rising):
             - np.maximum(left, 0) * norm.cdf(sign * (d - shift / 2))
         )
     price = np.where(left > 0, price, (1 - left) if rising else 0.0)
-    np.testing.assert_allclose(np.exp(found), price @ weight, rtol=2e-7)
+    # Small sums' places have all digits, far below the mean as well.
+    rtol = 1e-7 if rising else 1e-10
+    np.testing.assert_allclose(np.exp(found), price @ weight, rtol=rtol)
 
 
 @pytest.mark.parametrize(("count", "shift"), [(4, 0.11), (30, 3.0), (1e6, 1.0)])

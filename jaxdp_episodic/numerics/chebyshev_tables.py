@@ -17,6 +17,9 @@ LEAST = -90.0
 # A panel whose last Chebyshev coefficients are larger is halved, so often at most; and
 # where values depend on what else is asked for, and take long.
 _ROUGHNESS, _ROUGHNESS_ALONE, MOST_HALVINGS = 1e-9, 1e-8, 4
+# Of such a table so many panels at once, the roughest: what is rough by rounding stays
+# so, in ever more of them, and a turn is in one or two.
+_MOST_HALVED = 12
 # Largest relative error of integrals of a table that may be used.
 MOST_OFF = 1e-7
 # Places at which a table is checked, and the spare factor.
@@ -146,8 +149,10 @@ def tabulated(
         place = (core[mine][:, None] * np.sinh(z)).reshape(-1)
         values = evaluate(np.repeat(mine, _NODES), place)
         values = values.reshape(len(values), *z.shape)
-        smooth = np.abs(values[:3] @ _LAST.T).max(axis=(0, 2)) <= roughness
-        again = ~smooth & (depth < most)
+        rough = np.abs(values[:3] @ _LAST.T).max(axis=(0, 2))
+        again = ~(rough <= roughness) & (depth < most)
+        if alone:
+            again[np.argsort(rough)[:-_MOST_HALVED]] = False
         for i in np.flatnonzero(~again).tolist():
             done[mine[i]].append((float(left[i]), float(right[i]), values[:, i]))
         mine, left, right = mine[again], left[again], right[again]

@@ -74,6 +74,17 @@ def test_an_epoch_of_two_steps_is_a_gaussian_move():
         )
 
 
+@pytest.mark.parametrize("noise", [0.2, 0.3, 0.5])
+@pytest.mark.parametrize("r", [0.999, 0.4, 0.02, 1e-4])
+def test_units_below_two_steps_are_drawn_from_that_move(noise, r):
+    for n in (2, 3, 6):
+        exact = allocation.log_excess_of_drawn_move(n, math.sqrt(2) / noise, r)
+        found = drawn_excess(n - 1, r, 1 / noise, 2, 2)
+        assert exact <= found
+        if n == 2:
+            assert found <= exact + 0.7
+
+
 def test_between_whole_orders_and_beyond_the_sums():
     # Convex in the order, also where one formula takes over from another.
     for s, t, j in ((1.0, 10.0, 10.0), (0.2, 50.0, 20.0), (3.0, 100.0, 100.0)):

@@ -1,0 +1,24 @@
+"""Tables of functions that are known by their values alone."""
+
+import numpy as np
+
+from jaxdp_episodic.numerics.chebyshev_tables import tabulated
+
+
+def test_what_is_rough_by_rounding_is_not_halved_without_end():
+    asked = 0
+
+    def evaluate(_, place, *, finer=False):
+        nonlocal asked
+        del finer
+        asked += len(place)
+        off = 1e-7 * np.sin(1e9 * place)
+        return np.stack([-place, -2 * place, -3 * place + off])
+
+    ends = np.array([1.0]), np.array([29.0])
+    (table,) = tabulated(*ends, evaluate, most=10, alone=True)
+    # 60,000 where every rough panel is halved ten times.
+    assert asked < 8_000
+    place = np.linspace(0.0, 29.0, 99)
+    exact = -np.arange(1.0, 4.0)[:, None] * place
+    np.testing.assert_allclose(table.at(place), exact, atol=1e-6)

@@ -21,8 +21,6 @@ Windows = tuple[Array, Array, Array]
 # panels per standard deviation there: 16 nodes resolve 4 deviations to 1e-13.
 _BUMP_HALF_WIDTH = 9.2
 _BUMP_DENSITY = 0.25
-# How well NumPy knows where a bump is, in deviations: of its weight e^-39 is left out.
-_NEAR = 0.3
 _LONGEST_STRETCH = 500.0
 # Exponents at bumps between others that are so near are at most e^60 larger than there.
 _SHORT_STRETCH = 40.0
@@ -97,8 +95,9 @@ def settle(slope, start: Array, low: Array, high: Array) -> Array:
     if xp is not np:  # whose loop keeps its shapes
         low, high = (xp.broadcast_to(end, start.shape) for end in (low, high))
     state = (start, low, high, 4 * (high - low))
+    # The places of windows, 18 deviations long, need not be known to many digits.
     x, *_ = fori_loop(
-        xp, 0, 14, follow, state, lambda s: (s[3] <= _NEAR + 1e-4 * abs(s[0])).all()
+        xp, 0, 14, follow, state, lambda s: (s[3] <= 1e-2 + 1e-4 * np.abs(s[0])).all()
     )
     return x
 
@@ -114,6 +113,6 @@ def only_root(slope, low: Array, high: Array) -> Array:
         return xp.where(above, middle, low), xp.where(above, high, middle)
 
     low, high = fori_loop(
-        xp, 0, 40, halve, (low, high), lambda s: (s[1] - s[0] <= _NEAR).all()
+        xp, 0, 40, halve, (low, high), lambda s: (s[1] - s[0] <= 1e-2).all()
     )
     return 0.5 * (low + high)

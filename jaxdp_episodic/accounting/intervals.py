@@ -108,7 +108,7 @@ def _ends(
     run.refuse("pld")
     run = run.take_paths(undominated_paths(run))
     question = question.at(np.broadcast_to(question.target, shape)[..., None])
-    at_end = question.at_end(run.most_lost())
+    at_end = question.at_end(run.most_lost)
     inside = question.inside()
     log_kept = run.log_kept()
     nothing = np.zeros(())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import NamedTuple, Self
@@ -141,10 +142,13 @@ class Run:
                 total = total + np.where(count > 0, count * most, 0.0)
         return total * (1 + 1e-12)
 
+    @functools.cached_property
     def most_lost(self) -> np.ndarray:
         """Upper bound of the loss in either direction; inf without noise."""
         most = np.maximum(*(self.largest_loss(backward=b) for b in (False, True)))
-        return np.where(self.is_unprotected, np.inf, most)
+        most = np.where(self.is_unprotected, np.inf, most)
+        most.setflags(write=False)
+        return most
 
     def refuse(self, method: str) -> None:
         """Refuses a method that a mechanism lacks what it needs for.
@@ -215,7 +219,8 @@ def stacked_steps(steps: Iterable[Group]) -> tuple[Group, ...]:
 
 def _flat(array: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
     """The array broadcast to ``shape`` and flattened, without a copy if constant."""
-    size = int(np.prod(shape))
+    if np.shape(array) == shape:
+        return np.reshape(array, -1)
     if np.size(array) == 1:
-        return np.broadcast_to(np.reshape(array, ()), (size,))
-    return np.broadcast_to(array, shape).reshape(size)
+        return np.broadcast_to(np.reshape(array, ()), (math.prod(shape),))
+    return np.broadcast_to(array, shape).reshape(-1)

@@ -110,7 +110,7 @@ class Targets:
         """Whether nothing but orders is sought, from one noise to the next."""
         if self.method != "rdp" or engine_name() == "jax":
             return False
-        never = np.isinf(self.run.most_lost()) | self.run.loses_nothing
+        never = np.isinf(self.run.most_lost) | self.run.loses_nothing
         return bool(np.all(never) and not np.any(self.run.log_kept()))
 
     def _near(

@@ -46,8 +46,9 @@ def answer(question: Question, run: Run, method: str) -> Answer:
     """
     run.refuse(method)
     question = question.at(np.asarray(question.target, np.float64)[..., None])
-    run = run.take_paths(undominated_paths(run))
-    at_end = question.at_end(run.most_lost()).all(axis=-1)
+    if run.num_paths > 1:
+        run = run.take_paths(undominated_paths(run))
+    at_end = question.at_end(run.most_lost).all(axis=-1)
     if not np.any(at_end):
         return _inside(question, run, method)
     found = _inside(question.inside(), run, method)
@@ -65,7 +66,7 @@ def end_values(question: Question, run: Run) -> np.ndarray:
     *Exact*, but an upper bound at delta 0 (see `PrivacyLoss.largest_loss`), and at an
     infinite epsilon without noise, where delta is taken for 1.
     """
-    value = question.end_value(run.most_lost(), run.log_kept())
+    value = question.end_value(run.most_lost, run.log_kept())
     bare = run.is_unprotected & ~run.loses_nothing
     if question.is_epsilon:
         bare = bare & (question.target < 0)
@@ -95,7 +96,7 @@ def _each_path(question: Question, run: Run, method: str) -> Answer:
 def _ask(question: Question, run: Run, method: str) -> Answer:
     """The method's answer, but no more than what the largest loss allows."""
     found = METHODS[method](question, run)
-    most = run.most_lost()
+    most = run.most_lost
     if question.is_epsilon:
         return found._replace(value=np.minimum(found.value, most))
     if not np.any(np.isfinite(most)):

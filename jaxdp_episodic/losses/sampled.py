@@ -15,7 +15,7 @@ from collections.abc import Callable
 
 from jaxdp_episodic.losses.gaussian import drawn_tails, inner_exponent, positive
 from jaxdp_episodic.losses.privacy_loss import Tails
-from jaxdp_episodic.numerics.loops import Array, namespace
+from jaxdp_episodic.numerics.loops import Array, at, namespace
 
 # Largest exponent that is exponentiated: its third power does not overflow, which
 # derivatives need.
@@ -47,7 +47,7 @@ def sampled_tails(
     """
     xp = namespace(u, rate)
     p = positive(rate, 1.0)
-    forward = drawn_tails(base(inner_exponent(u, p)), u, p)
+    drawn = inner_exponent(u, p)
     # k = 1 - g (1 - p), as a difference of small numbers when p is small; it
     # cancels where the backward losses end, and must not come out too small there
     taken = (1 - p) * xp.expm1(xp.minimum(u, _LARGEST_EXPONENT))
@@ -58,7 +58,13 @@ def sampled_tails(
     small = u <= 1
     near = xp.log1p(xp.expm1(xp.where(small, u, 1.0)) / k)
     inner = xp.where(small, near, u + xp.log(p) - xp.log(k))
-    profile, tail = (backward_base or base)(xp.where(alive, inner, 1.0))
+    inner = xp.where(alive, inner, 1.0)
+    if backward_base is None:  # both at once
+        tails = base(xp.stack([drawn, inner]))
+        tails, (profile, tail) = at(tails, 0), at(tails, 1)
+    else:
+        tails, (profile, tail) = base(drawn), backward_base(inner)
+    forward = drawn_tails(tails, u, p)
     # -dh/du = g (1-p) D + G: both parts are positive
     log_rest = xp.log1p(-xp.where(p < 1, p, 0.0))
     moved = xp.where(p < 1, xp.minimum(u, 700.0) + log_rest + profile, -xp.inf)

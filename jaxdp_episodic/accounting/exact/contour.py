@@ -77,12 +77,11 @@ class Contour(NamedTuple):
 def lay_contour(epsilon: Array, groups: tuple[Steps, ...]) -> Contour:
     """The contour for delta at ``epsilon``, (n,)."""
     xp = namespace(epsilon, groups[0].count)
-    center, core = _crossing(epsilon, groups)
-    there = transform(center, core, groups)
+    center, core, slope, curvature = _crossing(epsilon, groups)
     # Where the saddle point is out of reach the integrand turns on the way, as fast as
     # this: nodes further apart would see one that turns the other way, and slowly.
-    turning = xp.abs(epsilon - there.slope) / _PHASE
-    scale = 1 / xp.maximum(xp.sqrt(there.curvature), turning)
+    turning = xp.abs(epsilon - slope) / _PHASE
+    scale = 1 / xp.maximum(xp.sqrt(curvature), turning)
     location, spread = xp.zeros_like(epsilon), xp.zeros_like(epsilon)
     steepest = [xp.full_like(epsilon, xp.inf)] * 2
     for steps in groups:
@@ -144,8 +143,11 @@ def _end(bend: Array, reach: Array) -> Array:
     return xp.where(v > 20, v - xp.log(bend), near)
 
 
-def _crossing(epsilon: Array, groups: tuple[Steps, ...]) -> Pair:
-    """Where the contour crosses the axis, and the core that is subtracted; (n,)."""
+def _crossing(epsilon: Array, groups: tuple[Steps, ...]) -> tuple[Array, ...]:
+    """Where the contour crosses the axis, the core that is subtracted, and `Transform`.
+
+    Of that slope and curvature there; each (n,).
+    """
     xp = namespace(epsilon, groups[0].count)
     largest = largest_center(epsilon, groups)
 
@@ -161,15 +163,20 @@ def _crossing(epsilon: Array, groups: tuple[Steps, ...]) -> Pair:
         num_rounds=_SADDLE_ROUNDS,
     )
     core = core_variance(groups)
+    # The first is the saddle point itself.
     c = xp.minimum(plain * _CROSSINGS[:, None], xp.maximum(largest, plain))
+    moments = real_moments(c, groups)
     nothing = xp.zeros_like(core)
-    whole = transform(plain, nothing, groups).log_value - plain * epsilon
-    left = transform(c, core, groups)
+    whole = transform(plain, nothing, groups, tuple(part[0] for part in moments))
+    left = transform(c, core, groups, moments)
     size = xp.where(left.valid, left.log_value - c * epsilon, xp.inf)
-    best = xp.argmin(size, axis=0)[None]
-    gained = xp.take_along_axis(size, best, axis=0)[0] < whole - _LEAST_GAIN
-    center = xp.take_along_axis(c, best, axis=0)[0]
-    return xp.where(gained, center, plain), xp.where(gained, core, 0.0)
+    best = xp.argmin(size, axis=0)
+    found = xp.stack([size, c, left.slope, left.curvature])
+    size, *found = xp.take_along_axis(found, best[None, None], axis=1)[:, 0]
+    gained = size < whole.log_value - plain * epsilon - _LEAST_GAIN
+    there = zip(found, (plain, whole.slope, whole.curvature), strict=True)
+    center, slope_there, curvature = (xp.where(gained, a, b) for a, b in there)
+    return center, xp.where(gained, core, 0.0), slope_there, curvature
 
 
 class Transform(NamedTuple):
@@ -192,14 +199,14 @@ def transform(
     c: Array,
     core: Array,
     groups: tuple[Steps, ...],
-    moments: tuple[Array, ...] | None = None,
+    moments: tuple[Array, ...],
 ) -> Transform:
-    """F and its derivatives at real c, (..., n); a Gaussian core of 0 is none.
+    """F and its derivatives at real c, (..., n), where `real_moments` are known.
 
-    Where `real_moments` of the groups at c are known they may be given.
+    A Gaussian core of 0 is none.
     """
     xp = namespace(c, core, groups[0].count)
-    log_power, mean, curvature = moments or real_moments(c, groups)
+    log_power, mean, curvature = moments
     log_core_, _ = log_core((c, xp.zeros_like(c)), core, log_atoms(groups))
     inverse = 1 / c**2 + 1 / (1 + c) ** 2
     share = xp.exp(xp.minimum(log_core_ - log_power, 0.0))

@@ -51,7 +51,7 @@ from jaxdp_episodic.numerics.loops import (
     where_needed,
     while_loop,
 )
-from jaxdp_episodic.numerics.special import log_normal_tail
+from jaxdp_episodic.numerics.special import log_normal_density, log_normal_tail
 
 _MOST_STEPS = 25
 # Nats of log(delta) that are near enough: this share of the error, which they add to,
@@ -88,7 +88,7 @@ def log_delta(
     integrand = _prepare(num_nodes, contour, groups)
     if epsilon.ndim > 1:
         integrand = map_arrays(lambda a: a if a.ndim == 1 else a[:, None], integrand)
-    value, slope, error = _integrate(integrand, epsilon)
+    value, slope, _, error = _integrate(integrand, epsilon)
     return Solution(value, error, slope)
 
 
@@ -103,7 +103,7 @@ def epsilon(
 ) -> Solution:
     """``epsilon`` at which delta is ``e^{log_delta}``; all arrays (n,).
 
-    Newton's method on ``log delta``, kept in a bracket from 0 to ``highest``: one
+    Halley's method on ``log delta``, kept in a bracket from 0 to ``highest``: one
     contour, laid for ``guess``, serves all.
     """
     xp = namespace(log_delta, guess, highest, contour.center, groups[0].count)
@@ -111,29 +111,36 @@ def epsilon(
 
     def improve(state: _Search) -> _Search:
         x, low, high = state.x, state.low, state.high
-        value, slope, error = _integrate(integrand, x)
+        value, slope, bend, error = _integrate(integrand, x)
         gap = value - log_delta
         above = gap > 0
         low, high = xp.where(above, x, low), xp.where(above, high, x)
-        step = x + gap / slope
+        # Halley's step: Newton's, and what the slope changes on the way.
+        bent = 0.5 * bend * gap / slope**2
+        step = x + gap / slope / xp.clip(1 - bent, 0.5, 2.0)
         inside = (step >= low) & (step <= high)
         step = xp.where(inside, step, 0.5 * (low + high))
         # The bracket closes on 0 where delta is not even reached there.
         step = xp.where((low == 0) & (step < 1e-6 * guess), 0.0, step)
         low_enough = (x <= 0) & (gap < 0)
         close = xp.clip(_CLOSE_SHARE * error, *_CLOSE)
-        found = low_enough | (xp.abs(gap) <= close)
+        # What the step leaves is less than what it corrects Newton's by, or of third
+        # order; but atoms may change the slope at once.
+        share = 1.0 if have_atoms(groups) else xp.minimum(xp.abs(bent) + gap * gap, 1.0)
+        last = inside & (step > 0) & (share * xp.abs(gap) <= close)
+        left = xp.abs(gap) * xp.where(last, share, 1.0)
+        found = low_enough | (left <= close)
         # An unconverged search counts as an error of delta; at epsilon 0 delta may be
         # less.
         error = xp.where(low_enough & (error < -gap), 0.0, error)
-        error = error + xp.where(low_enough, 0.0, xp.abs(gap))
+        error = error + xp.where(low_enough, 0.0, left)
         return _Search(
             state.count + 1,
             xp.all(found),
             xp.where(found, x, step),
             low,
             high,
-            Solution(x, error, slope),
+            Solution(xp.where(last, step, x), error, slope),
         )
 
     def unfinished(state: _Search) -> Array:
@@ -250,18 +257,20 @@ def _prepare(num_nodes: int, contour: Contour, groups: tuple[Steps, ...]) -> _In
     )
 
 
-def _integrate(integrand: _Integrand, epsilon: Array) -> tuple[Array, Array, Array]:
-    """``log delta``, ``-d log delta / d eps`` and the error of the first; (n,)."""
+def _integrate(integrand: _Integrand, epsilon: Array) -> tuple[Array, ...]:
+    """``log delta``, ``-d log delta / d eps``, its second derivative and its error."""
     xp = namespace(integrand.core, epsilon)
     z = integrand.z
-    log_known, log_known_slope = _core_delta(integrand, epsilon)
+    log_known, log_known_slope, log_known_fall = _core_delta(integrand, epsilon)
     log_size = integrand.log_size - z[0] * epsilon
     peak = xp.maximum(xp.max(log_size, axis=0), log_known)
     re, im = times(integrand.sign, polar(log_size - peak, -z[1] * epsilon))
     known = xp.exp(log_known - peak)
     integral = xp.sum(re, axis=0)
     total = integral + known
-    slope = xp.sum(z[0] * re - z[1] * im, axis=0) + xp.exp(log_known_slope - peak)
+    first, second = times(z, (re, im)), xp.exp(log_known_fall - peak)
+    slope = xp.sum(first[0], axis=0) + xp.exp(log_known_slope - peak)
+    second += xp.sum(times(z, first)[0], axis=0) - xp.exp(log_known_slope - peak)
     # Exponential convergence: half the spacing squares the error. Rare large losses are
     # resolved late, so that it was seen to gain the power 1.17 only.
     halved = xp.abs(integral - 2 * xp.sum(re[::2], axis=0)) / xp.abs(total)
@@ -276,18 +285,22 @@ def _integrate(integrand: _Integrand, epsilon: Array) -> tuple[Array, Array, Arr
     good = total > 0
     total = xp.where(good, total, 1.0)
     value = xp.where(good, xp.log(total) + peak, xp.nan)
-    return value, slope / total, xp.where(good, error, xp.inf)
+    slope = slope / total
+    bend = second / total - slope * slope
+    return value, slope, bend, xp.where(good, error, xp.inf)
 
 
-def _core_delta(integrand: _Integrand, epsilon: Array) -> tuple[Array, Array]:
-    """Logarithms of the Gaussian core's delta and of ``-d delta / d eps``; (n,)."""
+def _core_delta(integrand: _Integrand, epsilon: Array) -> tuple[Array, Array, Array]:
+    """Logarithms of the Gaussian core's delta D, of ``-D'`` and of ``D'' - D'``."""
     xp = namespace(integrand.core, epsilon)
     some = integrand.core > 0
     mu = xp.sqrt(xp.where(some, integrand.core, 1.0))
     profile = log_gaussian_profile(mu, xp.maximum(epsilon, 0.0))
-    tail = epsilon + log_normal_tail(0.5 * mu + epsilon / mu)
-    nothing = -1e300
-    return (
-        xp.where(some, integrand.log_share + profile, nothing),
-        xp.where(some, integrand.log_share + tail, nothing),
+    place = 0.5 * mu + epsilon / mu
+    tail = epsilon + log_normal_tail(place)
+    density = epsilon + log_normal_density(place) - xp.log(mu)
+    profile, tail, density = (
+        xp.where(some, integrand.log_share + part, -1e300)
+        for part in (profile, tail, density)
     )
+    return profile, tail, density

@@ -33,6 +33,8 @@ _CUT = 50.0
 _CUT_MARGIN = 30.0
 # As `NEAR`: from where on the error is not known.
 _FAR = 10.0
+# From where on an error of log(delta) says that the sum is nothing but noise.
+_NOISE = 10.0
 # What is less well known by another epsilon's contour gets its own.
 _SHARED_ERROR = 1e-9
 _CHUNKS = Chunks(8, (1, 8), (8, 512, 4096))
@@ -179,7 +181,8 @@ class ContourSolver:
                 # they are is: such an answer is a guess.
                 distance = np.abs(new_value - used) * np.abs(slope)
                 new_error = np.where(distance > NEAR, 10.0 * new_error, new_error)
-                guessed = np.where(np.isfinite(new_error), new_value, np.nan)
+                known = np.isfinite(new_error) & (log_error < _NOISE)
+                guessed = np.where(known, new_value, np.nan)
                 far[index] = (distance > _FAR) | (used > LARGEST_RATIO * new_value)
                 new_error = np.where(far[index], np.inf, new_error)
             new_error = np.where(np.isnan(new_error), np.inf, new_error)

@@ -51,12 +51,12 @@ _NEAR_SEARCH = (MEDIUM, 48, 0.2, 1e-10)  # from another run's best order
 # smaller, no step is the last.
 _NARROW, _CLOSE = 1e-9, 0.1
 # NumPy takes no longer for so many orders of a few settings than for one: these, from
-# the first guess on, stand in for the coarse search.
+# the first guess on, which is right to a per cent at most cliffs, are the first search.
 _FEW = 4
-_SCOUTS = np.array([-5.0, -3.0, -1.9, -1.2, -0.7, -0.35, -0.1])
-_SCOUTS = np.concatenate([_SCOUTS, -_SCOUTS[::-1]])
-# What Newton's steps from both its ends may be apart, squared, where a cubic needs no
-# more search; and what is left, or a last step leaves, of a rough one.
+_SCOUTS = np.array([-3, -1.4, -0.7, -0.35, -0.16, -0.07, -0.03, -0.012, -0.004])
+_SCOUTS = np.append(_SCOUTS, [0.001, 0.25, 1.0])
+# What Newton's steps from its ends may be off, squared, where a cubic needs no more
+# search; and what is left, or a last step leaves, of a rough one.
 _SURE, _ROUGH = 1e-8, 1e-2
 _LOG_T_RANGE = (-90.0, 90.0)
 
@@ -200,8 +200,7 @@ def _search(
         cost = objective(target, t, moment[0])
         value, slope = residual(target, t, *moment)
         better = ~state.settled & (cost < state.best)
-        # Not a number is an overflow: t is far too large.
-        too_high = ~(value <= 0)
+        too_high = ~(value <= 0)  # not a number is an overflow
         low = xp.where(too_high, low, log_t)
         high = xp.where(too_high, log_t, high)
         # Near a cliff the slope of what lies behind it would stop the search far off.
@@ -289,7 +288,7 @@ def _scouted(
 
     Between the two orders about it: of the cubic, with log t as a function of the
     residual, that has both slopes. Where it is one it is right but for less than the
-    square of what Newton's steps from both ends are apart.
+    square of what Newton's steps from both ends are off it.
 
     Returns:
       It, (n,), the orders that it is between, (2, n), -inf and inf where there is none,
@@ -317,8 +316,8 @@ def _scouted(
         root += u * (1 - u) * rise * ((1 - u) / s0 - u / s1)
         found = (f0 <= 0) & (f1 > 0)
         inside = (root > x0) & (root < x1)
-        apart = (x1 - f1 / s1) - (x0 - f0 / s0)
-        left = apart * apart * np.maximum(np.maximum(s0, s1), 1.0)
+        off = np.maximum(np.abs(x0 - f0 / s0 - root), np.abs(x1 - f1 / s1 - root))
+        left = off * off * np.maximum(np.maximum(s0, s1), 1.0)
         left = np.where(found & inside, left, np.inf)
         root = np.where(inside, root, 0.5 * (x0 + x1))
         return root, np.stack([x0, x1]), found, left
@@ -372,9 +371,10 @@ def _first_order(groups: tuple[Group, ...], budget: Array | float) -> Array:
         variance = xp.minimum(rate**2 * growth, rate * (s**2 + 0.25 * s**4))
         curvature += xp.sum(group.count * group.loss.outer_rate * variance, axis=0)
         last = _jump_order(xp.log(hints.odds), s, group, budget)
-        jump = xp.minimum(jump, xp.min(last, axis=0))
+        # Below order 2 the moment is that of small losses.
+        jump = xp.minimum(jump, xp.min(xp.where(last > 2, last, xp.inf), axis=0))
     smooth = 0.5 * (xp.log(2.0 * budget) - xp.log(curvature))
-    return xp.minimum(smooth, xp.log(xp.maximum(jump - 1, 1e-3)))
+    return xp.minimum(smooth, xp.log(jump - 1))
 
 
 def _jump_order(

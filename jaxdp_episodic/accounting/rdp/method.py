@@ -85,7 +85,9 @@ def _evaluate(
         return np.zeros(shape), np.zeros(shape)
     nothing, everything = ends
     # Every array has all settings behind it, constants without a copy.
-    whole = run.map(lambda a: np.broadcast_to(a, shape) if np.size(a) > 1 else a)
+    whole = run
+    if run.shape != shape:
+        whole = run.map(lambda a: np.broadcast_to(a, shape) if np.size(a) > 1 else a)
     no_loss, no_noise = run.loses_nothing, run.is_unprotected
     flat_target = np.broadcast_to(np.asarray(target, np.float64), shape).reshape(-1)
     groups = tuple(_all(group, flat_target.size) for group in whole.groups())

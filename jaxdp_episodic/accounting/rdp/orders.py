@@ -24,7 +24,7 @@ def answer_at_orders(
     endless, log_kept = np.isinf(orders), run.log_kept()
     target = question.given_kept(log_kept).target[..., None]
     curve = rdp_curve(np.where(endless, 2.0, orders), run.with_axis(), "forward")
-    curve = np.where(endless, run.most_lost()[..., None], curve)
+    curve = np.where(endless, run.most_lost[..., None], curve)
     if question.is_epsilon:
         values = epsilons_at_orders(curve, orders, target)
     else:

@@ -26,14 +26,14 @@ from jaxdp_episodic.numerics.signed_sums import SignedLaw, sinh_sum
 # Distance of the nodes in deviations of ``z_1 + ... + z_j``; what a chord between them
 # may be off where they could be further apart: where D is above a logarithm, and so
 # many times that at the second, beyond which there are no nodes; and the most nodes.
-_APART, _CHORD, _ROUGHEST, _USUAL, _LEAST, _MOST = 0.33, 1e-5, 1e3, -9.0, -42.0, 400
+_APART, _CHORD, _ROUGHEST, _USUAL, _LEAST, _MOST = 0.28, 1e-5, 1e3, -9.0, -42.0, 400
 # What D may be off, where it is above two logarithms, and below; but for the first so
 # many times as much where it falls steeply; and cells of the sums for it: at first,
 # fewest and most.
 _WITHIN, _BULK, _ROUGH, _STEEP = (1.5e-5, 2.5e-5, 1e-3), -7.0, -30.0, 10.0
 _CELLS, _FEWEST, _MOST_CELLS = 640, 256, 1024
 # Losses in each cell between two nodes; nodes on either side that a bound may use.
-_FINE, _AROUND = 64, 3
+_FINE, _AROUND = 128, 3
 # Relative rounding of what becomes of a mean of `signed_sums`.
 _ROUNDING = 1e-11
 _CACHED = 256

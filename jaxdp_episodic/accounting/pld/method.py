@@ -47,8 +47,9 @@ _FINE_LATTICE = 2**19
 _COARSE_EPSILON = Aim(1e-4, 0.01, refine.LARGEST_LATTICE)
 _COARSE_DELTA = Aim(0.0, 0.02, refine.LARGEST_LATTICE)
 _MOST_ROUNDS = 14
-# Of a width, where an epoch's own law takes up the rest.
-_SHARE_OF_LATTICE = 0.3
+# Of a width, where an epoch's own law takes up the rest: for the lower end and the
+# upper. A lattice finer than the losses would cost the lower law.
+_SHARE_OF_LATTICE = (0.3, 0.1)
 # Rounds after which an aim is given up if there is no lower end yet.
 _FRUITLESS_ROUNDS = 2
 # Steps whose rounding errors alone are nats of log(delta).
@@ -132,7 +133,7 @@ def _end_of_law(
     left = moved.given_kept(log_kept, up=up)
     hopeless = np.isneginf(left.target)
     left = left.at(np.where(hopeless, -1.0, left.target))
-    end = _bounds(left, law, width, share=_SHARE_OF_LATTICE)[up]
+    end = _bounds(left, law, width, share=_SHARE_OF_LATTICE[up])[up]
     nothing = np.zeros(end.shape)
     answer = Answer(end, nothing, nothing)
     end = moved.with_failure(answer, log_kept, up=up).value

@@ -36,7 +36,7 @@ from jaxdp_episodic.numerics.lattice_pieces import (
 _CORE, _WIDEST = 0.006, 0.007
 # Spacing over the distance from the mean, of rare large values; times the root of the
 # shift.
-_FAR = 0.0027
+_FAR = 0.0022
 # The core of a wide sum is taken for no wider than that.
 _WIDE = 0.3
 # Range of one normal variable that is looked at.

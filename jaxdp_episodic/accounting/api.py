@@ -39,7 +39,8 @@ class PrivacyInfo(NamedTuple):
         whose upper end was returned; of "rdp" ``inf``, as it is a bound of unknown
         tightness.
       is_certified_bound: whether the value is the upper end of a certified interval
-        ("pld", and "exact" where its error estimate was above 1e-6 relative).
+        ("pld", and "exact" where its error estimate was above 1e-6 relative), or of
+        "exact" Rényi's bound, where that is lower.
     """
 
     error: np.ndarray | np.float64

@@ -178,6 +178,11 @@ class PrivacyLoss:
         """Where there is no noise, or so little that kernels would overflow."""
         return np.zeros(self.shape, bool)
 
+    @property
+    def has_too_little_noise(self) -> Array:
+        """Where there is some noise all the same, so that inf is a bound."""
+        return self.is_unprotected & np.isfinite(getattr(self, "shift", np.inf))
+
     def kept_in_range(self) -> Self:
         """Returns fields that kernels can compute with, none of them cheaper."""
         raised = {

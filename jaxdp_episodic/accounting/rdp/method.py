@@ -46,7 +46,8 @@ def rdp_bound(
     """The bound and the order it is reached at, at every setting and path.
 
     Of epsilon, ``near`` has orders to look about, of that shape; NaN: none is known.
-    A ``rough`` bound may be 1e-4 too large, where that is quicker.
+    A ``rough`` one takes an order found sooner: of 200 random settings half of the
+    bounds are less than 1e-10 above the best, 99 % less than 4e-3, which is at cliffs.
 
     No epsilon is needed from a delta of the run's total variation on.
 

@@ -59,7 +59,9 @@ def on_engine(function: Callable[P, R]) -> Callable[P, R]:
         if engine is None:
             return function(*args, **kwargs)
         if not isinstance(engine, str):
-            raise TypeError(f"engine must be a name or None, got {engine!r}")
+            raise TypeError(
+                f"engine must be a name or None, got {_validation.shown(engine)}"
+            )
         with using_engine(engine):
             return function(*args, **kwargs)
 
@@ -313,7 +315,10 @@ def _epsilon_on_grid(
 def check_step(step: Any) -> None:
     """Refuses what is neither a step, a release, nor a composed run."""
     if not isinstance(step, AnyStep):
-        raise TypeError(f"step must be a GaussianStep or a composed run, got {step!r}")
+        raise TypeError(
+            "step must be a GaussianStep or a composed run, "
+            f"got {_validation.shown(step)}"
+        )
 
 
 def _warn_about_delta(step: AnyStep, delta: np.ndarray) -> None:

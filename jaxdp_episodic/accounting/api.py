@@ -148,7 +148,7 @@ def epsilon(
       of 1e-6 or better (below 1e-3 an absolute one of 1e-9), by a contour integral
       whose cost does not grow with the number of steps (docs/theory.md, "Exact"); where
       that is not reached, as at deltas far below 1e-15 of rare units, the certified
-      upper end of "pld", which below 1e-238 is Rényi's bound. The info says which.
+      upper end of "pld" or Rényi's bound, whichever is lower. The info says so.
     * "pld": the upper end of `epsilon_interval`, a certified *upper bound*.
 
     Args:

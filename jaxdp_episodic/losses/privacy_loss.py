@@ -93,8 +93,8 @@ class PrivacyLoss:
         single steps from the profile, and several by the certified upper end.
       padding: class constant; names of the fields that are tuples of arrays, as many as
         the mechanism has parts, and what stands for a part that is not there.
-      is_estimate: class constant; whether profiles and moments are estimates, so that
-        nothing but the laws of `certified` is proven.
+      is_estimate: class constant; whether profiles are estimates, so that but for
+        moments nothing but the laws of `certified` is proven.
       may_have_atoms: class constant; whether a loss other than 0 may have a probability
         of its own.
       has_slopes: class constant; whether JAX can differentiate its kernels.

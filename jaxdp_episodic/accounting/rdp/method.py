@@ -47,7 +47,7 @@ def rdp_bound(
 
     Of epsilon, ``near`` has orders to look about, of that shape; NaN: none is known.
     A ``rough`` one takes an order found sooner. Of 200 random settings half are less
-    than 1e-10 above the other one and 99 % less than 4e-4; at cliffs up to 1e-2 is seen.
+    than 1e-10 above the other one and 99 % less than 4e-4; up to 1e-2 was seen.
 
     No epsilon is needed from a delta of the run's total variation on.
 

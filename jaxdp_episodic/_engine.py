@@ -73,7 +73,7 @@ def using_engine(name: str) -> Iterator[None]:
       ValueError: no such engine.
     """
     if name not in ENGINES:
-        raise ValueError(f"engine must be one of {ENGINES}, got {name!r}")
+        raise ValueError(f"engine must be one of {ENGINES}, got {name[:60]!r}")
     token = _chosen.set(name)
     try:
         yield

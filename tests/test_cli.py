@@ -308,7 +308,7 @@ TABLE = "[step.sampling]\n"
         (SCHOOLS, "give exactly one of sizes and file"),
         (SCHOOLS + "size = [3]", "did you mean 'sizes'?"),
         (SCHOOLS + "sizes = [1, [2]]", "population.sizes"),
-        (SCHOOLS + 'sizes = [3]\nlevels = ["a", "a"]', "must be non-empty, different"),
+        (SCHOOLS + 'sizes = [3]\nlevels = ["a", "a"]', "must be different"),
         (SCHOOLS + 'sizes = [3]\nrow_level = "a"', "belongs to a file"),
         (SCHOOLS + 'file = "no.csv"\nlevels = ["a"]', "No such file"),
         (SCHOOLS + 'file = "request.toml"\nlevels = ["a"]', "must end in .csv or .npz"),

@@ -39,7 +39,8 @@ class PrivacyInfo(NamedTuple):
         whose upper end was returned; of "rdp" ``inf``, as it is a bound of unknown
         tightness.
       is_certified_bound: whether the value is the upper end of a certified interval
-        ("pld", and "exact" where its error estimate was above 1e-6 relative).
+        ("pld", and "exact" where its error estimate was above 1e-6 relative), or of
+        "exact" Rényi's bound, where that is lower.
     """
 
     error: np.ndarray | np.float64
@@ -58,7 +59,9 @@ def on_engine(function: Callable[P, R]) -> Callable[P, R]:
         if engine is None:
             return function(*args, **kwargs)
         if not isinstance(engine, str):
-            raise TypeError(f"engine must be a name or None, got {engine!r}")
+            raise TypeError(
+                f"engine must be a name or None, got {_validation.shown(engine)}"
+            )
         with using_engine(engine):
             return function(*args, **kwargs)
 
@@ -145,7 +148,7 @@ def epsilon(
       of 1e-6 or better (below 1e-3 an absolute one of 1e-9), by a contour integral
       whose cost does not grow with the number of steps (docs/theory.md, "Exact"); where
       that is not reached, as at deltas far below 1e-15 of rare units, the certified
-      upper end of "pld", which below 1e-238 is Rényi's bound. The info says which.
+      upper end of "pld" or Rényi's bound, whichever is lower. The info says so.
     * "pld": the upper end of `epsilon_interval`, a certified *upper bound*.
 
     Args:
@@ -312,7 +315,10 @@ def _epsilon_on_grid(
 def check_step(step: Any) -> None:
     """Refuses what is neither a step, a release, nor a composed run."""
     if not isinstance(step, AnyStep):
-        raise TypeError(f"step must be a GaussianStep or a composed run, got {step!r}")
+        raise TypeError(
+            "step must be a GaussianStep or a composed run, "
+            f"got {_validation.shown(step)}"
+        )
 
 
 def _warn_about_delta(step: AnyStep, delta: np.ndarray) -> None:

@@ -190,7 +190,8 @@ def gdp_mu(
     floor = _validation.open_unit_array("smallest_delta", smallest_delta)
     if floor.ndim or floor < 1e-100:
         raise ValueError(
-            f"smallest_delta must be one number in [1e-100, 1), got {smallest_delta!r}"
+            "smallest_delta must be one number in [1e-100, 1), "
+            f"got {_validation.shown(smallest_delta)}"
         )
     check_step(step)
     check_method(method)
@@ -264,6 +265,7 @@ def _points(
     Deltas below ``floor`` may be much too large, yet not above it. With ``rates`` they
     are close together where these false positive rates need them only.
     """
+    check_step(step)
     if num_steps is None or isinstance(num_steps, int | np.integer):
         # Whoever asks for one reading of a curve often asks for another one next.
         return _remembered_points(step, num_steps, method, floor, rates)
@@ -279,8 +281,11 @@ def _computed_points(
 ) -> tuple[np.ndarray, np.ndarray, tuple[int, ...]]:
     arrays = {"step": np.empty(getattr(step, "shape", ()), np.uint8)}
     if num_steps is not None:
-        arrays["num_steps"] = np.empty(np.shape(num_steps), np.uint8)
+        num_steps = _validation.integer_array("num_steps", num_steps, minimum=0)
+        arrays["num_steps"] = num_steps
     shape = _validation.broadcast_shape(**arrays)
+    if 0 in shape:
+        return np.zeros((1, 0)), np.zeros((1, 0)), shape
 
     # Far out delta is next to nothing and takes longest: it is left at what it is where
     # nobody looks any more, which is an upper bound beyond.

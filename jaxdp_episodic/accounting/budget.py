@@ -207,7 +207,7 @@ def plan_budget(
       NotImplementedError: steps ``before`` in epochs.
     """
     if not isinstance(step, GaussianStep):
-        raise TypeError(f"step must be a GaussianStep, got {step!r}")
+        raise TypeError(f"step must be a GaussianStep, got {_validation.shown(step)}")
     if step.shape:
         raise ValueError(
             "step must describe one setting, its fields scalars, "
@@ -215,7 +215,7 @@ def plan_budget(
         )
     target = _validation.single("epsilon", _validation.real_array("epsilon", epsilon))
     if not target > 0:
-        raise ValueError(f"epsilon must be > 0, got {epsilon!r}")
+        raise ValueError(f"epsilon must be > 0, got {_validation.shown(epsilon)}")
     allowed = _validation.single("delta", _validation.open_unit_array("delta", delta))
     steps = num_steps
     if steps is not None:

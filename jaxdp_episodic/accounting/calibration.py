@@ -77,7 +77,8 @@ def calibrate_noise_multiplier(
     )
     if not _TOLERANCE <= least <= _COARSEST:
         raise ValueError(
-            f"tolerance must lie in [{_TOLERANCE:g}, {_COARSEST:g}], got {tolerance!r}"
+            f"tolerance must lie in [{_TOLERANCE:g}, {_COARSEST:g}], "
+            f"got {_validation.shown(tolerance)}"
         )
     step = dataclasses.replace(step, noise_multiplier=1.0)
     run = Targets(step, epsilon, delta, num_steps, method)
@@ -257,7 +258,9 @@ def _scheme_of(step: GaussianStep, level: str) -> Scheme:
     for scheme in step.design.schemes:
         if scheme.name == level:
             return scheme
-    raise ValueError(f"level must be one that is drawn, got {level!r}, which is not")
+    raise ValueError(
+        f"level must be one that is drawn, got {_validation.shown(level)}, which is not"
+    )
 
 
 def _smallest_size(design: Sampling, scheme: Scheme) -> Any:
@@ -275,7 +278,8 @@ def _largest_size(step: GaussianStep, level: str) -> np.ndarray:
     names = step.level_names_used
     if level not in names:
         raise ValueError(
-            f"level must be one of {names}, at or above the privacy unit, got {level!r}"
+            f"level must be one of {names}, at or above the privacy unit, "
+            f"got {_validation.shown(level)}"
         )
     group = step.path_rates.group_sizes[names.index(level)]
     assert group is not None  # a level without replacement has a size
@@ -286,4 +290,4 @@ def _largest_size(step: GaussianStep, level: str) -> np.ndarray:
 def _check_is(step: Any, *kinds: type) -> None:
     if not isinstance(step, kinds):
         names = " or a ".join(kind.__name__ for kind in kinds)
-        raise TypeError(f"step must be a {names}, got {step!r}")
+        raise TypeError(f"step must be a {names}, got {_validation.shown(step)}")

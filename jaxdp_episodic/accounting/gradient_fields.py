@@ -36,7 +36,7 @@ def field_names(step: GaussianStep | ComposedSteps) -> tuple[str, ...]:
 def checked_names(wrt: Any, step: GaussianStep | ComposedSteps) -> tuple[str, ...]:
     """Returns ``wrt`` as a tuple of names that the step has; refuses others."""
     if isinstance(wrt, str) or not isinstance(wrt, tuple | list):
-        raise TypeError(f"wrt must be a tuple of names, got {wrt!r}")
+        raise TypeError(f"wrt must be a tuple of names, got {_validation.shown(wrt)}")
     allowed = field_names(step)
     parts = (step,) if isinstance(step, GaussianStep) else step.gaussian_steps
     has_epochs = any(epoch_scheme(part.design) is not None for part in parts)

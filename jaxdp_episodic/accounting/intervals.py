@@ -64,7 +64,9 @@ def epsilon_interval(
     check_step(step)
     delta = _validation.probability_array("delta", delta)
     if max_width is not None:
-        max_width = float(_validation.positive_array("max_width", max_width))
+        checked = _validation.positive_array("max_width", max_width)
+        # Shares of less are 0.
+        max_width = max(_validation.single("max_width", checked), 1e-290)
     run, shape = checked_run(step, num_steps, delta=delta)
     return _ends(EpsilonAt(log_of(delta)), run, shape, max_width)
 

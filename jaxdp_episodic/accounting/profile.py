@@ -51,7 +51,9 @@ def privacy_profile(
     docs/theory.md, "Profiles" and "Other designs".
     """
     if not isinstance(step, OneStep):
-        raise TypeError(f"step must be a GaussianStep or a release, got {step!r}")
+        raise TypeError(
+            f"step must be a GaussianStep or a release, got {_validation.shown(step)}"
+        )
     target = _validation.nonnegative_array("epsilon", epsilon)
     _validation.choice("direction", direction, DIRECTIONS)
     shape = _validation.broadcast_shape(

@@ -118,6 +118,14 @@ class Run:
         bare.setflags(write=False)
         return bare
 
+    @property
+    def has_too_little_noise(self) -> np.ndarray:
+        """Where a step that is taken has too little noise to be computed with."""
+        few = np.zeros(self.shape, bool)
+        for loss, count in zip(self.losses, self.counts, strict=True):
+            few |= loss.has_too_little_noise & (count > 0)
+        return few
+
     def gaussian_shift(self) -> np.ndarray:
         """Shift of the Gaussian that the run is where all its steps are; else 0.
 

@@ -180,7 +180,8 @@ def _set_expected_runs(trials: Trials, *, smallest: float) -> None:
     if not good.all():
         rule = f">= {smallest:g}" if smallest else "> 0"
         raise ValueError(
-            f"expected_runs must be {rule} and at most 1e12, got {value!r}"
+            f"expected_runs must be {rule} and at most 1e12, "
+            f"got {_validation.shown(value)}"
         )
     object.__setattr__(trials, "expected_runs", frozen_number(mean))
 

@@ -129,7 +129,8 @@ def tuned_rdp(trials: Trials, orders: Any, rdp: Any) -> np.ndarray:
     """
     if not isinstance(trials, PoissonTrials | NegativeBinomialTrials):
         raise TypeError(
-            f"trials must be PoissonTrials or NegativeBinomialTrials, got {trials!r}"
+            "trials must be PoissonTrials or NegativeBinomialTrials, "
+            f"got {_validation.shown(trials)}"
         )
     grid = _orders(orders)
     curve = _curve(rdp, grid)

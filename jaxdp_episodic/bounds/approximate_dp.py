@@ -246,7 +246,7 @@ def finite_epsilon(epsilon: Any) -> np.ndarray:
     """Epsilon checked: nonnegative and finite."""
     eps = _validation.nonnegative_array("epsilon", epsilon)
     if np.isinf(eps).any():
-        raise ValueError(f"epsilon must be finite, got {epsilon!r}")
+        raise ValueError(f"epsilon must be finite, got {_validation.shown(epsilon)}")
     return eps
 
 

@@ -187,7 +187,9 @@ def compose_optimal_epsilon(
     eps, step_delta, k = _checked(epsilon, delta, num_steps)
     total = _validation.probability_array("total_delta", total_delta)
     if np.any(total == 1):
-        raise ValueError(f"total_delta must lie in [0, 1), got {total_delta!r}")
+        raise ValueError(
+            f"total_delta must lie in [0, 1), got {_validation.shown(total_delta)}"
+        )
     _validation.broadcast_shape(epsilon=eps, total_delta=total)
     eps, step_delta, k, total = np.broadcast_arrays(eps, step_delta, k, total)
     # What the failures of the steps leave: 1 - (1 - total) / (1 - delta)^k.

@@ -309,7 +309,9 @@ class RdpCurve(Mechanism):
 
     def __post_init__(self) -> None:
         if not callable(self.curve):
-            raise TypeError(f"curve must be callable, got {self.curve!r}")
+            raise TypeError(
+                f"curve must be callable, got {_validation.shown(self.curve)}"
+            )
         set_checked(self, _validation.nonnegative_array, "limit")
 
     @property

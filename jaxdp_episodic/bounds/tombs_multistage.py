@@ -71,7 +71,9 @@ def multistage_rates(
       ValueError: an unknown clip unit, or a stage without a population.
     """
     if not isinstance(sampling, MultistageSampling):
-        raise TypeError(f"sampling must be a MultistageSampling, got {sampling!r}")
+        raise TypeError(
+            f"sampling must be a MultistageSampling, got {_validation.shown(sampling)}"
+        )
     names = sampling.level_names
     _validation.choice("clip_unit", clip_unit, (STEP, *names))
     clip = 0 if clip_unit == STEP else names.index(clip_unit)

@@ -194,7 +194,10 @@ class IndependentEpisodes(Spec):
                 "here; covered: MultistageSampling, Poisson, WithoutReplacement"
             )
         if not isinstance(sampling, MultistageSampling):
-            raise TypeError(f"sampling must be a MultistageSampling, got {sampling!r}")
+            raise TypeError(
+                "sampling must be a MultistageSampling, "
+                f"got {_validation.shown(sampling)}"
+            )
         if EPISODE in sampling.level_names:
             raise ValueError(
                 "sampling must not have a level named 'episode': the episode is the "
@@ -235,7 +238,7 @@ def checked_sampling(sampling: Any) -> Sampling:
         raise TypeError(
             "sampling must be a Poisson, WithoutReplacement, RandomAllocation, "
             "ShuffledEpochs, MultistageSampling, GroupedClasses or "
-            f"IndependentEpisodes, got {sampling!r}"
+            f"IndependentEpisodes, got {_validation.shown(sampling)}"
         )
     return sampling
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from jaxdp_episodic import _validation
 from jaxdp_episodic.describe import tree
-from jaxdp_episodic.describe.schemes import RESERVED_LEVEL_NAME, Scheme
+from jaxdp_episodic.describe.schemes import Scheme, checked_name
 from jaxdp_episodic.describe.spec import Spec
 from jaxdp_episodic.describe.tree import DistinctPaths
 
@@ -198,13 +198,8 @@ def _checked_names(names: Any, *, num_levels: int) -> tuple[str, ...]:
             f"got {len(names)}"
         )
     for name in names:
-        if not isinstance(name, str):
-            raise TypeError(f"level_names must be strings, got {name!r}")
-        if not name or name == RESERVED_LEVEL_NAME or names.count(name) > 1:
-            raise ValueError(
-                "level_names must be non-empty, different and other than "
-                f"{RESERVED_LEVEL_NAME!r}, got {name!r}"
-            )
+        if names.count(checked_name("each of level_names", name)) > 1:
+            raise ValueError(f"level_names must be different, got {name!r} twice")
     return tuple(names)
 
 
@@ -212,4 +207,6 @@ def _check_level(name: str, value: Any, low: int, high: int) -> None:
     """Refuses anything but a whole number from ``low`` to ``high``."""
     number = _validation.integer_array(name, value, minimum=0)
     if number.ndim or not low <= number <= high:
-        raise ValueError(f"{name} must lie in {low} .. {high}, got {value!r}")
+        raise ValueError(
+            f"{name} must lie in {low} .. {high}, got {_validation.shown(value)}"
+        )

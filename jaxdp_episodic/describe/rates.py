@@ -83,7 +83,10 @@ class PathRates:
             "neighboring_relation", neighboring_relation, NEIGHBORING_RELATIONS
         )
         if not 1 <= level <= self.num_levels:
-            raise ValueError(f"level must lie in 1 .. {self.num_levels}, got {level!r}")
+            raise ValueError(
+                f"level must lie in 1 .. {self.num_levels}, "
+                f"got {_validation.shown(level)}"
+            )
         draw, group = self.draw_sizes[level - 1], self.group_sizes[level - 1]
         if draw is None or group is None:
             return self.rates[level - 1] == 1
@@ -118,10 +121,13 @@ def path_rates(
     if not isinstance(sampling, MultistageSampling | GroupedClasses):
         raise TypeError(
             "sampling must be a MultistageSampling or a GroupedClasses, "
-            f"got {sampling!r}"
+            f"got {_validation.shown(sampling)}"
         )
     if population is not None and not isinstance(population, Population):
-        raise TypeError(f"population must be a Population or None, got {population!r}")
+        raise TypeError(
+            "population must be a Population or None, "
+            f"got {_validation.shown(population)}"
+        )
     most = len(sampling.level_names)
     used = most if num_levels_used is None else num_levels_used
     if isinstance(used, bool) or not isinstance(used, int) or not 1 <= used <= most:
@@ -340,7 +346,7 @@ def _check_fits(level_names: tuple[str, ...], population: Population) -> None:
     if population.num_levels < len(level_names):
         raise ValueError(
             f"population must have at least {len(level_names)} levels, one for each "
-            f"of {level_names}, got {population!r}"
+            f"of {level_names}, got {_validation.shown(population)}"
         )
     for expected, given in zip(level_names, population.level_names, strict=False):
         if expected != given:

@@ -132,7 +132,9 @@ class ZeroConcentratedDP(Release):
     def __post_init__(self) -> None:
         set_numbers(self)
         if not isinstance(self.is_gaussian, bool):
-            raise TypeError(f"is_gaussian must be a bool, got {self.is_gaussian!r}")
+            raise TypeError(
+                f"is_gaussian must be a bool, got {_validation.shown(self.is_gaussian)}"
+            )
         if self.is_gaussian and np.any(self.xi):
             raise ValueError(f"xi must be 0 of a Gaussian mechanism, got {self.xi!r}")
 

@@ -15,6 +15,21 @@ from jaxdp_episodic.describe.spec import AT_LEAST_ONE, Check, Spec, set_numbers
 # The clip unit "step" means the whole step, so no level may be called that.
 RESERVED_LEVEL_NAME = "step"
 MAX_LEVELS = 32  # as of a `Population`
+# Letters of a level's name, which every message about it repeats.
+_LONGEST_NAME = 200
+
+
+def checked_name(field: str, name: Any) -> str:
+    """Returns the name of a level; refuses what is none, or reserved."""
+    if not isinstance(name, str):
+        raise TypeError(f"{field} must be a string, got {_validation.shown(name)}")
+    if name == RESERVED_LEVEL_NAME or not 1 <= len(name) <= _LONGEST_NAME:
+        raise ValueError(
+            f"{field} must be a non-empty string of at most {_LONGEST_NAME} letters "
+            f"other than {RESERVED_LEVEL_NAME!r} (which means the whole step), "
+            f"got {_validation.shown(name)}"
+        )
+    return name
 
 
 class LevelScheme(Spec):
@@ -26,14 +41,7 @@ class LevelScheme(Spec):
     population: Any = None
 
     def __post_init__(self) -> None:
-        name = getattr(self, "name", None)
-        if not isinstance(name, str):
-            raise TypeError(f"name must be a string, got {name!r}")
-        if not name or name == RESERVED_LEVEL_NAME:
-            raise ValueError(
-                "name must be a non-empty string other than "
-                f"{RESERVED_LEVEL_NAME!r} (which means the whole step), got {name!r}"
-            )
+        checked_name("name", getattr(self, "name", None))
         set_numbers(self)
 
     @property
@@ -279,7 +287,7 @@ class MultistageSampling(Spec):
         """Returns the sampling with these fields."""
         levels = fields["levels"]
         if not isinstance(levels, tuple):
-            raise TypeError(f"levels must be a list, got {levels!r}")
+            raise TypeError(f"levels must be a list, got {_validation.shown(levels)}")
         return cls(*levels)
 
     @property
@@ -312,7 +320,7 @@ def check_scheme(name: str, value: Any) -> None:
     if not isinstance(value, Scheme):
         raise TypeError(
             f"{name} must be a Poisson, WithoutReplacement, RandomAllocation or "
-            f"ShuffledEpochs, got {value!r}"
+            f"ShuffledEpochs, got {_validation.shown(value)}"
         )
 
 

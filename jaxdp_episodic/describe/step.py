@@ -189,7 +189,7 @@ class ComposedSteps(Spec):
             if not isinstance(step, GaussianStep | Release):
                 raise TypeError(
                     "compose takes GaussianStep objects, releases and composed runs, "
-                    f"got {step!r}"
+                    f"got {_validation.shown(step)}"
                 )
         if len(self.counts) != len(self.steps):
             raise ValueError(
@@ -284,7 +284,8 @@ def gaussian_parts(step: Any, what: str) -> tuple[GaussianStep, ...]:
             )
         if not isinstance(part, GaussianStep):
             raise TypeError(
-                f"step must be a GaussianStep or a composed run, got {step!r}"
+                "step must be a GaussianStep or a composed run, "
+                f"got {_validation.shown(step)}"
             )
     return cast("tuple[GaussianStep, ...]", parts)
 

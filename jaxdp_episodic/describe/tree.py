@@ -29,7 +29,8 @@ def checked_counts(counts: Any) -> tuple[np.ndarray, ...]:
     """Returns children counts as read-only int64 arrays that fit together."""
     if not isinstance(counts, list | tuple) or not counts:
         raise TypeError(
-            f"children_counts must be a tuple of arrays, one a level, got {counts!r}"
+            "children_counts must be a tuple of arrays, one a level, "
+            f"got {_validation.shown(counts)}"
         )
     checked = []
     num_units = 1

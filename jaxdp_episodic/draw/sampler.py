@@ -263,7 +263,9 @@ class EpisodeSampler:
     ) -> None:
         sampling = checked_sampling(sampling)
         if not isinstance(population, Population):
-            raise TypeError(f"population must be a Population, got {population!r}")
+            raise TypeError(
+                f"population must be a Population, got {_validation.shown(population)}"
+            )
         check_clip_unit(sampling, clip_unit)
         self.sampling, self.population = sampling, population
         self.clip_unit = clip_unit

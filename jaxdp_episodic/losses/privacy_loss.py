@@ -93,8 +93,8 @@ class PrivacyLoss:
         single steps from the profile, and several by the certified upper end.
       padding: class constant; names of the fields that are tuples of arrays, as many as
         the mechanism has parts, and what stands for a part that is not there.
-      is_estimate: class constant; whether profiles and moments are estimates, so that
-        nothing but the laws of `certified` is proven.
+      is_estimate: class constant; whether profiles are estimates, so that but for
+        moments nothing but the laws of `certified` is proven.
       may_have_atoms: class constant; whether a loss other than 0 may have a probability
         of its own.
       has_slopes: class constant; whether JAX can differentiate its kernels.
@@ -177,6 +177,11 @@ class PrivacyLoss:
     def is_unprotected(self) -> Array:
         """Where there is no noise, or so little that kernels would overflow."""
         return np.zeros(self.shape, bool)
+
+    @property
+    def has_too_little_noise(self) -> Array:
+        """Where there is some noise all the same, so that inf is a bound."""
+        return self.is_unprotected & np.isfinite(getattr(self, "shift", np.inf))
 
     def kept_in_range(self) -> Self:
         """Returns fields that kernels can compute with, none of them cheaper."""

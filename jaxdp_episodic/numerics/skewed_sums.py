@@ -153,9 +153,11 @@ def _on_one_contour(
     growth = np.real(power) + np.multiply.outer(p, group.constant)
     base = growth[1]
     before, _, after = growth - base
-    # Second derivative from unequal steps: the variance of the tilted sum.
-    bend = 2 * (after / (p[2] - c) + before / (c - p[0])) / (p[2] - p[0])
-    width = 1 / math.sqrt(max(float(bend[at]), 0.0) + 2 / c**2)
+    # Second derivative from unequal steps, times c², which alone may be nothing: the
+    # variance of the tilted sum.
+    low, _, high = p / c
+    bend = 2 * (after[at] / (high - 1) + before[at] / (1 - low)) / (high - low)
+    width = c / math.sqrt(max(float(bend), 0.0) + 2)
     slope = (after - before) / (p[2] - p[0])
     powers = np.array([[2], [1], [0]])
     scale = base - powers * math.log(c)

@@ -135,7 +135,9 @@ def log_add(x: Array, y: Array) -> Array:
     xp = namespace(x, y)
     if xp is np:
         return np.logaddexp(x, y)
-    return xp.maximum(x, y) + log1p_bounded(xp.exp(-xp.abs(x - y)))
+    # Not by abs, whose slope where both are equal is 1 in JAX, not 0.
+    down = xp.minimum(x - y, y - x)
+    return xp.maximum(x, y) + log1p_bounded(xp.exp(down))
 
 
 def log_normal_density(x: Array) -> Array:

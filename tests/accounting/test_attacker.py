@@ -305,6 +305,11 @@ class TestBadInputs:
             view(step, num_steps=[1, 2, 3], method="rdp")
         with pytest.raises(ValueError, match="method must be one of .*'prv'"):
             view(step, num_steps=1, method="prv")
+        with pytest.raises(TypeError, match="step must be a GaussianStep.*got {}"):
+            view({}, num_steps=1)
+        with pytest.raises(TypeError, match="num_steps must be a number or a rect"):
+            view(step, num_steps=[1, [2]])
+        assert view(step, num_steps=np.empty((0, 1), int)).shape[:2] == (0, 2)
 
 
 def test_the_error_of_an_exact_delta_is_added(monkeypatch):

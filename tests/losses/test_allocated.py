@@ -189,9 +189,28 @@ def test_the_smallest_deltas_are_met_to_the_stated_error(noise, delta):
 
 def test_what_cannot_be_computed_is_never_small():
     assert np.isinf(jde.epsilon(step(4, 0.0), delta=1e-6, num_steps=8))
-    assert np.isinf(jde.epsilon(step(4, 0.05), delta=1e-6, num_steps=8))
+    asked = {"num_steps": 8, "return_info": True}
+    for value, info in (
+        jde.epsilon(step(4, 0.05), delta=1e-6, **asked),
+        jde.delta(step(4, 0.05), epsilon=3.0, **asked),
+    ):  # there is some noise: a bound
+        assert value in (np.inf, 1.0) and np.isinf(info.error)
+        assert info.is_certified_bound
     assert jde.epsilon(step(4, np.inf), delta=1e-6, num_steps=8) == 0.0
     assert jde.epsilon(step(4, 1.0), delta=1e-6, num_steps=0) == 0.0
+
+
+@pytest.mark.parametrize("num_steps", [3, 6])
+def test_behind_tables_and_certified_laws_renyi_is_the_bound(num_steps):
+    asked = {"delta": 1e-150, "num_steps": num_steps}
+    value, info = jde.epsilon(step(3, 1.0), return_info=True, **asked)
+    assert info.is_certified_bound and info.error > 0
+    assert value == jde.epsilon(step(3, 1.0), method="rdp", **asked)
+    # A Gaussian with as much noise that is in every step costs more.
+    always = jde.GaussianStep(
+        jde.Poisson("unit", sampling_probability=1.0), noise_multiplier=1.0
+    )
+    assert 0 < value < jde.epsilon(always, **asked)
 
 
 def test_two_antipodal_steps_are_a_gaussian_move():

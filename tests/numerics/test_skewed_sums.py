@@ -287,3 +287,9 @@ def test_other_contours_with_more_nodes_agree(count, shift, rising):
         tails([(count, shift, rising)], place, finer=finer) for finer in (False, True)
     )
     np.testing.assert_allclose(one, other, atol=1e-8)
+
+
+def test_contours_that_start_at_next_to_nothing():
+    """Their squares are 0; "math domain error" ended epochs at noise 0.1."""
+    terms = Terms(5, np.zeros(1), 9.99, np.array([387.5]), 0.0)
+    assert all(not np.isposinf(row) for row in log_tails(terms))

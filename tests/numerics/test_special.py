@@ -3,6 +3,7 @@ import functools
 import jax
 import mpmath as mp
 import numpy as np
+import pytest
 
 from jaxdp_episodic._engine import compiled, float64_boundary, using_engine
 from jaxdp_episodic.numerics import special
@@ -219,3 +220,9 @@ def test_the_tables_are_the_interpolation_that_they_claim_to_be():
         (special._MILLS_SLOPE, scaled_slope),
     ):
         np.testing.assert_allclose(table, powers(function, table.size), rtol=1e-15)
+
+
+def test_the_slopes_of_a_log_sum_where_both_are_equal():
+    with jax.enable_x64(True):
+        both = jax.grad(special.log_add, (0, 1))(0.3, 0.3)
+        assert both == pytest.approx((0.5, 0.5), rel=1e-15)

@@ -59,7 +59,9 @@ def _sorted_out(question: Question, run: Run) -> Answer:
         loss.prepare()
     no_loss, no_noise = run.loses_nothing, run.is_unprotected
     value = np.where(no_loss, question.nothing, question.everything)
-    error, certified = np.zeros(value.shape), np.zeros(value.shape, bool)
+    # Where there is some noise, but too little to compute with, inf is a bound.
+    certified = run.has_too_little_noise & ~no_loss
+    error = np.where(certified, np.inf, 0.0)
     open_ = ~(no_loss | no_noise)
     single = open_ & (run.num_steps == 1)
     chosen = np.flatnonzero(single)
@@ -85,9 +87,11 @@ def _sorted_out(question: Question, run: Run) -> Answer:
         if np.any(poor):
             # Of tables that are poor, or that the certified laws contradict.
             left = np.flatnonzero(poor)
-            ends = _certified(
-                question.take(chosen[left]), part.take(left), value[chosen[left]]
-            )
+            asked, part = question.take(chosen[left]), part.take(left)
+            known = value[chosen[left]]
+            if any(loss.is_estimate for loss in run.losses):
+                known, _ = rdp_bound(asked, part)
+            ends = _certified(asked, part, known)
             value[chosen[left]], error[chosen[left]] = ends
             certified[chosen[left]] = True
     shift = np.where(open_ & ~single, run.gaussian_shift(), 0.0)
@@ -285,8 +289,7 @@ def _certified(
     if not _has_certified_ends(run):
         return bound, np.full(bound.shape, np.inf)
     lower, upper = pld_bounds(question, run)
-    if not any(loss.is_estimate for loss in run.losses):
-        upper = np.minimum(upper, bound)
+    upper = np.maximum(np.minimum(upper, bound), lower)
     if question.is_epsilon:
         return upper, upper - lower
     return upper, -np.expm1(np.minimum(lower - upper, 0.0))

@@ -46,7 +46,8 @@ def rdp_bound(
     """The bound and the order it is reached at, at every setting and path.
 
     Of epsilon, ``near`` has orders to look about, of that shape; NaN: none is known.
-    A ``rough`` bound may be 1e-4 too large, where that is quicker.
+    A ``rough`` one takes an order found sooner. Of 200 random settings half are less
+    than 1e-10 above the other one and 99 % less than 4e-4; up to 1e-2 was seen.
 
     No epsilon is needed from a delta of the run's total variation on.
 

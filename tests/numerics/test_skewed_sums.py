@@ -143,6 +143,17 @@ def test_antipodal_sums_of_three_far_out(shift, epsilon):
 
 
 @pytest.mark.parametrize(
+    ("steps", "shift", "epsilon"), [(5, 0.3, 2.5), (30, 0.3, 0.6), (30, 0.3, 0.98)]
+)
+def test_rare_jumps_of_light_antipodal_terms(steps, shift, epsilon):
+    # Down to e^-90: they were 5e-5 to 0.4 too small.
+    k = (steps - 3) * -np.expm1(epsilon)
+    ours = sums(3, k, shift, epsilon, idle=steps - 3)[0, 0] - np.log(steps)
+    true = np.log(allocation.antipodal(steps, 3, shift, epsilon))
+    assert ours == pytest.approx(true, abs=1e-7)
+
+
+@pytest.mark.parametrize(
     ("shift", "epsilon"), [(0.01, 0.02), (0.3, 0.2), (0.85, 8.0), (2.5, 3.0)]
 )
 def test_two_terms_in_closed_form(shift, epsilon):

@@ -154,7 +154,7 @@ def contracted(
         return Law(*np.moveaxis(rows.sum(axis=-1, keepdims=True), 1, 0))
     share = np.exp(-np.real(v)[..., None] * move - 0.5 * move * move)
     if np.iscomplexobj(v):
-        height = np.imag(v if v.ndim == 1 else v[0])  # that of all
+        height = np.imag(v[0])  # that of all
         share = share * exp_complex(-1j * height[:, None] * move)
     return Law(*np.moveaxis(rows @ share, 1, 0))
 

@@ -37,12 +37,13 @@ class AllocatedLoss(GaussianLoss):
     # log-excess and two derivatives.
     _excess: ClassVar[Callable[..., np.ndarray]]
 
-    def profile_reaches(self, u: Array) -> Array:
-        """Up to the end of a table, beyond which its last value stands."""
+    def profile_error_at(self, u: Array) -> Array:
+        """Infinite beyond the end of a table, where its last value stands."""
         (here, _), (other, _) = self.log_tails(u)
         (further, _), (another, _) = self.log_tails(u * (1 + 1e-6) + 1e-9)
         falls = np.maximum(further, another) < np.maximum(here, other)
-        return np.asarray(falls | (np.maximum(here, other) == -np.inf))
+        falls |= np.maximum(here, other) == -np.inf
+        return np.where(falls, self.profile_error(), np.inf)
 
     @property
     def _bins(self) -> Array:

@@ -33,6 +33,7 @@ from jaxdp_episodic.losses.gaussian import drawn_tails, inner_exponent
 from jaxdp_episodic.losses.loss_nodes import LossNodes, NodeRule
 from jaxdp_episodic.losses.privacy_loss import PrivacyLoss, Tails
 from jaxdp_episodic.numerics.loops import Array, namespace, on_host
+from jaxdp_episodic.numerics.table_checks import CHECKED
 
 _SCOUTS = 400
 # Part of a table by which its slope at the end is found.
@@ -91,6 +92,19 @@ class AllocatedAntipodalLoss(AllocatedLoss):
         kept = self.kept_in_range()  # some may take no step
         fields = kept._shift, kept._bins, kept._taken
         return by_setting(error, nothing, *fields)[0]
+
+    def profile_error_at(self, u: Array) -> Array:
+        """Far out more: sums of a few light terms lose digits there."""
+
+        def off(v: np.ndarray, s: float, t: float, j: float) -> np.ndarray:
+            table = antipodal_table(round(t), round(j), s)
+            is_far = table.at(v)[0] < table.values[0, 0, 0] + CHECKED
+            return np.where(is_far, np.abs(table.off_at(v)), 0.0)[None]
+
+        kept = self.kept_in_range()
+        inner = inner_exponent(u, self.inner_rate)
+        further = by_setting(off, inner, kept._shift, kept._bins, kept._taken)[0]
+        return np.maximum(super().profile_error_at(u), further)
 
     def nodes(self, rule: NodeRule) -> LossNodes:
         """See `PrivacyLoss`: Gauss–Legendre panels from the atom at 0."""

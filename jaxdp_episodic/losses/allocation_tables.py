@@ -54,7 +54,7 @@ from jaxdp_episodic.numerics.two_terms import log_tails_of_two
 # what is rarer has a probability of e^-84.
 _REACH = 13.0
 # Halvings of a panel of two terms, whose losses crowd at 0 where the rest idles.
-_MOST_OF_TWO = 10
+_MOST_OF_TWO = 24
 # Tables that are kept, and of sums; how many sums' are made side by side, from how many
 # on JAX makes them, and rows of its kernels.
 _CACHED, MOST_SUMS = 256, 4096

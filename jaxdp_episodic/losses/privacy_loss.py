@@ -257,9 +257,9 @@ class PrivacyLoss:
         """
         return np.full(self.shape, 4e-15)
 
-    def profile_reaches(self, u: Array) -> Array:
-        """Where the tails at u are known; elsewhere they are upper bounds."""
-        return np.ones(np.broadcast_shapes(np.shape(u), self.shape), bool)
+    def profile_error_at(self, u: Array) -> Array:
+        """Relative error of the profile at u; infinite where it is an upper bound."""
+        return self.profile_error() + np.zeros(np.shape(u))
 
     def smallest_loss(self) -> Array:
         """Losses below it, in size, are taken for 0 by the certified method."""

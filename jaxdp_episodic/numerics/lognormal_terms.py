@@ -22,14 +22,13 @@ from jaxdp_episodic.numerics.skewed_terms import (
     gauss,
     larger_saddle,
     steepest,
+    too_rare,
 )
 from jaxdp_episodic.numerics.special import log_normal_tail
 
 # A table goes so many deviations far, in the sum or in one term that jumps; a term's
 # law, tilted, is so many wide.
 REACH, _WIDE = 13.0, 8.5
-# Jumps count where one of so many deviations does, until they are so many nats rarer.
-_JUMPING, _RARER = REACH, 20.0
 # Below this shift 1 is taken off A: else what cancels in K^n e^{pk} costs digits.
 _NARROW = 0.05
 # Shifts below which rays are vertical: of X, or of more than so many terms of -X.
@@ -77,15 +76,8 @@ class Sums(NamedTuple):
 
     @property
     def edge(self) -> Array:
-        """Deviation at which a jump is too rare to count.
-
-        At the larger saddle x the integrand is ``e^{x/s - x²/2}``, less what the place
-        takes: of a jump to d it is ``e^{-d²/2}`` at d, and where s d < 1 it grows from
-        there on and falls behind 2/s only.
-        """
-        xp, turn = namespace(self.count), 1 / self.shift
-        least = (self.shift + _JUMPING) ** 2 + 2 * _RARER
-        return xp.maximum(self.highest, turn + xp.sqrt(turn * turn + least))
+        """Deviation at which a jump is too rare to count."""
+        return namespace(self.count).maximum(self.highest, too_rare(self.shift))
 
     @property
     def is_light(self) -> Array:

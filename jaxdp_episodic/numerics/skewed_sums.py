@@ -46,6 +46,7 @@ from jaxdp_episodic.numerics.skewed_terms import (
     log_last,
     log_law,
     place_of,
+    too_rare,
 )
 
 # Slope of the ray against the vertical; shifts below it have light tails.
@@ -335,7 +336,7 @@ def _axis(group: _Group, c: float, finer: bool) -> _Axis:
     s = group.middle.shift
     start = float(larger_saddle(np.log(c), s))
     # The logarithm of p falls by s as x grows by 1, and e^{pk} with it.
-    length = ends_of(s, group.move)[1] - _BEFORE - start
+    length = float(too_rare(s, group.move)) - _BEFORE - start
     if length <= 0:
         return _Axis(start, length, np.zeros(0), ROUGH, 0)
     known = _FEW_KNOWN if group.middle.count > _MANY else _KNOWN

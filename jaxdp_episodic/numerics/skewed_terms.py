@@ -21,8 +21,9 @@ from jaxdp_episodic.numerics.loops import Array, complex_of, fori_loop, namespac
 from jaxdp_episodic.numerics.special import log_normal_tail
 
 SQRT_2PI = math.sqrt(2 * math.pi)
-# Deviations below 0, and above s, where nothing is left.
-_LOWEST, _HIGHEST = -10.0, 13.0
+# Deviations below 0, and above s, where nothing is left; and of so many nats less are
+# jumps too rare to count.
+_LOWEST, _HIGHEST, _RARER = -10.0, 13.0, 20.0
 # Steps of Newton's method, which converges quadratically, so short that it has ended.
 _FOUND = 1e-9
 
@@ -116,6 +117,18 @@ def ends_of(s: float, move: np.ndarray | None) -> tuple[float, float]:
     return _LOWEST - float(move.max()), _HIGHEST + s - float(move.min())
 
 
+def too_rare(s: Array, move: np.ndarray | None = None) -> Array:
+    """The larger saddle at which a jump is `_RARER` than one of many deviations.
+
+    At the larger saddle x the integrand is ``e^{x/s - x²/2}``, less what the place
+    takes: of a jump to d it is ``e^{-d²/2}`` at d, and where s d < 1 it grows from
+    there on and falls behind 2/s only.
+    """
+    turn, least = 1 / s, (s + _HIGHEST) ** 2 + 2 * _RARER
+    edge = turn + namespace(s).sqrt(turn * turn + least)
+    return edge if move is None else edge - float(move.min())
+
+
 def contracted(
     grown: np.ndarray,
     excess: np.ndarray,
@@ -141,7 +154,7 @@ def contracted(
         return Law(*np.moveaxis(rows.sum(axis=-1, keepdims=True), 1, 0))
     share = np.exp(-np.real(v)[..., None] * move - 0.5 * move * move)
     if np.iscomplexobj(v):
-        height = np.imag(v if v.ndim == 1 else v[0])  # that of all
+        height = np.imag(v[0])  # that of all
         share = share * exp_complex(-1j * height[:, None] * move)
     return Law(*np.moveaxis(rows @ share, 1, 0))
 
@@ -207,9 +220,10 @@ def law_on_axis(
     rest = end - (low + whole * width)
     laws.append(part(end - rest * (1 - place), rest * weight))
     beyond = np.exp(log_normal_tail(end + (0.0 if move is None else move)))
-    v, dv, exponent = steepest(end[:, 0], s, rules[1])
+    v, dv, exponent = steepest(saddle, s, rules[1])
     exponent = np.exp(np.clip(exponent, -745, 700))
-    grown = np.where((saddle >= edge)[:, None], 0.0, exponent * dv / SQRT_2PI)
+    is_rare = (saddle >= too_rare(s, move))[:, None]
+    grown = np.where(is_rare, 0.0, exponent * dv / SQRT_2PI)
     opposite = math.exp(-0.5 * s * s) * exp_complex(-s * v)
     grown = grown * exp_complex(-against * opposite)
     laws.append(contracted(grown, grown, opposite, v, move))

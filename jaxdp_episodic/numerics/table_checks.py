@@ -88,8 +88,8 @@ def fitting(values: np.ndarray, nodes: Places, ratio: np.ndarray) -> np.ndarray:
     fall = (step * ratio * nodes.weight).reshape(2, values.shape[1], -1).sum(axis=2)
     off = np.abs(values[:2, :, -1] - values[:2, :, 0] + fall).max(axis=0)
     jump = np.abs(values[:3, 1:, 0] - values[:3, :-1, -1]).max(axis=0)
-    off[1:] = np.maximum(off[1:], jump)
-    return off <= allowed_off(values[0, :, -1] - values[0, 0, 0])
+    begin, end = (allowed_off(values[0, :, i] - values[0, 0, 0]) for i in (0, -1))
+    return (off <= end) & (np.append(0.0, jump) <= begin)
 
 
 class Side(NamedTuple):

@@ -187,6 +187,20 @@ def test_the_smallest_deltas_are_met_to_the_stated_error(noise, delta):
     assert true == pytest.approx(delta, rel=1e-7)
 
 
+@pytest.mark.parametrize(
+    ("steps", "noise", "epsilon"), [(30, 1 / 0.3, 0.6), (3, 10.0, 0.9), (3, 10.0, 1.34)]
+)
+def test_far_out_a_few_antipodal_steps_state_what_they_lose(steps, noise, epsilon):
+    whole = step(steps, noise, "replace_one")
+    found, info = jde.delta(whole, epsilon=epsilon, num_steps=3, return_info=True)
+    true = allocation.antipodal(steps, 3, 1 / noise, epsilon)
+    assert info.is_certified_bound == (true < 1e-30)  # it was 2e-6 off, unsaid
+    if info.is_certified_bound:
+        assert found >= true
+    else:
+        assert abs(found / true - 1) < info.error < 1e-8
+
+
 def test_what_cannot_be_computed_is_never_small():
     assert np.isinf(jde.epsilon(step(4, 0.0), delta=1e-6, num_steps=8))
     asked = {"num_steps": 8, "return_info": True}

@@ -184,6 +184,18 @@ def test_tables_that_are_off_by_little_are_not_used(off):
         assert kept(rows, 3) == 3
 
 
+def test_tables_end_at_a_jump_into_a_panel_that_reaches_far_down():
+    # By what counts at its end, nothing, it was let off.
+    terms = Sums(np.array([20.0]), np.array([3.0]), np.ones(1))
+    (table,) = allocation_tables._made(terms, slopes=False, call=at_once)
+    last = table.values.shape[1] - 1
+    depth = table.values[0, last, [0, -1]] - table.values[0, 0, 0]
+    assert -36 < depth[0] and depth[1] < -80
+    for off, kept in ((0.0, last + 1), (1e-4, last), (-1e-4, last)):
+        planted = planted_at(table, off=off, first=last, rows=(1, 1, 1))
+        assert allocation_tables._fitted(planted, 20.0, 1.0)[0].values.shape[1] == kept
+
+
 def test_tables_whose_first_panel_is_off_have_no_values():
     terms = Sums(np.full(2, 6.0), np.full(2, 0.5), np.array([1.0, 0.0]))
     rising, falling = allocation_tables._made(terms, slopes=False, call=at_once)

@@ -143,6 +143,17 @@ def test_antipodal_sums_of_three_far_out(shift, epsilon):
 
 
 @pytest.mark.parametrize(
+    ("steps", "shift", "epsilon"), [(5, 0.3, 2.5), (30, 0.3, 0.6), (30, 0.3, 0.98)]
+)
+def test_rare_jumps_of_light_antipodal_terms(steps, shift, epsilon):
+    # Down to e^-90: they were 5e-5 to 0.4 too small.
+    k = (steps - 3) * -np.expm1(epsilon)
+    ours = sums(3, k, shift, epsilon, idle=steps - 3)[0, 0] - np.log(steps)
+    true = np.log(allocation.antipodal(steps, 3, shift, epsilon))
+    assert ours == pytest.approx(true, abs=1e-7)
+
+
+@pytest.mark.parametrize(
     ("shift", "epsilon"), [(0.01, 0.02), (0.3, 0.2), (0.85, 8.0), (2.5, 3.0)]
 )
 def test_two_terms_in_closed_form(shift, epsilon):
@@ -163,11 +174,16 @@ def test_two_terms_in_closed_form(shift, epsilon):
     assert -rise == pytest.approx(np.exp(second[0]), rel=1e-5)
 
 
-@pytest.mark.parametrize(("shift", "epsilon"), [(4.0, 20.0), (6.25, 70.0)])
-def test_two_terms_under_little_noise_far_out(shift, epsilon):
-    # Where e^{-pgB} vanishes within 1/s: with five panels 2e-9 was off.
-    closed = log_tails_of_two(np.zeros(1), shift, np.array([epsilon]), 0.0)
-    contour = sums(2, 0.0, shift, epsilon)
+@pytest.mark.parametrize(
+    ("shift", "epsilon", "idle"),
+    [(4.0, 20.0, 0.0), (6.25, 70.0, 0.0), (6.25, 40.0, 3.0), (10.0, 150.0, 3.0)],
+)
+def test_two_terms_under_little_noise_far_out(shift, epsilon, idle):
+    # Where e^{-pgB} vanishes within 1/s: with five panels 2e-9 was off. Of idle steps
+    # one term turns within e^-100 of a deviation: the third was off by 0.2, or NaN.
+    constant, log_g = np.array([-np.expm1(epsilon) * idle]), np.array([epsilon])
+    closed = log_tails_of_two(constant, shift, log_g, idle)
+    contour = sums(2, constant, shift, epsilon, idle=idle)
     np.testing.assert_allclose(contour, np.array(closed), rtol=0, atol=2e-10)
 
 

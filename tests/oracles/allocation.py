@@ -24,22 +24,34 @@ def antipodal_of_two(shift: float, epsilon: float) -> float:
 
 
 def antipodal(steps: int, taken: int, shift: float, epsilon: float) -> float:
-    """``H_g(P_s || P_-s)`` of 2 or 3 of an epoch's steps."""
-    g, s = np.exp(epsilon), shift
-    x, w = _panels(-13.0, 13.0 + 2 * s, 400 if taken == 2 else 25)
-    w = w * np.exp(-x * x / 2) / np.sqrt(2 * np.pi)
-    k = np.exp(s * x - s * s / 2) - g * np.exp(-s * x - s * s / 2)
-    if taken == 3:
-        k, w = np.add.outer(k, k).ravel(), np.outer(w, w).ravel()
-    k = k + (1 - g) * (steps - taken)
-    # E(k + A - g B)_+: positive beyond x0, e^{s x0} a root of a quadratic.
-    h = np.exp(-s * s / 2)
-    root = np.sqrt(k * k + 4 * h * h * g)
-    with np.errstate(divide="ignore", invalid="ignore"):
-        y = np.where(k > 0, 2 * g * h / (k + root), (root - k) / (2 * h))
-    start = np.log(y) / s
-    inner = k * ndtr(-start) + ndtr(s - start) - g * ndtr(-start - s)
-    return float(np.sum(w * inner) / steps)
+    """``H_g(P_s || P_-s)`` of 2 or 3 of an epoch's steps; 20 s of 3 at shift 6.
+
+    ``t H = E(sum (A - g B) + (1 - g)(t - j))_+``. Each step's nodes crowd about where
+    what is added up before it is 0: there the rest turns, under little noise sharply.
+    """
+    s, g = shift, np.exp(epsilon)
+    h, scale = np.exp(-s * s / 2), np.exp(-s * s / 2 + epsilon / 2)
+
+    def gain(k: np.ndarray, left: int) -> np.ndarray:
+        """``E(k + sum (A - g B))_+`` of so many more steps, (n,)."""
+        large = 0.5 * (np.hypot(k, 2 * scale) + np.abs(k))
+        small = scale**2 / large
+        # k + A - g B = 0 where A is the first of these and g B the second.
+        a, b = np.where(k > 0, (small, large), (large, small))
+        turn = np.log(a / h) / s
+        if left == 1:
+            return k * ndtr(-turn) + ndtr(s - turn) - g * ndtr(-turn - s)
+        turn, a, b = (part[:, None] for part in (turn, a, b))
+        sharp = np.min(scale / (a + b))
+        v = np.arange(np.log(sharp) - 37, 26 + 4 * s, 0.3 / max(s, 1))
+        away = np.concatenate([-np.logaddexp(0, v), np.logaddexp(0, v)])
+        w = np.tile((v[1] - v[0]) / (1 + np.exp(-v)), 2)
+        w = w * np.exp(-((turn + away) ** 2) / 2) / np.sqrt(2 * np.pi)
+        k = a * np.expm1(s * away) - b * np.expm1(-s * away)
+        each = zip(k, w, w > 0, strict=True)
+        return np.array([gain(row[at], left - 1) @ one[at] for row, one, at in each])
+
+    return float(gain(np.array([(1 - g) * (steps - taken)]), taken)[0] / steps)
 
 
 def antipodal_epochs_of_three(shift: float, epsilon: float) -> float:

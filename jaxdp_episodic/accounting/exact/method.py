@@ -68,12 +68,10 @@ def _sorted_out(question: Question, run: Run) -> Answer:
     if chosen.size:
         part = run.take(chosen)
         value[chosen] = solve_single_step(question.take(chosen), part)
-        error[chosen] = _PROFILE_ERROR + _of_profiles(part)
+        epsilon = value[chosen] if question.is_epsilon else question.target[chosen]
+        error[chosen] = _PROFILE_ERROR + _of_profiles(part, epsilon)
         if not question.is_epsilon:
             error[chosen] += _of_rounded_losses(question.target[chosen], part)
-        epsilon = value[chosen] if question.is_epsilon else question.target[chosen]
-        reached = _are_reached(epsilon, part)
-        error[chosen] = np.where(reached, error[chosen], np.inf)
         if question.is_epsilon:
             error[chosen] *= np.maximum(value[chosen], 0.0)
         # What is poorly known counts as that much larger; nothing certified is below.
@@ -162,13 +160,20 @@ def _has_certified_ends(run: Run) -> bool:
     return all("pld" in loss.methods for loss in run.losses)
 
 
-def _of_profiles(run: Run) -> np.ndarray:
-    """Relative error of a single step's delta by that of what is no closed form."""
+def _of_profiles(run: Run, epsilon: np.ndarray | None = None) -> np.ndarray:
+    """Relative error of a single step's delta by that of what is no closed form.
+
+    At epsilon, if it is given.
+    """
     largest = np.zeros(run.num_steps.shape)
     for loss, count in zip(run.losses, run.counts, strict=True):
         if loss.is_estimate:
-            error = np.where(count > 0, loss.profile_error(), 0.0)
-            largest = np.maximum(largest, error)
+            error = loss.profile_error()
+            if epsilon is not None:
+                here = np.where(np.isfinite(epsilon), epsilon, 1.0)
+                there = loss.profile_error_at(here)
+                error = np.where(np.isfinite(epsilon), there, error)
+            largest = np.maximum(largest, np.where(count > 0, error, 0.0))
     return largest
 
 
@@ -207,16 +212,6 @@ def _of_rounded_losses(epsilon: np.ndarray, run: Run) -> np.ndarray:
             fall = np.fmax(*(np.exp(tail - profile) for profile, tail in tails))
         total[here] += _ROUNDING * (1 + at) * np.where(np.isfinite(fall), fall, 0.0)
     return total
-
-
-def _are_reached(epsilon: np.ndarray, run: Run) -> np.ndarray:
-    """Where the profiles of single steps are known at epsilon."""
-    reached = np.ones(epsilon.shape, bool)
-    for loss, count in zip(run.losses, run.counts, strict=True):
-        if loss.is_estimate:
-            here = np.where(np.isfinite(epsilon), epsilon, 1.0)
-            reached &= loss.profile_reaches(here) | (count == 0) | np.isinf(epsilon)
-    return reached
 
 
 def _truncated(goal: np.ndarray, run: Run) -> tuple[Run, np.ndarray, np.ndarray]:

@@ -28,8 +28,8 @@ from jaxdp_episodic.numerics.skewed_terms import gauss
 
 # How far down logarithms are held to a relative error, and to what is absolute for so
 # many nats below it.
-CHECKED = -36.0
-_AGREEING, _RAREST = 1e-7, 16.0
+CHECKED, RAREST = -36.0, 16.0
+_AGREEING = 1e-7
 # Nodes of a panel, for so much of log w, at least and at most; and number of transforms
 # that are compared.
 _NODES, _LONG, _LEAST, _MOST, _TRANSFORMS = 32, 8.0, 2, 6, 24
@@ -43,7 +43,7 @@ _KNOWN = 0.1
 
 def allowed_off(log_tail: np.ndarray) -> np.ndarray:
     """By how much the logarithm of a tail may be off."""
-    return _AGREEING * np.exp(np.clip(CHECKED - log_tail, 0.0, _RAREST))
+    return _AGREEING * np.exp(np.clip(CHECKED - log_tail, 0.0, RAREST))
 
 
 class Places(NamedTuple):

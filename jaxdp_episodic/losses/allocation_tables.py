@@ -27,10 +27,9 @@ from jaxdp_episodic.numerics.chebyshev_tables import (
     tabulated,
 )
 from jaxdp_episodic.numerics.lognormal_rays import log_law_on_rays, paths
-from jaxdp_episodic.numerics.lognormal_sums import axis_of, contours, last_places
+from jaxdp_episodic.numerics.lognormal_sums import Axis, axis_of, contours
 from jaxdp_episodic.numerics.lognormal_tails import (
     Call,
-    Contours,
     at_once,
     by_rows,
     tails_at,
@@ -57,8 +56,8 @@ _REACH = 13.0
 _MOST_OF_TWO = 10
 # So many nats a tail is below its bound, at least.
 _ABOVE = 4.0
-# Tables that are kept, and of sums; how many sums' are made side by side, by NumPy and on
-# JAX, and from how many on that makes them.
+# Tables that are kept, and of sums; how many sums' are made side by side, by NumPy and
+# on JAX, and from how many on that makes them.
 _CACHED, MOST_SUMS = 256, 4096
 _SIDE_BY_SIDE, _FEW_SUMS = (8, 64), 8
 _FEW = 8
@@ -181,19 +180,34 @@ def _made(terms: Sums, *, slopes: bool, call: Call) -> list[Table]:
     )
     down = np.flatnonzero(~up)
     # As far as what no tail is above is not too small.
-    end[down] = np.minimum(end[down], last_places(axis.take(down), LEAST + _ABOVE))
+    end[down] = np.minimum(end[down], _last_places(axis.take(down), LEAST + _ABOVE))
 
-    @functools.cache
-    def along(finer: bool) -> Contours:
-        with_slopes = slopes and not finer
-        return contours(axis, end, finer=finer, slopes=with_slopes, call=call)
+    # Each is there twice, once with finer sums; those that rise stand first.
+    rising = np.flatnonzero(up)
+    rows = np.concatenate([rising, rising, down, down])
+    is_finer = np.repeat([0, 1, 0, 1], [len(rising)] * 2 + [len(down)] * 2)
+    mine = np.argsort(rows + len(rows) * is_finer, kind="stable")
+
+    how = {"finer": is_finer > 0, "slopes": slopes, "call": call}
+    along = contours(axis.take(rows), end[rows], **how)
 
     def evaluate(
         which: np.ndarray, place: np.ndarray, *, finer: bool = False
     ) -> np.ndarray:
-        return along(finer).log_tails(which, place, call)
+        return along.log_tails(mine[which + len(up) * finer], place, call)
 
     return tabulated(core, end, evaluate)
+
+
+def _last_places(axis: Axis, least: float) -> np.ndarray:
+    """Beyond which ``log E(n e^-place - X)_+`` is below ``least``, (S,): Chernoff's."""
+    with np.errstate(all="ignore"):
+        # T_+ is at most e^{p T - 1} / p.
+        constant = (least + 1 + axis.log_p - axis.power) / np.exp(axis.log_p)
+        constant = np.where(np.isfinite(constant), constant, -np.inf).max(axis=1)
+        share = constant / axis.terms.count
+        place = -np.where(axis.terms.mean > 0, np.log1p(share), np.log(share))
+        return np.where(place > 0, place, np.inf)
 
 
 def _compiled(kernel: Any, *arrays: Any, **static: Any) -> Any:

@@ -23,6 +23,7 @@ from jaxdp_episodic.numerics.ratio_means import (
     Powers,
     log_distances,
     log_middle_distance,
+    powers,
 )
 from jaxdp_episodic.numerics.skewed_terms import gauss
 
@@ -136,11 +137,8 @@ def powers_agree(low: Side, high: Side, core: float, exact: Powers) -> bool:
     left = np.arange(len(exact.all) - 2.0)
 
     def seconds(side: Side) -> np.ndarray:
-        """Each a factor times the one before."""
-        away = np.abs(np.expm1(side.log_w)) / core
-        rows = away / np.maximum(left, 1.0)[:, None]
-        rows[0] = np.exp(side.log_gain + side.log_w) / core**2
-        return np.cumprod(rows, axis=0, out=rows)
+        first = np.exp(side.log_gain + side.log_w) / core**2
+        return powers(np.abs(np.expm1(side.log_w)) / core, first, len(left) - 1)
 
     (below, off), (above, more) = (side.totals(seconds(side)) for side in (low, high))
     found = (-1.0) ** left * below + above

@@ -190,13 +190,13 @@ def _crossing(axis: Axis, constant: np.ndarray) -> np.ndarray:
 
     Or where that is so small that the rest does not count, or K^n begins to oscillate.
     """
-    log_p = axis.log_p[:, :, None]
-    size = axis.power[:, :, None] + np.exp(log_p) * constant[:, None, :] - 2 * log_p
-    size = np.where(np.isnan(size), np.inf, size)
-    stop = np.diff(size, axis=1) > 0
-    up = (axis.terms.rising > 0)[:, None, None]
-    stop |= up & (size[:, :-1] + 2 * log_p[:, :-1] < _NOTHING)
-    stop |= up & (np.abs(axis.phase[:, 1:, None]) > _LARGEST_PHASE)
+    p, up = np.exp(axis.log_p), (axis.terms.rising > 0)[:, None]
+    # It rises where the constant is larger, and is nothing where that is smaller.
+    rises = -np.diff(axis.power - 2 * axis.log_p) / np.diff(p)
+    stops = up & (np.abs(axis.phase[:, 1:]) > _LARGEST_PHASE)
+    rises = np.where(stops | np.isnan(axis.power[:, 1:]), -np.inf, rises)
+    small = np.where(up, (_NOTHING - axis.power) / p, -np.inf)[:, :-1, None]
+    stop = (constant[:, None] > rises[:, :, None]) | (constant[:, None] < small)
     last = axis.number[:, None] - 1
     return np.minimum(np.where(stop.any(axis=1), np.argmax(stop, axis=1), last), last)
 

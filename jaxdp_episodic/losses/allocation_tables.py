@@ -27,10 +27,9 @@ from jaxdp_episodic.numerics.chebyshev_tables import (
     tabulated,
 )
 from jaxdp_episodic.numerics.lognormal_rays import log_law_on_rays, paths
-from jaxdp_episodic.numerics.lognormal_sums import axis_of, contours, log_bounds
+from jaxdp_episodic.numerics.lognormal_sums import Axis, axis_of, contours
 from jaxdp_episodic.numerics.lognormal_tails import (
     Call,
-    Contours,
     at_once,
     by_rows,
     tails_at,
@@ -55,10 +54,12 @@ from jaxdp_episodic.numerics.two_terms import log_tails_of_two
 _REACH = 13.0
 # Halvings of a panel of two terms, whose losses crowd at 0 where the rest idles.
 _MOST_OF_TWO = 24
-# Tables that are kept, and of sums; how many sums' are made side by side, from how many
-# on JAX makes them, and rows of its kernels.
+# So many nats a tail is below its bound, at least.
+_ABOVE = 4.0
+# Tables that are kept, and of sums; how many sums' are made side by side, by NumPy and
+# on JAX, and from how many on that makes them.
 _CACHED, MOST_SUMS = 256, 4096
-_SIDE_BY_SIDE, _FEW_SUMS = 64, 8
+_SIDE_BY_SIDE, _FEW_SUMS = (8, 64), 8
 _FEW = 8
 
 
@@ -112,8 +113,8 @@ def make_sum_tables(
     asked = list(settings)
     on_device = engine_name() == "jax" and len(asked) >= _FEW_SUMS
     result = []
-    for begin in range(0, len(asked), _SIDE_BY_SIDE if on_device else 1):
-        part = asked[begin : begin + _SIDE_BY_SIDE] if on_device else [asked[begin]]
+    for begin in range(0, len(asked), _SIDE_BY_SIDE[on_device]):
+        part = asked[begin : begin + _SIDE_BY_SIDE[on_device]]
         count, shift = np.array(part, np.float64).T
         up = np.repeat([1.0, 0.0], len(part))
         terms = Sums(np.tile(count, 2), np.tile(shift, 2), up)
@@ -178,24 +179,35 @@ def _made(terms: Sums, *, slopes: bool, call: Call) -> list[Table]:
         _REACH * spread + 0.5 * shift * shift,
     )
     down = np.flatnonzero(~up)
-    if len(down):
-        # As far as what no tail is above is not too small.
-        ends = end[down, None] * 0.93 ** np.arange(100)
-        bounds = log_bounds(axis.take(down), ends)
-        first = np.argmax(bounds > LEAST, axis=1)
-        end[down] = ends[np.arange(len(down)), first]
+    # As far as what no tail is above is not too small.
+    end[down] = np.minimum(end[down], _last_places(axis.take(down), LEAST + _ABOVE))
 
-    @functools.cache
-    def along(finer: bool) -> Contours:
-        with_slopes = slopes and not finer
-        return contours(axis, end, finer=finer, slopes=with_slopes, call=call)
+    # Each is there twice, once with finer sums; those that rise stand first.
+    rising = np.flatnonzero(up)
+    rows = np.concatenate([rising, rising, down, down])
+    is_finer = np.repeat([0, 1, 0, 1], [len(rising)] * 2 + [len(down)] * 2)
+    mine = np.argsort(rows + len(rows) * is_finer, kind="stable")
+
+    how = {"finer": is_finer > 0, "slopes": slopes, "call": call}
+    along = contours(axis.take(rows), end[rows], **how)
 
     def evaluate(
         which: np.ndarray, place: np.ndarray, *, finer: bool = False
     ) -> np.ndarray:
-        return along(finer).log_tails(which, place, call)
+        return along.log_tails(mine[which + len(up) * finer], place, call)
 
     return tabulated(core, end, evaluate)
+
+
+def _last_places(axis: Axis, least: float) -> np.ndarray:
+    """Beyond which ``log E(n e^-place - X)_+`` is below ``least``, (S,): Chernoff's."""
+    with np.errstate(all="ignore"):
+        # T_+ is at most e^{p T - 1} / p.
+        constant = (least + 1 + axis.log_p - axis.power) / np.exp(axis.log_p)
+        constant = np.where(np.isfinite(constant), constant, -np.inf).max(axis=1)
+        share = constant / axis.terms.count
+        place = -np.where(axis.terms.mean > 0, np.log1p(share), np.log(share))
+        return np.where(place > 0, place, np.inf)
 
 
 def _compiled(kernel: Any, *arrays: Any, **static: Any) -> Any:
@@ -214,8 +226,9 @@ def antipodal_table(bins: int, count: int, shift: float) -> Table:
     top = shift * (shift + _REACH) - 0.5 * shift * shift
     core = 2 * _core(count, shift) * count / bins
     end = max(_REACH * core, float(np.logaddexp(0.0, top - math.log(bins))))
-    if count <= _FEW:
-        end += _REACH * shift  # the others' B may all be small
+    if 1 < count <= _FEW:
+        # One A is large, and the others' B are all small.
+        end = max(end, _REACH * shift * math.sqrt(count / (count - 1)))
     end = min(end, 2 * shift * (_REACH + shift))
 
     def evaluate(

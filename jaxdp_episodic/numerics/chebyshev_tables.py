@@ -8,15 +8,19 @@ from typing import NamedTuple
 
 import numpy as np
 
-from jaxdp_episodic.numerics.table_checks import CHECKED
+from jaxdp_episodic.numerics.table_checks import CHECKED, RAREST
 
 # Chebyshev panels, each so long in asinh(place / core), with so many nodes.
 _PANEL, _NODES = 1.3, 16
 # Logarithm below which nothing is tabulated.
 LEAST = -90.0
+# Ends that are tried together, in parts of the furthest.
+_SHORTER = 0.95 ** np.arange(4)
 # A panel whose last Chebyshev coefficients are larger is halved, so often at most; and
 # where values depend on what else is asked for, and take long.
 _ROUGHNESS, _ROUGHNESS_ALONE, MOST_HALVINGS = 1e-9, 1e-8, 4
+# It may be so many times as many nats rougher as its tails are rarer than `CHECKED`.
+_SLACK = 0.5
 # Of such a table so many panels at once, the roughest: what is rough by rounding stays
 # so, in ever more of them, and a turn is in one or two.
 _MOST_HALVED = 12
@@ -129,13 +133,17 @@ def tabulated(
     end, tables = end.copy(), np.arange(len(core))
     roughness = _ROUGHNESS_ALONE if alone else _ROUGHNESS
     open_ = tables
-    for _ in range(50):
-        last = evaluate(open_, end[open_])
+    for _ in range(13):
+        tried = end[open_, None] * _SHORTER
+        last = evaluate(np.repeat(open_, len(_SHORTER)), tried.reshape(-1))
         good = np.all(np.isfinite(last), axis=0) & (last[0] > LEAST)
-        open_ = open_[~good]
+        good = good.reshape(tried.shape)
+        found = good.any(axis=1)
+        first = _SHORTER[np.argmax(good, axis=1)]
+        end[open_] *= np.where(found, first, _SHORTER[1] * _SHORTER[-1])
+        open_ = open_[~found]
         if not len(open_):
             break
-        end[open_] *= 0.95
     whole = np.arcsinh(end / core)
     number = np.maximum(np.ceil(whole / _PANEL), 1)
     mine = np.repeat(tables, number.astype(int))
@@ -150,7 +158,8 @@ def tabulated(
         values = evaluate(np.repeat(mine, _NODES), place)
         values = values.reshape(len(values), *z.shape)
         rough = np.abs(values[:3] @ _LAST.T).max(axis=(0, 2))
-        again = ~(rough <= roughness) & (depth < most)
+        rarer = np.clip(CHECKED - values[0, :, 0], 0.0, RAREST)
+        again = ~(rough <= roughness * np.exp(_SLACK * rarer)) & (depth < most)
         if alone:
             again[np.argsort(rough)[:-_MOST_HALVED]] = False
         for i in np.flatnonzero(~again).tolist():

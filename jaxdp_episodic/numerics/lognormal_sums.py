@@ -44,6 +44,7 @@ from jaxdp_episodic.numerics.quadrature import (
     between_equal,
     chebyshev_points,
     side_by_side,
+    through_columns,
     through_points,
 )
 from jaxdp_episodic.numerics.skewed_terms import (
@@ -54,26 +55,28 @@ from jaxdp_episodic.numerics.skewed_terms import (
 )
 
 # Where a contour may start: logarithms of p so far apart, of which one in some is
-# computed; and Gauss-Legendre rules of the law there, and of the law of jumps.
+# computed; and Gauss-Legendre rules of the law there, and of the law of jumps, whose
+# errors finer sums share: they are below 1e-12.
 _STEP, _SOME = 0.125, 3
-_ROUGH, _FINE = ((24, 4), (24, 1)), ((24, 5), (40, 1))
+_ROUGH, _FINE = ((24, 3), (24, 1)), ((24, 4), (40, 1))
 # Contours are so many widths of the integrand apart; finer ones, that have so many
-# times the nodes, lie elsewhere.
-_APART, _FINER = (3.0, 4.5), 1.4
+# times the nodes, lie elsewhere: with 4.5 they are off by more under little noise.
+_APART, _FINER = (3.4, 3.8), 1.4
 # Places, in parts of the range, for whose starts contours are chosen.
 _PLACES = np.linspace(0, 1, 16) ** 2
 # Of rays: slope against the vertical, nodes, twice as many of fewer terms with a light
 # shift, and how many of them have one path for the law of one term.
 _LEAN, _NODES, _FEW, _BLOCK = 0.4, 64, 16, 8
-# Places of a ray of large sums at which the law is known.
-_KNOWN = 32
+# Places of a ray at which the law of large sums is known, and of small ones.
+_KNOWN = 24, 48
 # Where the end of a ray is looked for, in asinh of widths, by how many of the law's
 # nodes; it is so many nats down.
-_SCOUTS, _ROUGHLY, _FALL = np.linspace(1.2, math.asinh(90), 16), 0.6, 37.0
+_SCOUTS, _ROUGHLY, _FALL = np.linspace(1.2, math.asinh(90), 16), 0.45, 37.0
 # On the axis the rest does not count, or it is the ray that turns.
 _NOTHING, _LARGEST_PHASE = -200.0, 6.0
-# Chebyshev nodes of the law along the axis; panels of jumps, and for shifts above 2.
-_CHEBYSHEV, _PANELS, _HEAVY = (80, 112), (3, 4), (4, 6)
+# Chebyshev nodes of the law along the axis; panels of jumps, and for shifts above 2,
+# over 1 + shift; and nodes of each.
+_CHEBYSHEV, _PANELS, _EACH = (64, 88), ((3, 4), (4, 6)), 22
 _ABSENT = -1e300  # logarithm of what is not there
 
 
@@ -129,7 +132,7 @@ def contours(
     axis: Axis,
     end: np.ndarray,
     *,
-    finer: bool = False,
+    finer: np.ndarray | bool = False,
     slopes: bool = False,
     call: Call = at_once,
 ) -> Contours:
@@ -138,11 +141,12 @@ def contours(
     Args:
       axis: by `axis_of`.
       end: (S,) >= 0.
-      finer: other contours with more nodes, to compare with.
+      finer: (S,) whether other contours, with more nodes, to compare with.
       slopes: whether the tails' derivatives by the shift are asked for.
       call: how kernels are called.
     """
-    terms = axis.terms
+    terms, is_finer = axis.terms, np.broadcast_to(finer, end.shape)
+    apart = np.where(is_finer, _APART[1], _APART[0])
     with np.errstate(all="ignore"):
         best = _crossing(axis, terms.constant(_PLACES[:, None] * end).T)
         # The integrand is as wide as the tilted sum's variance makes it.
@@ -156,35 +160,23 @@ def contours(
         for i, row in enumerate(best):
             first, last = row[0], row.max()
             ends = passed[i, first], passed[i, last]
-            found = np.linspace(*ends, 2 + int((ends[1] - ends[0]) / _APART[finer]))
+            found = np.linspace(*ends, 2 + int((ends[1] - ends[0]) / apart[i]))
             chosen = np.unique(np.searchsorted(passed[i], found).clip(first, last))
             rows.append(np.stack([np.full(len(chosen), i), chosen]))
         which, chosen = place = tuple(np.concatenate(rows, axis=1))
         # Of the places of a contour the one whose e^{pk} falls last.
-        side = terms.sign[:, None] * 0.5 * _APART[finer] * narrowness
+        side = (terms.sign * 0.5 * apart)[:, None] * narrowness
         slope = _padded(slope, number - 1)
         slowest = (2 + side) / p - 0.5 * (slope[:, 1:] + slope[:, :-1])
         start, base = p[place], axis.power[place]
         line = _Line(terms.take(which), start, base, narrowness[place], slowest[place])
-        rays = _rays(line, _FINER**finer, slopes, call)
-        jumps = _jumps(terms, which, start, finer, slopes, call)
+        rays = _rays(line, np.where(is_finer, _FINER, 1.0)[which], slopes, call)
+        jumps = _jumps(terms, which, start, is_finer[which], slopes, call)
     first = np.searchsorted(which, np.arange(len(end)))
-    table = np.full((2, len(end), np.bincount(which).max()), np.nan)
-    table[:, which, np.arange(len(which)) - first[which]] = start, base
-    ends = np.stack([start, base])
-    starts, bases = table
+    table, ends = np.full((2, len(end), len(which)), np.nan), np.stack([start, base])
+    table[:, which, np.arange(len(which)) - first[which]] = ends
+    starts, bases = table[:, :, : np.bincount(which).max()]
     return Contours(terms, first, starts, bases, ends, rays, jumps, slopes)
-
-
-def log_bounds(axis: Axis, place: np.ndarray) -> np.ndarray:
-    """Logarithms above those of ``E(n e^-place - X)_+``, (S, m): Chernoff's bound."""
-    with np.errstate(all="ignore"):
-        constant = axis.terms.constant(place.T).T
-        p = np.exp(axis.log_p)
-        size = axis.power[:, :, None] + p[:, :, None] * constant[:, None, :]
-        # T_+ is at most e^{p T - 1} / p.
-        size = size - axis.log_p[:, :, None]
-        return np.min(np.where(np.isfinite(size), size, np.inf), axis=1) - 1
 
 
 def _padded(rows: np.ndarray, number: np.ndarray) -> np.ndarray:
@@ -198,13 +190,13 @@ def _crossing(axis: Axis, constant: np.ndarray) -> np.ndarray:
 
     Or where that is so small that the rest does not count, or K^n begins to oscillate.
     """
-    log_p = axis.log_p[:, :, None]
-    size = axis.power[:, :, None] + np.exp(log_p) * constant[:, None, :] - 2 * log_p
-    size = np.where(np.isnan(size), np.inf, size)
-    stop = np.diff(size, axis=1) > 0
-    up = (axis.terms.rising > 0)[:, None, None]
-    stop |= up & (size[:, :-1] + 2 * log_p[:, :-1] < _NOTHING)
-    stop |= up & (np.abs(axis.phase[:, 1:, None]) > _LARGEST_PHASE)
+    p, up = np.exp(axis.log_p), (axis.terms.rising > 0)[:, None]
+    # It rises where the constant is larger, and is nothing where that is smaller.
+    rises = -np.diff(axis.power - 2 * axis.log_p) / np.diff(p)
+    stops = up & (np.abs(axis.phase[:, 1:]) > _LARGEST_PHASE)
+    rises = np.where(stops | np.isnan(axis.power[:, 1:]), -np.inf, rises)
+    small = np.where(up, (_NOTHING - axis.power) / p, -np.inf)[:, :-1, None]
+    stop = (constant[:, None] > rises[:, :, None]) | (constant[:, None] < small)
     last = axis.number[:, None] - 1
     return np.minimum(np.where(stop.any(axis=1), np.argmax(stop, axis=1), last), last)
 
@@ -222,13 +214,13 @@ class _Line(NamedTuple):
         self,
         away: np.ndarray,
         is_there: np.ndarray,
-        fine: float,
+        fine: np.ndarray,
         call: Call,
         slopes: bool,
     ) -> list[np.ndarray]:
         """Parts of ``n log K - base`` at (N, J) distances from the start.
 
-        And derivatives by the shift. Paths have ``fine`` times as many nodes.
+        And derivatives by the shift. Paths have ``fine`` times as many nodes, (J,).
         """
         size, number = away.shape
         each = np.moveaxis((self.start + away).reshape(-1, _BLOCK, number), 1, 0)
@@ -236,7 +228,7 @@ class _Line(NamedTuple):
         mine = np.tile(np.arange(number), size // _BLOCK)
         kept = np.flatnonzero(is_there.reshape(-1, _BLOCK, number)[:, 0].reshape(-1))
         p, terms = each[:, kept], self.terms.take(mine[kept])
-        middle, nodes = p[_BLOCK // 2], np.full(len(kept), fine)
+        middle, nodes = p[_BLOCK // 2], fine[mine[kept]]
         least = np.abs(p).min(axis=0) / np.abs(middle)
         which = np.real(middle), np.imag(middle), least, nodes
         path = Path(*call(paths, terms, *which))
@@ -256,7 +248,7 @@ class _Line(NamedTuple):
         return result
 
 
-def _rays(line: _Line, finer: float, slopes: bool, call: Call) -> Rays:
+def _rays(line: _Line, finer: np.ndarray, slopes: bool, call: Call) -> Rays:
     """Of rays from the starts, where the integrand is ``start / narrowness`` wide."""
     terms, start, narrowness = line.terms, line.start, line.narrowness
     # The more lean, the less K^n falls: then it is for e^{pk} to do.
@@ -264,7 +256,7 @@ def _rays(line: _Line, finer: float, slopes: bool, call: Call) -> Rays:
     unit = start / narrowness * (1j + terms.sign * lean)
     away = np.sinh(_SCOUTS)[:, None] * unit
     every = np.ones(away.shape, bool)
-    power = line.power(away, every, _ROUGHLY, call, False)[0]
+    power = line.power(away, every, np.full(len(start), _ROUGHLY), call, False)[0]
     above = power + np.real(away) * line.slowest + _FALL
     is_gone = above < 0
     at = np.where(is_gone.any(axis=0), np.argmax(is_gone, axis=0), len(_SCOUTS) - 1)
@@ -272,13 +264,11 @@ def _rays(line: _Line, finer: float, slopes: bool, call: Call) -> Rays:
     after, before = above[at, rows], above[at - 1, rows]
     share = np.where((after < 0) & (before > 0), after / (after - before), 0.0)
     end = _SCOUTS[at] - share * (_SCOUTS[1] - _SCOUTS[0])
-    number = np.where(terms.is_light & (terms.count < _FEW), 2, 1)
-    number *= _BLOCK * round(_NODES * finer / _BLOCK)
-    up = terms.rising > 0
-    # Along a ray of large sums log K is smooth, but for few terms of a light shift.
-    known = _BLOCK * round(_KNOWN * math.sqrt(finer) / _BLOCK)
-    is_rough = ~up | (terms.is_light & (terms.count < _FEW))
-    known = np.where(is_rough, number, known)
+    up, is_few = terms.rising > 0, terms.count < _FEW
+    number = np.where(terms.is_light & is_few, 2, 1) * _blocks(_NODES * finer)
+    # Along a ray log K is smooth, but for few terms of a light shift.
+    known = _blocks(np.where(up, *_KNOWN) * np.sqrt(finer))
+    known = np.where(is_few & (terms.is_light | ~up), number, known)
     place, _ = side_by_side(known, _smooth_rule)
     same = side_by_side(number, _ray_rule)[0, : len(place)]
     place = np.where(known == number, same, place)
@@ -302,7 +292,15 @@ def _rays(line: _Line, finer: float, slopes: bool, call: Call) -> Rays:
     )
 
 
+def _blocks(number: np.ndarray) -> np.ndarray:
+    return _BLOCK * np.rint(number / _BLOCK).astype(int)
+
+
 _ray_rule = functools.partial(gauss, panels=1)
+
+
+def _jump_rule(nodes: int) -> tuple[np.ndarray, np.ndarray]:
+    return gauss(_EACH, nodes // _EACH)
 
 
 @functools.cache
@@ -335,7 +333,7 @@ def _jumps(
     terms: Sums,
     which: np.ndarray,
     start: np.ndarray,
-    finer: bool,
+    fine: np.ndarray,
     slopes: bool,
     call: Call,
 ) -> Jumps:
@@ -347,39 +345,38 @@ def _jumps(
     which = which[: np.searchsorted(which, len(rises.count))]
     if not len(which):
         return Jumps(*np.zeros((5, 0, 0)))
-    start, line = start[: len(which)], rises.take(which)
+    start, fine, line = start[: len(which)], fine[: len(which)], rises.take(which)
     n, s, end = line.count, line.shift, line.edge
     first = larger_saddle(np.log(start), s)
     are_rare = first >= end  # too rare to count
     first = np.minimum(first, end - 1)
-    panels = np.where(s > 2, _HEAVY[finer], _PANELS[finer])
-    panels = panels * np.ceil(1 + s).astype(int)
-    place, weight = side_by_side(24 * panels, lambda nodes: gauss(24, nodes // 24))
+    panels = np.array(_PANELS)[(s > 2).astype(int), fine.astype(int)]
+    panels = np.ceil(panels * (1 + s)).astype(int)
+    place, weight = side_by_side(_EACH * panels, _jump_rule)
     x = first + (end - first) * place
     p = np.exp(place_of(x, s))
-    points = chebyshev_points(_CHEBYSHEV[finer])[:, None]
     firsts = np.searchsorted(which, np.arange(len(rises.count)))
     low, high = np.minimum.reduceat(first, firsts), rises.edge - 1e-9
-    nodes = 0.5 * (low + high) + 0.5 * (high - low) * points
-    known = np.exp(place_of(nodes, rises.shift))
-    every = Sums(*(np.broadcast_to(f, known.shape).reshape(-1) for f in rises))
+    number = np.where(fine[firsts], _CHEBYSHEV[1], _CHEBYSHEV[0])
+    points, _ = side_by_side(number, _smooth_rule)
+    known = row, column = np.nonzero(np.arange(len(points))[:, None] < number)
+    nodes, every = low + (high - low) * points, rises.take(column)
+    at_p = np.exp(place_of(nodes[known], every.shift))
     how = {"rules": _FINE, "jumps": True, "slopes": slopes}
-    found = call(law_on_axis, every, known.reshape(-1), **how)
-    law = AxisLaw(*(np.reshape(part, (-1, *known.shape[1:])) for part in found))
+    law = AxisLaw(*call(law_on_axis, every, at_p, **how))
     # Smooth where they are tiny, too.
     order = np.where(rises.mean > 0, 2, 1)
+    scale = at_p ** order[column]
     # K turns by less than half a right angle: its real part is positive.
-    real, _ = log_axis_law(law._replace(imaginary=np.zeros_like(known)))
-    rows = [np.log(law.imaginary) - real, real / known**order]
+    real, _ = log_axis_law(law._replace(imaginary=np.zeros_like(at_p)))
+    rows = [np.log(law.imaginary) - real, real / scale]
     if slopes:
         moved = law.real_slope / law.real
-        rows += [law.imaginary_slope / law.imaginary - moved, moved / known**order]
-    at = np.empty((len(rows), *x.shape))
-    for i, left in enumerate(firsts.tolist()):
-        mine = slice(left, firsts[i + 1] if i + 1 < len(firsts) else len(which))
-        values = np.stack([row[:, i] for row in rows])
-        inside = np.minimum(x[:, mine], high[i])
-        at[:, :, mine] = through_points(nodes[:, i], values, inside)
+        rows += [law.imaginary_slope / law.imaginary - moved, moved / scale]
+    values = np.zeros((len(rows), *points.shape))
+    values[:, *known] = rows
+    away = 2 * (x - low[which]) / (high - low)[which] - 1
+    at = through_columns(values, number, np.clip(away, -1.0, 1.0), which)
     turn, real, *moved = at
     ratio, power = np.exp(turn), p ** order[which]
     size = n * (real * power + 0.5 * np.log1p(ratio * ratio))

@@ -15,6 +15,7 @@ instructions for the elementary functions (measured: eight times faster).
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable
 
 import numpy as np
@@ -203,6 +204,49 @@ def through_points(points: np.ndarray, rows: np.ndarray, x: np.ndarray) -> np.nd
         share = weight / np.where(away == 0, 1e-300, away)
         result[:, i : i + _BLOCK] = rows @ share.T / share.sum(axis=1)
     return result.reshape(-1, *x.shape)
+
+
+# Values are made so many times as close in the angle; weights of neighbours there.
+_CLOSER, _WEIGHTS = 4, [(-1.0) ** j * math.comb(9, j) for j in range(10)]
+
+
+def through_columns(
+    rows: np.ndarray, number: np.ndarray, x: np.ndarray, column: np.ndarray
+) -> np.ndarray:
+    """`through_points` of many polynomials, by neighbours in the angle.
+
+    Args:
+      rows: (R, N, S) at ``number`` `chebyshev_points`, (S,).
+      number: of each column's points.
+      x: (M, J) in [-1, 1].
+      column: (J,) whose x these are.
+
+    Returns:
+      (R, M, J).
+    """
+    last, around = _CLOSER * (number - 1), len(_WEIGHTS) // 2
+    close = np.zeros((int(last.max()) + 2 * around, len(last), len(rows)))
+    for size in np.unique(number).tolist():
+        mine, end = number == size, _CLOSER * (size - 1)
+        # Values are even in the angle, about both ends.
+        index = end - np.abs(end - np.abs(np.arange(1 - around, end + around + 1)))
+        found = np.tensordot(_closer(size), rows[:, :size, mine], (1, 1))
+        close[: len(index), mine] = np.moveaxis(found, 1, -1)[index]
+    place = np.arccos(-x) * (last[column] / math.pi)
+    first = place.astype(int)
+    place = np.maximum(place - first, 1e-300)
+    result, total = np.zeros((*x.shape, len(rows))), np.zeros(x.shape)
+    for j, weight in enumerate(_WEIGHTS):
+        share = weight / (place + (around - 1 - j))
+        total += share
+        result += share[..., None] * close[first + j, column]
+    return np.moveaxis(result, -1, 0) / total
+
+
+@functools.lru_cache
+def _closer(number: int) -> np.ndarray:
+    points = chebyshev_points(_CLOSER * (number - 1) + 1)
+    return through_points(chebyshev_points(number), np.eye(number), points).T
 
 
 def between_equal(rows: np.ndarray, last: np.ndarray, some: int) -> np.ndarray:

@@ -48,7 +48,7 @@ def powers_of_mean(count: int, shift: float, unit: float) -> Powers:
     most = max(min(_MOST_POWERS, int(_FURTHEST / shift)), 2)
     x, density = normal_places(1.0, 0.0, most * shift, 0.0)
     away = np.expm1(shift * x - 0.5 * shift * shift) / (count * unit)
-    one = _powers(away, density, most).sum(axis=1)
+    one = powers(away, density, most).sum(axis=1)
     one[1] = 0.0
     jump = shift * (shift * np.arange(most + 1) + _NEAR_JUMP) - 0.5 * shift * shift
     place = np.logaddexp(0.0, jump - math.log(count))
@@ -68,7 +68,7 @@ def powers_of_ratio(bins: int, count: int, shift: float, unit: float) -> Powers:
     other = np.exp(-s * x - 0.5 * s * s)
     away = (np.exp(s * x - 0.5 * s * s) - other) / (bins * unit)
     share = np.exp(log_p) / bins
-    one = _powers(away, density, most) @ np.exp(-np.outer(other, share))
+    one = powers(away, density, most) @ np.exp(-np.outer(other, share))
     mass = np.maximum(one[0], 1e-300)
     # Its rounding, times the count, tells where it is near 1.
     centred = np.exp(log_centred_transform(np.log(share), s)) - share
@@ -86,10 +86,13 @@ def powers_of_ratio(bins: int, count: int, shift: float, unit: float) -> Powers:
     return Powers(every, jumps, np.logaddexp(0.0, jump - math.log(bins)))
 
 
-def _powers(away: np.ndarray, density: np.ndarray, most: int) -> np.ndarray:
+def powers(away: np.ndarray, density: np.ndarray, most: int) -> np.ndarray:
     """(most + 1, n): ``away^m / m!`` times the density."""
-    factors = away / np.arange(1.0, most + 1)[:, None]
-    return np.cumprod(np.concatenate([density[None], factors]), axis=0)
+    rows = away / np.maximum(np.arange(most + 1.0), 1.0)[:, None]
+    rows[0] = density
+    for m in range(most):  # in half the time of cumprod
+        np.multiply(rows[m], rows[m + 1], out=rows[m + 1])
+    return rows
 
 
 def _to_power(series: np.ndarray, count: int) -> np.ndarray:

@@ -146,12 +146,13 @@ def contracted(
       move: (E,) distances by which the normal variable is moved down, or None.
 
     Returns:
-      (M, E) each, or (M, 1) without a move.
+      (M, E) each, or (M, 1) without a move, then 0 with B.
     """
+    if move is None:
+        whole, less = (np.sum(part, axis=-1, keepdims=True) for part in (grown, excess))
+        return Law(whole, less, 0.0 * whole, 0.0 * whole)
     first = grown * opposite
     rows = np.stack([grown, excess, first, first * opposite], axis=1)
-    if move is None:
-        return Law(*np.moveaxis(rows.sum(axis=-1, keepdims=True), 1, 0))
     share = np.exp(-np.real(v)[..., None] * move - 0.5 * move * move)
     if np.iscomplexobj(v):
         height = np.imag(v[0])  # that of all

@@ -23,13 +23,14 @@ from jaxdp_episodic.numerics.ratio_means import (
     Powers,
     log_distances,
     log_middle_distance,
+    powers,
 )
 from jaxdp_episodic.numerics.skewed_terms import gauss
 
 # How far down logarithms are held to a relative error, and to what is absolute for so
 # many nats below it.
-CHECKED = -36.0
-_AGREEING, _RAREST = 1e-7, 16.0
+CHECKED, RAREST = -36.0, 16.0
+_AGREEING = 1e-7
 # Nodes of a panel, for so much of log w, at least and at most; and number of transforms
 # that are compared.
 _NODES, _LONG, _LEAST, _MOST, _TRANSFORMS = 32, 8.0, 2, 6, 24
@@ -43,7 +44,7 @@ _KNOWN = 0.1
 
 def allowed_off(log_tail: np.ndarray) -> np.ndarray:
     """By how much the logarithm of a tail may be off."""
-    return _AGREEING * np.exp(np.clip(CHECKED - log_tail, 0.0, _RAREST))
+    return _AGREEING * np.exp(np.clip(CHECKED - log_tail, 0.0, RAREST))
 
 
 class Places(NamedTuple):
@@ -136,11 +137,8 @@ def powers_agree(low: Side, high: Side, core: float, exact: Powers) -> bool:
     left = np.arange(len(exact.all) - 2.0)
 
     def seconds(side: Side) -> np.ndarray:
-        """Each a factor times the one before."""
-        away = np.abs(np.expm1(side.log_w)) / core
-        rows = away / np.maximum(left, 1.0)[:, None]
-        rows[0] = np.exp(side.log_gain + side.log_w) / core**2
-        return np.cumprod(rows, axis=0, out=rows)
+        first = np.exp(side.log_gain + side.log_w) / core**2
+        return powers(np.abs(np.expm1(side.log_w)) / core, first, len(left) - 1)
 
     (below, off), (above, more) = (side.totals(seconds(side)) for side in (low, high))
     found = (-1.0) ** left * below + above

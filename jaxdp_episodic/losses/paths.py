@@ -26,8 +26,8 @@ _TURN_ANGLE = 1.2
 # faster than it oscillates), behind the turn, further out.
 _RISE_AT_FLOOR, _RISE_BEHIND_TURN, _RISE_AT_END = 2.0, 0.4, 0.3
 # Where a domain begins, e^{zL} has a boundary layer of width 1/|z|: nodes there are
-# e^{-u} from the end, down to this u, below which e^{zL} - 1 is 1e-15.
-_DEEPEST_LAYER = 17.0
+# e^{-u} from the end, down to this u, below which e^{zL} - 1 is linear but for 1e-17.
+_DEEPEST_LAYER = 13.0
 # At a turn nodes are closer than elsewhere by shift over this, in so many 1 / shift.
 _TURN_SHIFT, _TURN_WIDTH = 1.5, 3.0
 _FIXED_POINTS = 6
@@ -74,9 +74,10 @@ def half_line(
     """Nodes from ``floor`` to about ``high`` and weights; closer at the turns.
 
     ``x = floor + v - sum of share width tanh((v - turn) / width)`` (0 at v = 0) with
-    ``v = log(1 + e^u)``.
+    ``v = log(1 + e^u)``; 6/7 of as many as on a whole line.
     """
     xp = namespace(floor, high, turns[0], s)
+    num_nodes = 6 * num_nodes // 7
     share, width = _crowding(s)
     if len(turns) == 2:
         # Where both are at one place the share is one of them's.
@@ -113,9 +114,14 @@ def half_line(
     v, rise = _softplus(u)
     shift, slope = bends(v, places)
     weight = spacing * rise * (1 - slope)
-    # The first one stands for all those before it, a geometric series.
-    weight = xp.concatenate([weight[:1] / -xp.expm1(-spacing), weight[1:]])
-    node, weight = stop_gradient(xp, (v - shift, weight))
+    # The first one stands for all those before it, geometric series: of the weights,
+    # which bend a little, and of what is linear in the nodes.
+    node, ratio = v - shift, xp.exp(-spacing)
+    bent = (ratio * weight[1] - weight[0]) * ratio * ratio / (1 - ratio**2)
+    first = (weight[:1] - bent) / (1 - ratio)
+    weight = xp.concatenate([first, weight[1:]])
+    node = xp.concatenate([node[:1] / (1 + ratio), node[1:]])
+    node, weight = stop_gradient(xp, (node, weight))
     # The path moves along with the end of the domain, where it must start.
     return floor + node, weight
 

@@ -30,8 +30,8 @@ from jaxdp_episodic.numerics.loops import Array, namespace, where_needed
 from jaxdp_episodic.numerics.roots import log_crossing
 
 # Share of the steepest lean that is used, and the largest: at 1 a Gaussian would no
-# longer fall off.
-_LEAN_SHARE, _LARGEST_LEAN = 0.7, 0.6
+# longer fall off. Nor must the terms of the law that checks grow, on its lower path.
+_LEAN_SHARE, _CHECK_SHARE, _LARGEST_LEAN = 0.7, 0.9, 0.6
 # What is cut off the laws must stay below e^-40 on the contour: M^T may be 1 where what
 # is left of it without the core is a millionth of it.
 _NEGLIGIBLE = -40.0
@@ -40,12 +40,12 @@ _FALL = 42.0
 # The same, and the furthest end in units of the scale, on vertical lines. There nodes
 # are equally spaced: atoms' phases agree again where y is a few 1 / loss, as narrowly.
 _VERTICAL_FALL, _VERTICAL_END = 26.0, 300.0
-_NUM_SCOUTS = 24
+_NUM_SCOUTS = 16
 # The saddle point is known to some percent of its logarithm's spacing.
-_SADDLE_POINTS, _SADDLE_ROUNDS = 9, 3
+_SADDLE_POINTS, _SADDLE_ROUNDS = 6, 3
 # Crossings that are tried, relative to the saddle point of all losses, where the core
 # is subtracted; and by how many nats that must pay.
-_CROSSINGS = 1.25 ** np.arange(16.0)
+_CROSSINGS = 1.6 ** np.arange(8.0)
 _LEAST_GAIN = 1.0
 # How far apart M^T and its core must be for their difference to mean something, and
 # that for each step.
@@ -74,8 +74,10 @@ class Contour(NamedTuple):
     core: Array
 
 
-def lay_contour(epsilon: Array, groups: tuple[Steps, ...]) -> Contour:
-    """The contour for delta at ``epsilon``, (n,)."""
+def lay_contour(
+    epsilon: Array, groups: tuple[Steps, ...], fall: Array | float = _FALL
+) -> Contour:
+    """The contour for delta at ``epsilon``, (n,); nats that it falls by."""
     xp = namespace(epsilon, groups[0].count)
     center, core, slope, curvature = _crossing(epsilon, groups)
     # Where the saddle point is out of reach the integrand turns on the way, as fast as
@@ -88,12 +90,12 @@ def lay_contour(epsilon: Array, groups: tuple[Steps, ...]) -> Contour:
         location += xp.sum(steps.count * steps.spike, axis=0)
         spread += xp.sum(steps.count * steps.spread, axis=0)
         used = steps.count > 0
-        for side, ratio in enumerate((steps.nodes.right, steps.nodes.left)):
-            ratio = xp.where(used, ratio.reshape(used.shape), xp.inf)
-            steepest[side] = xp.minimum(steepest[side], xp.min(ratio, axis=0))
+        for law, share in ((steps.nodes, _LEAN_SHARE), (steps.check, _CHECK_SHARE)):
+            for side, ratio in enumerate((law.right, law.left)):
+                ratio = xp.where(used, share * ratio.reshape(used.shape), xp.inf)
+                steepest[side] = xp.minimum(steepest[side], xp.min(ratio, axis=0))
     right = epsilon >= location
-    lean = xp.where(right, steepest[0], steepest[1])
-    lean = xp.clip(_LEAN_SHARE * lean, 0.0, _LARGEST_LEAN)
+    lean = xp.clip(xp.where(right, *steepest), 0.0, _LARGEST_LEAN)
     distance = xp.maximum(xp.abs(epsilon - location), 1e-12)
     # Where eps is far below the distance, the spike may not count at first.
     least = xp.clip(epsilon, 0.05 * distance, distance)
@@ -119,10 +121,16 @@ def lay_contour(epsilon: Array, groups: tuple[Steps, ...]) -> Contour:
             (lean > 0) | (y < returns), left, lambda: envelope(z, core, groups)
         )
     size = left + log_size(speed) - z[0] * epsilon + xp.log(xp.maximum(y, scale))
-    large = size[1:] > size[0] - xp.where(lean > 0, _FALL, _VERTICAL_FALL)
-    last = xp.max(xp.where(large, xp.arange(_NUM_SCOUTS)[:, None], 0), axis=0)
-    last = xp.minimum(last + 1, _NUM_SCOUTS - 1)
-    reach = xp.take_along_axis(ends, last[None], axis=0)[0]
+    spare = size[1:] - size[0] + xp.where(lean > 0, fall, _VERTICAL_FALL)
+    last = xp.max(xp.where(spare > 0, xp.arange(_NUM_SCOUTS)[:, None], 0), axis=0)
+    sides = xp.stack([last, xp.minimum(last + 1, _NUM_SCOUTS - 1)])
+    before, behind = xp.take_along_axis(spare, sides, axis=0)
+    share = before / (before - behind)
+    # Along a vertical line it may rise again.
+    falls = (lean > 0) & (share >= 0) & (share <= 1)
+    share = xp.where(falls, share, 1.0)
+    reach = xp.take_along_axis(ends, sides, axis=0)
+    reach = xp.exp(xp.log(reach[0]) + share * xp.log(reach[1] / reach[0]))
     reach = xp.maximum(reach, 3.0)
     return contour._replace(end=_end(bend, reach))
 

@@ -26,7 +26,7 @@ from jaxdp_episodic.numerics.loops import (
 from jaxdp_episodic.numerics.roots import log_crossing
 
 # Crossings from which a first epsilon is taken, relative to the order of Rényi's bound.
-_FIRST_CROSSINGS = 1.25 ** np.arange(-8.0, 14.0)
+_FIRST_CROSSINGS = 1.5 ** np.arange(-4.0, 8.0)
 # Epsilon is looked for from this share of Rényi's bound up to it.
 _SMALLEST = 1e-4
 _FEW = 4

@@ -222,9 +222,9 @@ def test_an_answer_far_from_what_its_contour_was_laid_for_is_none(is_poor, monke
     laid_for = []
     lay_contour = contour.lay_contour
 
-    def watched(guess, steps):
+    def watched(guess, *rest):
         laid_for.append(float(guess[0]))
-        return lay_contour(guess, steps)
+        return lay_contour(guess, *rest)
 
     monkeypatch.setattr(contour, "lay_contour", watched)
     if is_poor:

@@ -33,7 +33,7 @@ _SUM_ERROR = 2 * (_BLOCK + 2**16 / _BLOCK) * float(np.finfo(np.longdouble).eps)
 _ROUNDING, _MOVE = 4e-15, 4e-16
 # Of the distance of losses, the finest lattice that pays, for laws below and above:
 # bins with hardly a loss are merged at a loss, hundreds of which are lost again.
-_GRAIN = (4.0, 0.5)
+_GRAIN = (3.2, 0.5)
 # Losses that moments are computed of.
 _FEW = 512
 

@@ -33,7 +33,7 @@ from jaxdp_episodic.numerics.lattice_pieces import (
 )
 
 # Spacing over the standard deviation of the logarithm, or over 1 where that is large.
-_CORE, _WIDEST = 0.006, 0.007
+_CORE, _WIDEST = 0.005, 0.007
 # Spacing over the distance from the mean, of rare large values; times the root of the
 # shift.
 _FAR = 0.0022

@@ -127,17 +127,32 @@ def joined(a: Piece | None, b: Piece | None) -> Piece | None:
 
 
 def _convolved(a: Piece, b: Piece) -> list[Piece]:
-    full = np.flatnonzero(a.masses)
-    holes, rows = np.diff(full), [slice(0, len(a.masses))]
-    if len(holes) and holes.max() > _HOLE:
-        begin, end = full[int(np.argmax(holes)) :][:2].tolist()
-        rows = [slice(0, begin + 1), slice(end, len(a.masses))]
-    parts = []
-    for row in rows:
-        mass, moment = np.convolve(a.masses[row], b.masses), None
-        if a.moments is not None:
-            moment = np.convolve(a.moments[row], b.masses)
-            twin = a is b and len(rows) == 1
-            moment += moment if twin else np.convolve(a.masses[row], moments_of(b))
-        parts.append(Piece(a.level, a.first + row.start + b.first, mass, moment))
+    rows, parts = _rows(a), []
+    twin = a is b and len(rows) == 1
+    for one in rows:
+        for other in rows if a is b else _rows(b):
+            mass, moment = np.convolve(one.masses, other.masses), None
+            if one.moments is not None:
+                moment = np.convolve(one.moments, other.masses)
+                moment += moment if twin else np.convolve(one.masses, moments_of(other))
+            parts.append(Piece(a.level, one.first + other.first, mass, moment))
     return parts
+
+
+def _rows(piece: Piece) -> list[Piece]:
+    """What lies between holes."""
+    full = np.flatnonzero(piece.masses)
+    holes = np.flatnonzero(np.diff(full) > _HOLE)
+    if not len(holes):
+        return [piece]
+    begins = full[np.append(0, holes + 1)].tolist()
+    ends = (full[np.append(holes, -1)] + 1).tolist()
+    return [
+        Piece(
+            piece.level,
+            piece.first + i,
+            piece.masses[i:j],
+            None if piece.moments is None else piece.moments[i:j],
+        )
+        for i, j in zip(begins, ends, strict=True)
+    ]

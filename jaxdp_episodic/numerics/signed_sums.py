@@ -36,8 +36,8 @@ from jaxdp_episodic.numerics.signed_terms import (
     Law,
     Plan,
     base_level,
+    far_out,
     level_gap,
-    not_too_far,
     one_term,
     planned,
 )
@@ -218,21 +218,20 @@ def _on_levels(law: Law, plan: Plan) -> Law:
 def _at_ends(
     inside: Piece | None, outside: list[Piece], half: int, plan: Plan
 ) -> tuple[Piece | None, float]:
-    """The last lattice with what is outside of it at its ends; what infinity gets."""
+    """The last lattice with what is outside of it; what infinity gets of that."""
     sent = 0.0
     for piece in outside:
+        if not plan.above:
+            mass, moment = float(piece.masses.sum()), float(moments_of(piece).sum())
+            for cell in far_out(piece.level, mass, moment, half * 2**piece.level):
+                inside = joined(inside, cell)
+            continue
         at = places_of(piece) / 2.0**piece.level
+        end = np.array([piece.masses.sum()])
         side = half if at[0] > 0 else -half
-        mass, moment = float(piece.masses.sum()), None
-        if plan.above:
-            gap = np.maximum(at - half, 0.0) @ piece.masses
-            sent += float(gap) * 2.0**piece.level * (1 + 1e-9)
-        else:
-            moment = float(moments_of(piece).sum())
-            widest = half * 2**piece.level
-            mass, moment = not_too_far(mass, moment, widest)
-            moment = np.array([moment])
-        inside = joined(inside, Piece(piece.level, side, np.array([mass]), moment))
+        gap = np.maximum(at - half, 0.0) @ piece.masses
+        sent += float(gap) * 2.0**piece.level * (1 + 1e-9)
+        inside = joined(inside, Piece(piece.level, side, end, None))
     return inside, sent
 
 

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from jaxdp_episodic.numerics.lattice_pieces import Piece, moments_of
+from jaxdp_episodic.numerics.lattice_pieces import Piece
 
 # How many times as many cells the finest lattice has as others, so that the second has
 # cells of twice its width; how many deviations of a term the finest reaches.
@@ -164,20 +164,25 @@ def one_term(shift: float, tilt: float, plan: Plan) -> Law:
         pieces[-1].masses[-1] += far[1][0] + over
         law = law._replace(infinite=far[1][1] / plan.unit + over_mean)
         return law
-    for piece, at, edge, (mass, gap) in zip(
-        (pieces[0], pieces[-1]), (0, -1), (start[0], start[-1] + 1), far, strict=True
+    for piece, edge, (mass, gap) in zip(
+        (pieces[0], pieces[-1]), (start[0], start[-1] + 1), far, strict=True
     ):
         moment = edge * 2.0**piece.level * mass + gap / plan.unit
-        mass, moment = not_too_far(mass, moment, widest)
-        piece.masses[at] += mass
-        moments_of(piece)[at] += moment
+        pieces += far_out(piece.level, mass, moment, widest)
     return law
 
 
-def not_too_far(mass: float, moment: float, widest: int) -> tuple[float, float]:
-    """Lower, beyond where the rounding of means is known: their end, or nothing."""
+def far_out(level: int, mass: float, moment: float, widest: int) -> list[Piece]:
+    """A cell of its own, where its mean is, for what is beyond a lattice; from below.
+
+    No further than the rounding of means is known: lower, their end, or nothing.
+    """
     most = MEANS * widest * mass
-    return (0.0, 0.0) if moment < -most else (mass, min(moment, most))
+    if moment < -most or not mass > 0:
+        return []
+    moment = min(moment, most)
+    place = round(moment / mass / 2.0**level)
+    return [Piece(level, place, np.array([mass]), np.array([moment]))]
 
 
 def _beyond(

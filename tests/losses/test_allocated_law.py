@@ -289,6 +289,7 @@ def test_both_engines_agree():
                 # Little noise.
                 ("replace_one", 53, 0.657, 5, 8e-10),
                 ("replace_one", 10, 0.3, 10, 1e-6),
+                ("replace_one", 46, 0.306, 8, 6e-9),
                 ("replace_one", 116, 0.392, 435, 4e-12),
             )
         ),

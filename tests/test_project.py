@@ -327,14 +327,16 @@ def test_descriptions_and_files_do_not_import_jax():
 
 REPORT = """
 import json, sys, time
+start = time.process_time()
 import jax
+of_jax = time.process_time() - start
 before, flag = set(sys.modules), jax.config.jax_enable_x64
-start = time.perf_counter()
+start = time.process_time()
 import jaxdp_episodic
-seconds = time.perf_counter() - start
+seconds = time.process_time() - start
 print(json.dumps({
     "new": sorted({name.split(".")[0] for name in set(sys.modules) - before}),
-    "seconds": seconds,
+    "of_jax": seconds / of_jax,
     "x64": [flag, jax.config.jax_enable_x64],
 }))
 """
@@ -365,8 +367,8 @@ def test_import_is_quiet(x64):
 
 @pytest.mark.slow
 def test_import_costs_little_more_than_jax():
-    best = min(_import_report()["seconds"] for _ in range(5))
-    assert best <= 0.3
+    # Processor time, as others may keep the machine busy.
+    assert min(_import_report()["of_jax"] for _ in range(5)) <= 0.5
 
 
 # --- Files that must agree, and the wheel ---

@@ -61,7 +61,7 @@ class _Pass(NamedTuple):
 # Tried one after the other on what is not settled. It is the contour that takes more
 # nodes, hardly ever a law; the less cancels, the sooner it may end.
 _PASSES = (
-    _Pass(112, 129, 34.0),
+    _Pass(112, 161, 34.0),
     _Pass(128, 353),
     _Pass(144, 705),
     _Pass(192, 1025),

@@ -20,6 +20,7 @@ import numpy as np
 from jaxdp_episodic._engine import engine_name, jitted, on_jax
 from jaxdp_episodic.numerics.chebyshev_tables import (
     LEAST,
+    MOST_HALVINGS,
     MOST_OFF,
     Table,
     tabulated,
@@ -51,7 +52,7 @@ from jaxdp_episodic.numerics.two_terms import log_tails_of_two
 # what is rarer has a probability of e^-84.
 _REACH = 13.0
 # Halvings of a panel where losses crowd at 0: those of few terms where the rest idles.
-_MOST_HALVINGS = 24
+_MOST_OF_CROWDED = 24
 # So many nats a tail is below its bound, at least.
 _ABOVE = 4.0
 # Tables that are kept, and of sums; how many sums' are made side by side, by NumPy and
@@ -240,7 +241,8 @@ def antipodal_table(bins: int, count: int, shift: float) -> Table:
 
     # One alone, as its values depend on what else is asked for.
     ends = np.array([core]), np.array([end])
-    (table,) = tabulated(*ends, evaluate, most=_MOST_HALVINGS, alone=True)
+    most = _MOST_OF_CROWDED if idle or count == 2 else MOST_HALVINGS
+    (table,) = tabulated(*ends, evaluate, most=most, alone=True)
     with np.errstate(all="ignore"):
         table, nodes = _fitted(table, 1.0, 1.0)
         share = np.exp(nodes.rows[2] + nodes.place - math.log(bins)) * nodes.weight

@@ -18,7 +18,7 @@ LEAST = -90.0
 _SHORTER = 0.95 ** np.arange(4)
 # A panel whose last Chebyshev coefficients are larger is halved, so often at most; and
 # where values depend on what else is asked for, and take long.
-_ROUGHNESS, _ROUGHNESS_ALONE, _MOST_HALVINGS = 1e-9, 1e-8, 4
+_ROUGHNESS, _ROUGHNESS_ALONE, MOST_HALVINGS = 1e-9, 1e-8, 4
 # It may be so many times as many nats rougher as its tails are rarer than `CHECKED`.
 _SLACK = 0.5
 # Of such a table so many panels at once, the roughest: what is rough by rounding stays
@@ -118,7 +118,7 @@ def tabulated(
     end: np.ndarray,
     evaluate: Evaluate,
     *,
-    most: int = _MOST_HALVINGS,
+    most: int = MOST_HALVINGS,
     alone: bool = False,
 ) -> list[Table]:
     """Tables of functions of places, side by side.
@@ -159,7 +159,9 @@ def tabulated(
         values = values.reshape(len(values), *z.shape)
         rough = np.abs(values[:3] @ _LAST.T).max(axis=(0, 2))
         rarer = np.clip(CHECKED - values[0, :, 0], 0.0, RAREST)
-        again = ~(rough <= roughness * np.exp(_SLACK * rarer)) & (depth < most)
+        # Rare tails are rough by rounding.
+        allowed = np.where(rarer > 0, MOST_HALVINGS, most)
+        again = ~(rough <= roughness * np.exp(_SLACK * rarer)) & (depth < allowed)
         if alone:
             again[np.argsort(rough)[:-_MOST_HALVED]] = False
         for i in np.flatnonzero(~again).tolist():

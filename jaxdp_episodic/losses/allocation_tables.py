@@ -22,7 +22,6 @@ from jaxdp_episodic.numerics.chebyshev_tables import (
     LEAST,
     MOST_HALVINGS,
     MOST_OFF,
-    Evaluate,
     Table,
     tabulated,
 )
@@ -52,8 +51,8 @@ from jaxdp_episodic.numerics.two_terms import log_tails_of_two
 # Jumps up to so many deviations beyond the mean of one that is there are in the table;
 # what is rarer has a probability of e^-84.
 _REACH = 13.0
-# Halvings of a panel of two terms, whose losses crowd at 0 where the rest idles.
-_MOST_OF_TWO = 24
+# Halvings of a panel where losses crowd at 0: those of few terms where the rest idles.
+_MOST_OF_CROWDED = 24
 # So many nats a tail is below its bound, at least.
 _ABOVE = 4.0
 # Tables that are kept, and of sums; how many sums' are made side by side, by NumPy and
@@ -240,8 +239,10 @@ def antipodal_table(bins: int, count: int, shift: float) -> Table:
         terms = Terms(count, constant, shift, place, idle)
         return np.stack(log_tails(terms, finer=finer))
 
-    most = _MOST_OF_TWO if count == 2 else MOST_HALVINGS
-    table = _tabulated(core, end, evaluate, most)
+    # One alone, as its values depend on what else is asked for.
+    ends = np.array([core]), np.array([end])
+    most = _MOST_OF_CROWDED if idle or count == 2 else MOST_HALVINGS
+    (table,) = tabulated(*ends, evaluate, most=most, alone=True)
     with np.errstate(all="ignore"):
         table, nodes = _fitted(table, 1.0, 1.0)
         share = np.exp(nodes.rows[2] + nodes.place - math.log(bins)) * nodes.weight
@@ -257,14 +258,6 @@ def antipodal_table(bins: int, count: int, shift: float) -> Table:
             and distances_agree(low, high, bins, count, shift)
         )
     return _checked(table, off if agree else math.inf)
-
-
-def _tabulated(
-    core: float, end: float, evaluate: Evaluate, most: int = MOST_HALVINGS
-) -> Table:
-    """One table alone, whose values depend on what else is asked for."""
-    ends = np.array([core]), np.array([end])
-    return tabulated(*ends, evaluate, most=most, alone=True)[0]
 
 
 def by_setting(

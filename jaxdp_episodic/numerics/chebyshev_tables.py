@@ -159,7 +159,9 @@ def tabulated(
         values = values.reshape(len(values), *z.shape)
         rough = np.abs(values[:3] @ _LAST.T).max(axis=(0, 2))
         rarer = np.clip(CHECKED - values[0, :, 0], 0.0, RAREST)
-        again = ~(rough <= roughness * np.exp(_SLACK * rarer)) & (depth < most)
+        # Rare tails are rough by rounding.
+        allowed = np.where(rarer > 0, MOST_HALVINGS, most)
+        again = ~(rough <= roughness * np.exp(_SLACK * rarer)) & (depth < allowed)
         if alone:
             again[np.argsort(rough)[:-_MOST_HALVED]] = False
         for i in np.flatnonzero(~again).tolist():

@@ -17,6 +17,7 @@ from jaxdp_episodic.losses.allocated_law import tails_between
 from jaxdp_episodic.numerics.signed_sums import sinh_sum
 from jaxdp_episodic.numerics.skewed_sums import log_tails
 from jaxdp_episodic.numerics.skewed_terms import Terms
+from jaxdp_episodic.numerics.two_terms import log_tails_of_two
 from oracles import allocation
 
 
@@ -241,15 +242,34 @@ def test_intervals_hold_the_tables_of_the_theory():
 @pytest.mark.parametrize("off", [-0.01, -1e-4, 1e-4])
 def test_a_table_that_is_off_is_not_used(off, monkeypatch):
     """A planted table, that share too small, or too large, everywhere."""
-    honest = allocation_tables._tabulated
+    honest = allocation_tables.tabulated
 
-    def planted(*args):
-        table = honest(*args)
-        return table._replace(values=table.values + off)
+    def planted(*args, **how):
+        (table,) = honest(*args, **how)
+        return [table._replace(values=table.values + off)]
 
-    monkeypatch.setattr(allocation_tables, "_tabulated", planted)
+    monkeypatch.setattr(allocation_tables, "tabulated", planted)
     table = allocation_tables.antipodal_table.__wrapped__(6, 6, 1.21)
     assert np.all(np.isnan(table.values)) and table.error == 1.0
+
+
+def test_losses_that_crowd_at_zero():
+    """Three of 45 bins, near epsilon 0: between the table's places.
+
+    The first term by trapezoids, the others' sum by what tables of two are made of.
+    """
+    epsilon, bins, shift = 0.0028, 45, 2.6492
+    several = loss(1.0, shift, bins, 3)
+    known = float(several.profile_error())
+    assert known < 1e-9
+    x = np.arange(-12.0, 12.0, 0.05)
+    scale = np.exp(-(shift**2) / 2)
+    first = scale * (np.exp(shift * x) - np.exp(epsilon - shift * x))
+    place, idle = np.full(x.shape, epsilon), bins - 3.0
+    given, *_ = log_tails_of_two(first - np.expm1(place) * idle, shift, place, idle)
+    true = 0.05 * norm.pdf(x) @ np.exp(given) / bins
+    (found, _), _ = several.log_tails(np.asarray(epsilon))
+    assert np.exp(found) == pytest.approx(true, rel=known)
 
 
 def test_edges():
@@ -262,20 +282,20 @@ def test_edges():
 
 def test_a_table_of_another_noise_is_not_used(monkeypatch):
     """1e-4 more or less: its mass is 1, and its rows fit."""
-    honest = allocation_tables._tabulated
+    honest = allocation_tables.tabulated
 
-    def planted(core, end, evaluate, most):
+    def planted(core, end, evaluate, **how):
         del evaluate  # of the shift 1.2
 
         def other(_, place, *, finer=False):
             terms = Terms(6, 0 * place, 1.2 * (1 + off), place, 0.0)
             return np.stack(log_tails(terms, finer=finer))
 
-        return honest(core, end, other, most)
+        return honest(core, end, other, **how)
 
     for off in (0.0, 1e-4, -1e-4):
         with monkeypatch.context() as patch:
-            patch.setattr(allocation_tables, "_tabulated", planted)
+            patch.setattr(allocation_tables, "tabulated", planted)
             table = allocation_tables.antipodal_table.__wrapped__(6, 6, 1.2)
         assert np.isnan(table.values).any() == (off != 0)
 

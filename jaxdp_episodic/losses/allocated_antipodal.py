@@ -99,7 +99,8 @@ class AllocatedAntipodalLoss(AllocatedLoss):
         def off(v: np.ndarray, s: float, t: float, j: float) -> np.ndarray:
             table = antipodal_table(round(t), round(j), s)
             is_far = table.at(v)[0] < table.values[0, 0, 0] + CHECKED
-            return np.where(is_far, np.abs(table.off_at(v)), 0.0)[None]
+            # What checks is off there as well.
+            return np.where(is_far, 2 * np.abs(table.off_at(v)), 0.0)[None]
 
         kept = self.kept_in_range()
         inner = inner_exponent(u, self.inner_rate)

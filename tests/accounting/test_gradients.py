@@ -101,7 +101,7 @@ def check(make, arguments, num_steps):
                 return epsilon_of_profile(moved)
             return jde.epsilon(moved, delta=DELTA, num_steps=num_steps)
 
-        # Of epsilons that are less well known further apart is nearer, of bent ones not.
+        # Of epsilons that are known less well further apart is nearer, else closer.
         expected = min(
             (difference(epsilon, arguments[i], apart) for apart in (1e-3, 4e-3)),
             key=lambda value, name=name: abs(value - gradient[name]),

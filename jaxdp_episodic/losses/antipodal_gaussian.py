@@ -201,7 +201,7 @@ class AntipodalGaussianLoss(GaussianLoss):
             density = (base[0] + normal[0], base[1] + normal[1])
             end = x[0][-1]
             (end_loss, _), _ = ratio((end, xp.zeros_like(end)))
-            return mirrored(y, density, element, end, end_loss)
+            return mirrored(y, density, element, -0.5 * end * end, end_loss)
 
         return map_first(finish, x, element, y, base)
 

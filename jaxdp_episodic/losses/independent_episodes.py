@@ -11,6 +11,7 @@ Reference: Balle, Barthe, Gaboardi (2018), arXiv:1807.01647v2, Theorems 2 and 10
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar, Self
@@ -23,11 +24,23 @@ from jaxdp_episodic.losses.gaussian import (
     positive,
     scaled,
 )
-from jaxdp_episodic.losses.loss_nodes import LossNodes, NodeRule
+from jaxdp_episodic.losses.loss_nodes import (
+    LossNodes,
+    NodeRule,
+    Rate,
+    log_mixture,
+    log_normal,
+    mirrored,
+    path_points,
+    real_log_mixture,
+    sampled_ends,
+)
+from jaxdp_episodic.losses.paths import Pair, half_line
 from jaxdp_episodic.losses.privacy_loss import GaussianLoss, Hints, MomentRule, Tails
 from jaxdp_episodic.losses.swapped_gaussian import SwappedGaussianLoss
 from jaxdp_episodic.losses.zeroed_gaussian import ZeroedGaussianLoss
 from jaxdp_episodic.numerics.combinatorics import log_binomial
+from jaxdp_episodic.numerics.complex_exponentials import log_complex, polar, times
 from jaxdp_episodic.numerics.loops import (
     Array,
     fori_loop,
@@ -45,6 +58,10 @@ _CUT_SHARE = 1e-9
 _AT_ONCE = 512
 # No distribution is cut nearer than where the density is e^-18 of its peak.
 _LEAST_CUT = -18.0
+# By what share there are more nodes for every factor e of the number of terms.
+_MORE_NODES = 0.4
+# Largest height of their path, in deviations: the truncated laws end on it.
+_MOST_HEIGHT = 3.4
 # Stands for log 0 where -inf would poison a gradient: e^{-1e30} = 0.
 _LOG_ZERO = -1e30
 
@@ -182,10 +199,62 @@ class IndependentEpisodesLoss(GaussianLoss):
         return dataclasses.replace(self, kept=kept), log_added, terms > _MOST_TERMS
 
     def nodes(self, rule: NodeRule) -> LossNodes:
-        """See `PrivacyLoss`: mixture over the number k of draws."""
-        backward, log_cut, height, num_nodes, num_terms = rule
+        """See `PrivacyLoss`: one path for all terms, as they have one log-ratio.
+
+        The loss is ``log(1 - e1 + e1 e^l)``, with l of law ``N(-k² s²/2, k² s²)`` under
+        Q. In the deviations of the narrowest law that counts l is ``c sinh(v / c)``:
+        where only wider laws reach, nodes are further apart and the path is higher, as
+        these ask for.
+        """
+        _, log_cut, height, num_nodes, num_terms = rule
         xp = namespace(*self.fields, log_cut, height)
-        size = self.rate.shape[0]
+        k, log_weight, used, any_rate = self._weighted_terms(log_cut, num_terms)
+        narrowest = xp.min(xp.where(used, k, xp.inf), axis=(0, 1))
+        s, width, p = narrowest * self.shift, k / narrowest, Rate.of(any_rate)
+        log_factor = xp.maximum(log_weight, -1e300) - xp.log(width)
+        cut = xp.minimum(log_cut[:, None] - log_weight, _LEAST_CUT)
+        _, high, _ = sampled_ends(p, width * s, cut)
+        own = xp.where(used, high - 0.5 * width * s, 0.0)
+        scale, end = xp.max(own, axis=(0, 1)), xp.max(width * own, axis=1)
+        turn = xp.clip((p.log_rest - p.log) / s, 0.0, xp.max(end, axis=0))
+        steep = s * xp.sqrt(1 + (turn / scale) ** 2)
+        end, turn = (xp.arcsinh(x / scale) * scale for x in (end, turn))
+        floor = xp.zeros_like(s)
+        size = int(num_nodes * (1 + _MORE_NODES * math.log(num_terms)))
+        line = map_first(lambda end: half_line(floor, end, (turn,), steep, size), end)
+        v, element = path_points(line, floor, turn, steep, height, _MOST_HEIGHT)
+        re, im = v[0] / scale, v[1] / scale
+        grown, rise = xp.sinh(re), xp.cosh(re)
+        cos, sin = xp.cos(im), xp.sin(im)
+        x = scale * grown * cos, scale * rise * sin
+        element = times(element, (rise * cos, grown * sin))
+        # An integral does not depend on its path.
+        x, element = stop_gradient(xp, (x, element))
+
+        def log_density(x: Pair, used: Array) -> Pair:
+            """Of Q at points (J, m)."""
+            wide = width[:, None]
+            re, im = log_normal((x[0] / wide + 0.5 * wide * s, x[1] / wide))
+            re = xp.where(used[:, None], log_factor[:, None] + re, -1e300)
+            peak = stop_gradient(xp, xp.max(re, axis=0))
+            total = (xp.sum(part, axis=0) for part in polar(re - peak, im))
+            re, im = log_complex(*total)
+            return re + peak, im
+
+        y = map_first(lambda x: log_mixture((s * x[0], s * x[1]), p), x)
+
+        def finish(x: Pair, element: Pair, y: Pair, used: Array) -> LossNodes:
+            end = x[0][-1:]
+            end_density, _ = log_density((end, xp.zeros_like(end)), used)
+            end_loss = real_log_mixture(s * end[0], p)
+            density = log_density(x, used)
+            return mirrored(y, density, element, end_density[0], end_loss)
+
+        return map_first(finish, x, element, y, used)
+
+    def _weighted_terms(self, log_cut: Array, num_terms: int) -> tuple[Array, ...]:
+        """k, ``log(P(J = k) / e1)``, which laws need them, (V, terms, m), and e1."""
+        xp = namespace(*self.fields, log_cut)
         terms = xp.arange(1, num_terms + 1, dtype=log_cut.dtype)[:, None]
         kept = xp.minimum(self.kept, self.num_episodes)
         k = xp.minimum(terms, kept)
@@ -196,18 +265,7 @@ class IndependentEpisodesLoss(GaussianLoss):
         log_weight += xp.where(rest > 0, rest * log_absent, 0.0) - xp.log(any_rate)
         # Rarer than what is cut off anyway: left out.
         used = (terms <= kept) & (log_weight > log_cut[:, None])
-        weight = xp.where(used, xp.exp(log_weight), 0.0)
-        log_cut = xp.minimum(log_cut[:, None] - log_weight, _LEAST_CUT)
-
-        def flat(a: Array) -> Array:
-            """(..., terms, m) to (..., terms m), of any shape that broadcasts."""
-            wide = xp.broadcast_to(a, (*a.shape[:-2], num_terms, size))
-            return wide.reshape(*a.shape[:-2], -1)
-
-        cuts = flat(backward[None]), flat(log_cut), flat(height[:, None])
-        one = self._one(flat(any_rate[None]), flat(k * self.shift))
-        laws = one.nodes(NodeRule(*cuts, num_nodes))
-        return map_first(_mixed, laws, weight, used)
+        return k, log_weight, used, any_rate
 
 
 @dataclass(frozen=True)
@@ -222,6 +280,24 @@ class ZeroedEpisodesLoss(IndependentEpisodesLoss):
     """
 
     is_symmetric: ClassVar[bool] = False
+
+    def nodes(self, rule: NodeRule) -> LossNodes:
+        """See `PrivacyLoss`: the mixture of the nodes of all terms."""
+        backward, log_cut, height, num_nodes, num_terms = rule
+        xp = namespace(*self.fields, log_cut, height)
+        k, log_weight, used, any_rate = self._weighted_terms(log_cut, num_terms)
+        weight = xp.where(used, xp.exp(log_weight), 0.0)
+        log_cut = xp.minimum(log_cut[:, None] - log_weight, _LEAST_CUT)
+
+        def flat(a: Array) -> Array:
+            """(..., terms, m) to (..., terms m), of any shape that broadcasts."""
+            wide = xp.broadcast_to(a, (*a.shape[:-2], *k.shape))
+            return wide.reshape(*a.shape[:-2], -1)
+
+        cuts = flat(backward[None]), flat(log_cut), flat(height[:, None])
+        one = self._one(flat(any_rate[None]), flat(k * self.shift))
+        laws = one.nodes(NodeRule(*cuts, num_nodes))
+        return map_first(_mixed, laws, weight, used)
 
     def _one(self, any_rate: Array, shift: Array) -> GaussianLoss:
         one = namespace(any_rate, shift).ones_like(any_rate)

@@ -106,19 +106,18 @@ def collected(
 
 
 def mirrored(
-    y: Pair, density: Pair, element: Pair, high: Array, end_loss: Array
+    y: Pair, density: Pair, element: Pair, end_log_density: Array, end_loss: Array
 ) -> LossNodes:
-    """Losses y with P's density and -y with Q's."""
-    xp = namespace(y[0], density[0], element[0], high, end_loss)
+    """Losses y with P's density and -y with Q's, the latter known at the cut."""
+    xp = namespace(y[0], density[0], element[0], end_log_density, end_loss)
     above = times(polar(density[0] + y[0], density[1] + y[1]), element)
     below = times(polar(density[0], -density[1]), (element[0], -element[1]))
     loss = (xp.concatenate([y[0], -y[0]]), xp.concatenate([y[1], y[1]]))
     weight = tuple(xp.concatenate(pair) for pair in zip(above, below, strict=True))
-    end_log_weight = -0.5 * high * high + end_loss
-    ends = xp.stack([end_log_weight, xp.full_like(high, -xp.inf)])
-    return collected(
-        loss, (weight[0], weight[1]), ends, xp.stack([end_loss, xp.zeros_like(high)])
-    )
+    end_log_weight = end_log_density + end_loss
+    ends = xp.stack([end_log_weight, xp.full_like(end_loss, -xp.inf)])
+    end_losses = xp.stack([end_loss, xp.zeros_like(end_loss)])
+    return collected(loss, (weight[0], weight[1]), ends, end_losses)
 
 
 class Rate(NamedTuple):
@@ -145,12 +144,17 @@ def sampled_ends(p: Rate, s: Array, log_cut: Array) -> tuple[Array, Array, Array
 
 
 def path_points(
-    line: Pair, floor: Array, turn: Array, s: Array, height: Array
+    line: Pair,
+    floor: Array,
+    turn: Array,
+    s: Array,
+    height: Array,
+    most: float = 1e30,
 ) -> tuple[Pair, Pair]:
     """Points above the (V, J, n) nodes of a line, and dx."""
 
     def lift(node: Array, weight: Array, height: Array) -> tuple[Pair, Pair]:
-        return points(Path(node, weight, floor, turn, s, height))
+        return points(Path(node, weight, floor, turn, s, height, most))
 
     return map_first(lift, *line, height)
 

@@ -34,7 +34,10 @@ _FIXED_POINTS = 6
 
 
 class Path(NamedTuple):
-    """Real nodes (J, n) with their weights, and where a path has to be careful."""
+    """Real nodes (J, n) with their weights, and where a path has to be careful.
+
+    It rises no further than about ``most``, in the scale of its nodes.
+    """
 
     node: Array
     weight: Array
@@ -42,6 +45,7 @@ class Path(NamedTuple):
     turn: Array
     shift: Array
     height: Array
+    most: float = 1e30
 
 
 def whole_line(low: Array, high: Array, turn: Array, s: Array, num_nodes: int) -> Pair:
@@ -167,6 +171,7 @@ def _heights(path: Path) -> tuple[Array, Array]:
         (begin, _RISE_BEHIND_TURN),
         (stop, -_RISE_BEHIND_TURN),
         (xp.maximum(stop, 2.0), _RISE_AT_END),
+        (xp.maximum(stop, 2.0) + (path.most - _TOP) / _RISE_AT_END, -_RISE_AT_END),
     ):
         before, _ = _bend(origin - corner)
         behind, turned = _bend(node - corner)

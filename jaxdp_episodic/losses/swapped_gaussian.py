@@ -83,7 +83,7 @@ class SwappedGaussianLoss(GaussianLoss):
         def finish(x: Pair, element: Pair, y: Pair) -> LossNodes:
             end = x[0][-1]
             end_loss = real_log_mixture(s * (end - 0.5 * s), p)
-            return mirrored(y, log_normal(x), element, end, end_loss)
+            return mirrored(y, log_normal(x), element, -0.5 * end * end, end_loss)
 
         return map_first(finish, x, element, y)
 

@@ -253,6 +253,33 @@ def test_rare_episodes_lie_within_certified_ends(num_steps):
     assert lower <= 1e-6 <= upper
 
 
+@pytest.mark.parametrize(
+    ("num_episodes", "rate", "noise", "num_steps", "epsilon", "delta"),
+    [
+        (5, 0.03017, 2 / 3.734, 24, 5.853, 0.852310404091999),
+        (3, 1.99e-4, 2 / 7.06, 23, 35.41001156867326, 9.6e-5),
+    ],
+)
+def test_steps_whose_laws_are_far_apart_in_width(
+    num_episodes, rate, noise, num_steps, epsilon, delta
+):
+    """Little noise: five episodes with the unit lie five times as far out as one.
+
+    One path serves both. The deltas are of convolutions by FFT, spacing 2e-4, which
+    are true to 1e-9.
+    """
+    example = jde.Poisson("example", sampling_probability=rate)
+    episodes = jde.IndependentEpisodes(example, num_episodes=num_episodes)
+    step = jde.GaussianStep(episodes, noise_multiplier=noise)
+    run = {"num_steps": num_steps, "return_info": True}
+    found, info = jde.delta(step, **run, epsilon=epsilon)
+    assert not info.is_certified_bound
+    assert abs(found - delta) <= info.error + 2e-9 * delta
+    found, info = jde.epsilon(step, **run, delta=delta)
+    assert not info.is_certified_bound
+    assert abs(found - epsilon) <= info.error + 1e-8 * epsilon
+
+
 def test_early_steps_of_a_sampled_run_are_exact():
     """Backward such a run loses at most -T log(1 - p): nothing is integrated there."""
     step = poisson_step(1e-3, 1.0)

@@ -28,9 +28,10 @@ from jaxdp_episodic.numerics.signed_sums import SignedLaw, sinh_sum
 # many times that at the second, beyond which there are no nodes; and the most nodes.
 _APART, _CHORD, _ROUGHEST, _USUAL, _LEAST, _MOST = 0.28, 1e-5, 1e3, -9.0, -42.0, 400
 # What D may be off, where it is above two logarithms, and below; but for the first so
-# many times as much where it falls steeply; and cells of the sums for it: at first,
-# fewest and most.
-_WITHIN, _BULK, _ROUGH, _STEEP = (1.5e-5, 2.5e-5, 1e-3), -7.0, -30.0, 10.0
+# many times as much where it falls steeply, fewer below a third; and cells of the sums
+# for it: at first, fewest and most.
+_WITHIN, _BULK, _ROUGH = (1.5e-5, 2.5e-5, 1e-3), -7.0, -30.0
+_STEEP, _RARE = (10.0, 5.0), -20.0
 _CELLS, _FEWEST, _MOST_CELLS = 640, 256, 1024
 # Losses in each cell between two nodes; nodes on either side that a bound may use.
 _FINE, _AROUND = 128, 3
@@ -140,7 +141,7 @@ def _nodes(bins: int, count: int, shift: float) -> list[_Node]:
         # the sum of many epochs' losses by as much as itself.
         within = _WITHIN[(log_d < _BULK) + (log_d < _ROUGH)]
         if log_d < _BULK:
-            within *= min(max(1.0, u * slope), _STEEP)
+            within *= min(max(1.0, u * slope), _STEEP[log_d < _RARE])
         cells *= math.sqrt(max((1 - least / gain) / within, 1e-3))
         cells = int(min(max(cells, _FEWEST), _MOST_CELLS))
         share = min(max((log_d - _USUAL) / (_LEAST - _USUAL), 0.0), 1.0)

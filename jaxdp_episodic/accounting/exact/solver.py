@@ -38,8 +38,9 @@ _NOISE = 10.0
 # What is less well known by another epsilon's contour gets its own.
 _SHARED_ERROR = 1e-9
 _CHUNKS = Chunks(8, (1, 8), (8, 512, 4096))
-# Of many settings, one that takes little of its time to start, if so many fill it.
-_LARGE_CHUNK, _LEAST_FILLED = 64, 32
+# Of a batch of many settings, with the fewest that go into such chunks: the larger the
+# less of its time a chunk takes to start, but all cores want some, and few padding.
+_LARGE_CHUNKS = ((256, 1024), (64, 32), (_CHUNKS.cpu[-1], 0))
 # So few settings are cheaper one by one than in a chunk that is mostly padding.
 _ONE_BY_ONE = 3
 
@@ -301,8 +302,8 @@ class ContourSolver:
         )
         sizes = _CHUNKS
         if self.bound.size >= _MANY:  # and few shapes are compiled
-            filled = index.size >= _LEAST_FILLED
-            sizes = sizes._replace(cpu=(_LARGE_CHUNK if filled else sizes.cpu[-1],))
+            width = next(size for size, least in _LARGE_CHUNKS if index.size >= least)
+            sizes = sizes._replace(cpu=(width,))
         elif index.size <= _ONE_BY_ONE:
             sizes = sizes._replace(cpu=sizes.cpu[:1])
 

@@ -201,6 +201,15 @@ def test_far_out_a_few_antipodal_steps_state_what_they_lose(steps, noise, epsilo
         assert abs(found / true - 1) < info.error < 1e-8
 
 
+@pytest.mark.parametrize("epsilon", [0.3, 0.65, 0.69])
+def test_far_out_two_steps_under_much_noise_are_known(epsilon):
+    # On a path steep in the complex plane a law's mass was a fifth off: 1e-3 of delta.
+    asked = {"epsilon": epsilon, "num_steps": 2}
+    found = jde.delta(step(2, 12.065), **asked)
+    true = allocation.add_remove(2, 2, 1 / 12.065, epsilon, "remove")
+    assert abs(found / true - 1) < 1e-8
+
+
 def test_what_cannot_be_computed_is_never_small():
     assert np.isinf(jde.epsilon(step(4, 0.0), delta=1e-6, num_steps=8))
     asked = {"num_steps": 8, "return_info": True}

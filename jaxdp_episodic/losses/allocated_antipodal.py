@@ -33,7 +33,6 @@ from jaxdp_episodic.losses.gaussian import drawn_tails, inner_exponent
 from jaxdp_episodic.losses.loss_nodes import LossNodes, NodeRule
 from jaxdp_episodic.losses.privacy_loss import PrivacyLoss, Tails
 from jaxdp_episodic.numerics.loops import Array, namespace, on_host
-from jaxdp_episodic.numerics.table_checks import CHECKED
 
 _SCOUTS = 400
 # Part of a table by which its slope at the end is found.
@@ -97,10 +96,7 @@ class AllocatedAntipodalLoss(AllocatedLoss):
         """Far out more: sums of a few light terms lose digits there."""
 
         def off(v: np.ndarray, s: float, t: float, j: float) -> np.ndarray:
-            table = antipodal_table(round(t), round(j), s)
-            is_far = table.at(v)[0] < table.values[0, 0, 0] + CHECKED
-            # What checks is off there as well.
-            return np.where(is_far, 2 * np.abs(table.off_at(v)), 0.0)[None]
+            return antipodal_table(round(t), round(j), s).further_error(v)[None]
 
         kept = self.kept_in_range()
         inner = inner_exponent(u, self.inner_rate)

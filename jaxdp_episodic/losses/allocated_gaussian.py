@@ -103,6 +103,22 @@ class AllocatedGaussianLoss(AllocatedLoss):
         kept = self.kept_in_range()  # some may take no step
         return by_setting(error, nothing, kept._shift, kept._taken)[0]
 
+    def profile_error_at(self, u: Array) -> Array:
+        """Far out more: sums of a few light terms lose digits there."""
+
+        def off(u: np.ndarray, s: float, t: float, j: float) -> np.ndarray:
+            above, below, _ = _places(u, t, j)
+            rising, falling = sum_tables(round(j), s)
+            gain, _, loss, _ = _tails(u, s, t, j)
+            # Of either direction as much as it is of the larger one.
+            share = np.exp([gain, loss] - np.maximum(gain, loss))
+            errors = [rising.further_error(above), falling.further_error(below)]
+            return np.max(share * errors, axis=0)[None]
+
+        kept = self.kept_in_range()
+        further = by_setting(off, u, kept._shift, kept._bins, kept._taken)[0]
+        return np.maximum(super().profile_error_at(u), further)
+
     def nodes(self, rule: NodeRule) -> LossNodes:
         """See `PrivacyLoss`: along the logarithm of the sum."""
         fields = (self.shift, self.bins, self.taken)

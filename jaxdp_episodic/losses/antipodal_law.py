@@ -118,6 +118,8 @@ def _nodes(bins: int, count: int, shift: float) -> list[_Node]:
     nodes: list[_Node] = []
     u, last, step, slope, cells = 0.0, 0.0, 0.0, 0.0, _CELLS
     whole = bins == count  # the hinge is always 0
+    # Deviation of the loss under much noise.
+    core = 2 * shift * math.sqrt(count) / bins
     while True:
         hinge = float(_hinge(u, bins - count, shift))
         setting = count, shift, 0.5 * u / shift, hinge
@@ -151,6 +153,8 @@ def _nodes(bins: int, count: int, shift: float) -> list[_Node]:
             2 * shift * _APART / math.sqrt(count) * (chord / _CHORD) ** 0.125,
             math.sqrt(8 * chord / (slope * (1 + slope))),
         )
+        # Of few steps among idle ones D falls sooner: else nothing is left at once.
+        step = step if whole else min(step, max(core, 0.5 * u))
         u, last = u + step, log_d
 
 

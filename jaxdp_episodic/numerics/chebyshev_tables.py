@@ -84,6 +84,14 @@ class Table(NamedTuple):
         _, panel = self._panels(place)
         return self.off[panel] * (-1.0) ** panel
 
+    def further_error(self, place: np.ndarray) -> np.ndarray:
+        """(m,) what may be added to `error` where tails are rarer than that is for."""
+        _, panel = self._panels(place)
+        is_far = self.at(place)[0] < self.values[0, 0, 0] + CHECKED
+        # What checks is off there as well; and the first loses digits before the third.
+        rough = _SPARE * np.abs(self.values[0] @ _LAST.T).max(axis=1)
+        return np.where(is_far, np.maximum(2 * self.off, rough)[panel], 0.0)
+
     def _panels(self, place: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Where in the table places are, and the panel."""
         z = np.arcsinh(np.maximum(place, 0.0) / self.core)

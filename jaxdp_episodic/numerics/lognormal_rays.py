@@ -53,6 +53,8 @@ _WIDE, _CLOSE, _LIGHT, _HEAVY = 0.62, 0.38, (0.3, 0.45), 2.0
 _STEEP, _STEEPEST = 0.4, 2.5
 # Deviations within which all of the normal density is; it is needed below a shift.
 _WHOLE, _FAR = 8.7, 4.0
+# Of the sum of a path's masses.
+_ROUNDING = 1e-14
 
 
 class Path(NamedTuple):
@@ -216,7 +218,9 @@ def log_law_on_rays(
     total, mass, *moved = summed(terms, path, (-w[0], -w[1]), near_one, slopes)
     taken = xp.where(near_one, 0.0, xp.where(is_tame, mass[0], 1.0))
     taken = taken, xp.where(near_one | ~is_tame, 0.0, mass[1])
-    is_missing = is_tame & ~(path.is_whole > 0)
+    # On a steep path the normal density turns too fast for nodes that do for the rest.
+    is_known = xp.hypot(mass[0] - 1, mass[1]) < _ROUNDING
+    is_missing = is_tame & ~(is_known & (path.is_whole > 0))
     missing = xp.where(is_missing, mass[0] - 1, 0.0), xp.where(is_missing, mass[1], 0.0)
     excess = tuple(
         a - less + rest for a, less, rest in zip(total, taken, missing, strict=True)

@@ -183,12 +183,15 @@ def test_the_smallest_deltas_are_met_to_the_stated_error(noise, delta):
         step(2, noise), delta=delta, num_steps=2, return_info=True
     )
     true = allocation.add_remove(2, 2, 1 / noise, float(value), "remove")
-    assert not info.is_certified_bound and info.error < 1e-6
+    # Relative: so far out tables state more than they are off, below.
+    assert not info.is_certified_bound and info.error < 1e-6 * value
     assert true == pytest.approx(delta, rel=1e-7)
 
 
 @pytest.mark.parametrize(
-    ("steps", "noise", "epsilon"), [(30, 1 / 0.3, 0.6), (3, 10.0, 0.9), (3, 10.0, 1.34)]
+    ("steps", "noise", "epsilon"),
+    # Of the last the profile, not its second derivative, lost digits unsaid.
+    [(30, 1 / 0.3, 0.6), (3, 10.0, 0.9), (3, 10.0, 1.34), (3, 7.7628, 1.7028)],
 )
 def test_far_out_a_few_antipodal_steps_state_what_they_lose(steps, noise, epsilon):
     whole = step(steps, noise, "replace_one")
@@ -199,6 +202,15 @@ def test_far_out_a_few_antipodal_steps_state_what_they_lose(steps, noise, epsilo
         assert found >= true
     else:
         assert abs(found / true - 1) < info.error < 1e-8
+
+
+@pytest.mark.parametrize("epsilon", [0.3, 0.65, 0.69])
+def test_far_out_two_steps_under_much_noise_state_what_they_lose(epsilon):
+    # On a path steep in the complex plane a law's mass was a fifth off: 1e-3 of delta.
+    asked = {"epsilon": epsilon, "num_steps": 2}
+    found, info = jde.delta(step(2, 12.065), return_info=True, **asked)
+    true = allocation.add_remove(2, 2, 1 / 12.065, epsilon, "remove")
+    assert abs(found / true - 1) < info.error < 1e-7
 
 
 def test_what_cannot_be_computed_is_never_small():

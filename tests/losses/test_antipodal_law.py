@@ -272,6 +272,17 @@ def test_losses_that_crowd_at_zero():
     assert np.exp(found) == pytest.approx(true, rel=known)
 
 
+@pytest.mark.parametrize(
+    ("bins", "taken", "noise"), [(30, 2, 6.68), (1000, 3, 5.0), (10**6, 2, 30.0)]
+)
+def test_few_of_many_steps_under_much_noise_have_narrow_ends(bins, taken, noise):
+    """Nodes further apart than all their losses left no lower law: an exception."""
+    low, high = jde.epsilon_interval(step(bins, noise), delta=1e-10, num_steps=taken)
+    assert low < high < low * (1 + 3e-4)
+    at_ends = [allocation.antipodal(bins, taken, 1 / noise, e) for e in (low, high)]
+    assert at_ends[0] >= 1e-10 >= at_ends[1]
+
+
 def test_edges():
     asked = {"delta": 1e-6, "num_steps": 8}
     assert np.isposinf(jde.epsilon_interval(step(4, 0.0), **asked)[1])

@@ -36,7 +36,7 @@ _LEAN_SHARE, _CHECK_SHARE, _LARGEST_LEAN = 0.7, 0.9, 0.6
 # is left of it without the core is a millionth of it.
 _NEGLIGIBLE = -40.0
 # The contour ends where the integrand has fallen by so many nats.
-_FALL = 42.0
+FALL = 42.0
 # The same, and the furthest end in units of the scale, on vertical lines. There nodes
 # are equally spaced: atoms' phases agree again where y is a few 1 / loss, as narrowly.
 _VERTICAL_FALL, _VERTICAL_END = 26.0, 300.0
@@ -75,7 +75,7 @@ class Contour(NamedTuple):
 
 
 def lay_contour(
-    epsilon: Array, groups: tuple[Steps, ...], fall: Array | float = _FALL
+    epsilon: Array, groups: tuple[Steps, ...], fall: Array | float = FALL
 ) -> Contour:
     """The contour for delta at ``epsilon``, (n,); nats that it falls by."""
     xp = namespace(epsilon, groups[0].count)

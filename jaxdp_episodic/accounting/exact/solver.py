@@ -56,7 +56,7 @@ class _Pass(NamedTuple):
 
     law_nodes: int
     contour_nodes: int
-    fall: float = 42.0
+    fall: float = contours.FALL
 
 
 # Tried one after the other on what is not settled. It is the contour that takes more

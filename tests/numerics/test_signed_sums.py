@@ -6,7 +6,9 @@ import numpy as np
 import pytest
 from scipy.special import ndtr
 
+from jaxdp_episodic.numerics.lattice_pieces import moments_of
 from jaxdp_episodic.numerics.signed_sums import sinh_sum
+from jaxdp_episodic.numerics.signed_terms import MEANS, far_out
 
 
 def gain_of_two(shift, tilt, y):
@@ -154,3 +156,17 @@ def test_values_beyond_all_lattices_stay_where_they_are():
         for up in (False, True)
     )
     assert low <= high <= low * (1 + 1e-5)
+
+
+def test_what_lies_beyond_a_lattice_is_placed_no_higher_than_its_mean():
+    widest, mass = 100, 1e-3
+    for mean in (-1.5 * MEANS * widest, -300.0, 300.0, 1.5 * MEANS * widest):
+        pieces = far_out(2, mass, mean * mass, widest)
+        # Much further out rounding is not bounded: nearer, or left out below.
+        if mean < -MEANS * widest:
+            assert not pieces
+            continue
+        (piece,) = pieces
+        known = min(mean, MEANS * widest)
+        assert piece.first == round(known / 4)
+        assert moments_of(piece) == pytest.approx([known * mass], rel=1e-15)

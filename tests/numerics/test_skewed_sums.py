@@ -13,7 +13,14 @@ from jaxdp_episodic.numerics.lognormal_sums import axis_of, contours
 from jaxdp_episodic.numerics.lognormal_tails import at_once
 from jaxdp_episodic.numerics.lognormal_terms import Sums
 from jaxdp_episodic.numerics.skewed_sums import log_tails
-from jaxdp_episodic.numerics.skewed_terms import Terms, larger_saddle
+from jaxdp_episodic.numerics.skewed_terms import (
+    Terms,
+    fine_rules,
+    larger_saddle,
+    law_on_axis,
+    place_of,
+    too_rare,
+)
 from jaxdp_episodic.numerics.two_terms import log_tails_of_two
 from oracles import allocation
 
@@ -203,6 +210,20 @@ def test_distant_neighbours_do_not():
     for i in (0, 2, 8):
         alone = sums(7, 0.0, 1.22, log_g[i])[:, 0]
         np.testing.assert_allclose(np.array(together)[:, i], alone, atol=1e-11)
+
+
+@pytest.mark.parametrize("shift", [0.4, 1.0, 2.5])
+def test_jumps_too_rare_for_one_count_for_its_neighbours(shift):
+    """Moved by d the law is that of ``p e^-sd`` and ``g e^2sd``, by their densities."""
+    p = np.exp(place_of(too_rare(np.array([shift])) + np.array([0.2, 1.0]), shift))
+    terms, rules = Terms(3, np.zeros(1), shift, np.array(1.3), 0.0), fine_rules(shift)
+    move = np.array([-2.0, 1.0])
+    together = law_on_axis(p, terms, rules, move).excess[:, 0]
+    neighbour = terms._replace(log_g=terms.log_g + 2 * shift * move[0])
+    alone = law_on_axis(p * np.exp(-shift * move[0]), neighbour, rules).excess[:, 0]
+    # Above the axis, what the jump takes.
+    np.testing.assert_allclose(np.imag(together), np.imag(alone), rtol=1e-8)
+    assert np.all(np.imag(together) != 0)
 
 
 @pytest.mark.parametrize("direction", ["remove", "add"])

@@ -1,8 +1,12 @@
-"""The error of the trapezoidal rule against integrals known in closed form."""
+"""The trapezoidal rule's error against closed forms; the search at kinks."""
+
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 
+from jaxdp_episodic.accounting.exact import contour as contours
 from jaxdp_episodic.accounting.exact import integral
 
 
@@ -30,3 +34,21 @@ def test_no_coincidence_makes_the_error_look_small(rare):
     assert np.all(stated > error)
     # No more than nine times what halving the nodes changes where that is largest.
     assert np.all(stated < 9 * halved.max())
+
+
+@pytest.mark.parametrize("guess", [0.9999, 1.0003])
+def test_a_step_across_an_atom_is_not_the_last(guess, monkeypatch):
+    """The slope changes at once there, which no curvature on the way announces."""
+
+    def kinked(_, x):
+        value = np.where(x < 1, -x, -1 - 4 * (x - 1))
+        return value, np.where(x < 1, 1.0, 4.0), 0 * x, np.full_like(x, 1e-6)
+
+    monkeypatch.setattr(integral, "_prepare", lambda *_: None)
+    monkeypatch.setattr(integral, "_integrate", kinked)
+    steps: Any = SimpleNamespace(count=np.ones((1, 1)), is_discrete=True)
+    true = 1.0001 if guess < 1 else 0.9999  # beyond the kink
+    goal, start, highest = (np.array([x]) for x in (kinked(0, true)[0], guess, 2.0))
+    line = contours.Contour(*[np.ones(1)] * 6)
+    found = integral.epsilon(goal, start, highest, line, (steps,), num_nodes=2)
+    assert abs(found.value[0] - true) * 4 <= found.log_error[0] <= 2e-6

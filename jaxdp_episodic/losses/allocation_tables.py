@@ -31,7 +31,6 @@ from jaxdp_episodic.numerics.lognormal_tails import (
     Call,
     at_once,
     by_rows,
-    tails_at,
 )
 from jaxdp_episodic.numerics.lognormal_terms import Sums, law_on_axis
 from jaxdp_episodic.numerics.ratio_means import powers_of_mean, powers_of_ratio
@@ -193,7 +192,7 @@ def _made(terms: Sums, *, slopes: bool, call: Call) -> list[Table]:
     def evaluate(
         which: np.ndarray, place: np.ndarray, *, finer: bool = False
     ) -> np.ndarray:
-        return along.log_tails(mine[which + len(up) * finer], place, call)
+        return along.log_tails(mine[which + len(up) * finer], place)
 
     return tabulated(core, end, evaluate)
 
@@ -214,7 +213,7 @@ def _compiled(kernel: Any, *arrays: Any, **static: Any) -> Any:
 
 
 # Rows of kernels: what takes less than calling them, and fits the cache.
-_ROWS = {tails_at: 256, log_law_on_rays: 512, law_on_axis: 2048, paths: 2048}
+_ROWS = {log_law_on_rays: 512, law_on_axis: 2048, paths: 2048}
 _on_jax = by_rows(_compiled, _ROWS.get, pad=True)
 
 

@@ -105,19 +105,24 @@ def exp_complex(z: Array) -> Array:
     xp = namespace(z)
     if xp is not np:
         return complex_of(xp, *polar(xp.real(z), xp.imag(z)))
-    # By the tangent t of half the angle, in place: (1 - t², 2 t) / (1 + t²).
     result = np.empty(z.shape, complex)
-    tangent = 0.5 * np.imag(z)
-    np.tan(tangent, out=tangent)
-    size = np.exp(np.real(z))
-    square = tangent * tangent
+    exp_in_place(np.real(z).copy(), np.imag(z).copy(), (result.real, result.imag))
+    return result
+
+
+def exp_in_place(size: np.ndarray, angle: np.ndarray, result: Pair) -> None:
+    """Writes ``e^{a + ib}``, in NumPy; a and b are overwritten."""
+    # By the tangent t of half the angle: (1 - t², 2 t) / (1 + t²).
+    angle *= 0.5
+    np.tan(angle, out=angle)
+    np.exp(size, out=size)
+    square = angle * angle
     square += 1
     size /= square
-    tangent *= 2
-    np.multiply(size, tangent, out=np.imag(result))
+    angle *= 2
+    np.multiply(size, angle, out=result[1])
     np.subtract(2, square, out=square)
-    np.multiply(size, square, out=np.real(result))
-    return result
+    np.multiply(size, square, out=result[0])
 
 
 def log1p_complex(real: Array, imaginary: Array) -> tuple[Array, Array]:

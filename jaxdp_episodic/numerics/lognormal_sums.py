@@ -40,6 +40,7 @@ from jaxdp_episodic.numerics.lognormal_terms import (
     law_on_axis,
     log_axis_law,
 )
+from jaxdp_episodic.numerics.loops import complex_of
 from jaxdp_episodic.numerics.quadrature import (
     between_equal,
     chebyshev_points,
@@ -176,7 +177,7 @@ def contours(
     table, ends = np.full((2, len(end), len(which)), np.nan), np.stack([start, base])
     table[:, which, np.arange(len(which)) - first[which]] = ends
     starts, bases = table[:, :, : np.bincount(which).max()]
-    return Contours(terms, first, starts, bases, ends, rays, jumps, slopes)
+    return Contours(terms, first, starts, bases, ends, rays, jumps)
 
 
 def _padded(rows: np.ndarray, number: np.ndarray) -> np.ndarray:
@@ -283,13 +284,20 @@ def _rays(line: _Line, finer: np.ndarray, slopes: bool, call: Call) -> Rays:
     step = np.cosh(place * end) * unit * weight * end / math.pi
     step = np.log(np.where(is_there, step, 1.0))
     over = np.where(is_there, start / (start + away), 0.0)
-    none = np.zeros((0, len(start)))
     return Rays(
-        (np.where(is_there, power, _ABSENT) + np.real(step), phase + np.imag(step)),
-        (np.real(away), np.imag(away)),
-        (np.real(over), np.imag(over)),
-        (slope[0], slope[1]) if slopes else (none, none),
+        number,
+        (
+            _rows(np.where(is_there, power, _ABSENT) + np.real(step)),
+            _rows(phase + np.imag(step)),
+        ),
+        (_rows(np.real(away)), _rows(np.imag(away))),
+        _rows(over),
+        _rows(complex_of(np, *slope)) if slopes else None,
     )
+
+
+def _rows(columns: np.ndarray) -> np.ndarray:
+    return np.ascontiguousarray(columns.T)
 
 
 def _blocks(number: np.ndarray) -> np.ndarray:
@@ -344,7 +352,7 @@ def _jumps(
     rises = terms.take(np.flatnonzero(terms.rising > 0))
     which = which[: np.searchsorted(which, len(rises.count))]
     if not len(which):
-        return Jumps(*np.zeros((5, 0, 0)))
+        return Jumps(np.zeros(0, int), *np.zeros((4, 0, 0)), None)
     start, fine, line = start[: len(which)], fine[: len(which)], rises.take(which)
     n, s, end = line.count, line.shift, line.edge
     first = larger_saddle(np.log(start), s)
@@ -383,15 +391,17 @@ def _jumps(
     size = size + np.log(p * (s - 1 / x) * (end - first) * weight / math.pi)
     angle = n * np.arctan(ratio)
     is_there = (weight > 0) & ~are_rare
-    slope = np.zeros((0, len(which)))
+    slope = None
     if slopes:
         turned = n * ratio * moved[0] / (1 + ratio * ratio)
         grown = n * moved[1] * power + ratio * turned
-        slope = np.where(is_there, grown * np.sin(angle) + turned * np.cos(angle), 0.0)
+        slope = grown * np.sin(angle) + turned * np.cos(angle)
+        slope = _rows(np.where(is_there, slope, 0.0))
     return Jumps(
-        np.where(is_there, size, _ABSENT),
-        np.where(is_there, p, 0.0),
-        start / p,
-        np.where(is_there, np.sin(angle), 0.0),
+        np.where(are_rare, 1, _EACH * panels),
+        _rows(np.where(is_there, size, _ABSENT)),
+        _rows(np.where(is_there, p, 0.0)),
+        _rows(start / p),
+        _rows(np.where(is_there, np.sin(angle), 0.0)),
         slope,
     )

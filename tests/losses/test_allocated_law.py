@@ -234,7 +234,7 @@ def test_tables_say_how_far_they_are_off_under_little_noise():
     found = table.at(place)
     terms = Sums(np.array([82.0]), np.array([1 / 0.2003]), np.zeros(1))
     finer = contours(axis_of(terms, at_once), place[-1:], finer=True, call=at_once)
-    off = np.abs(found - finer.log_tails(np.zeros(300, int), place, at_once))
+    off = np.abs(found - finer.log_tails(np.zeros(300, int), place))
     assert off[:, found[0] > found[0, 0] - 36].max() < table.error < 1e-8
 
 

@@ -26,7 +26,7 @@ def tails(settings, place, *, finer=False):
     end = np.full(len(settings), max(place))
     along = contours(axis_of(terms), end, finer=finer)
     which = np.repeat(np.arange(len(settings)), len(place))
-    return along.log_tails(which, np.tile(place, len(settings)), at_once)
+    return along.log_tails(which, np.tile(place, len(settings)))
 
 
 def sums(count, constant, shift, log_g=None, *, rising=True, idle=0.0):

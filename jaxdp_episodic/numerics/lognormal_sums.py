@@ -44,6 +44,7 @@ from jaxdp_episodic.numerics.loops import complex_of
 from jaxdp_episodic.numerics.quadrature import (
     between_equal,
     chebyshev_points,
+    in_turn,
     side_by_side,
     through_columns,
     through_points,
@@ -354,14 +355,17 @@ def _jumps(
     if not len(which):
         return Jumps(np.zeros(0, int), *np.zeros((4, 0, 0)), None)
     start, fine, line = start[: len(which)], fine[: len(which)], rises.take(which)
-    n, s, end = line.count, line.shift, line.edge
+    s, end = line.shift, line.edge
     first = larger_saddle(np.log(start), s)
     are_rare = first >= end  # too rare to count
     first = np.minimum(first, end - 1)
     panels = np.array(_PANELS)[(s > 2).astype(int), fine.astype(int)]
     panels = np.ceil(panels * (1 + s)).astype(int)
-    place, weight = side_by_side(_EACH * panels, _jump_rule)
-    x = first + (end - first) * place
+    # Nodes of all contours in turn.
+    count = np.where(are_rare, 0, _EACH * panels)
+    mine, rank, place, weight = in_turn(count, _jump_rule)
+    s, line, length = s[mine], line.take(mine), (end - first)[mine]
+    x = first[mine] + length * place
     p = np.exp(place_of(x, s))
     firsts = np.searchsorted(which, np.arange(len(rises.count)))
     low, high = np.minimum.reduceat(first, firsts), rises.edge - 1e-9
@@ -373,8 +377,7 @@ def _jumps(
     how = {"rules": _FINE, "jumps": True, "slopes": slopes}
     law = AxisLaw(*call(law_on_axis, every, at_p, **how))
     # Smooth where they are tiny, too.
-    order = np.where(rises.mean > 0, 2, 1)
-    scale = at_p ** order[column]
+    scale = np.where(every.mean > 0, at_p * at_p, at_p)
     # K turns by less than half a right angle: its real part is positive.
     real, _ = log_axis_law(law._replace(imaginary=np.zeros_like(at_p)))
     rows = [np.log(law.imaginary) - real, real / scale]
@@ -383,25 +386,25 @@ def _jumps(
         rows += [law.imaginary_slope / law.imaginary - moved, moved / scale]
     values = np.zeros((len(rows), *points.shape))
     values[:, *known] = rows
-    away = 2 * (x - low[which]) / (high - low)[which] - 1
-    at = through_columns(values, number, np.clip(away, -1.0, 1.0), which)
-    turn, real, *moved = at
-    ratio, power = np.exp(turn), p ** order[which]
-    size = n * (real * power + 0.5 * np.log1p(ratio * ratio))
-    size = size + np.log(p * (s - 1 / x) * (end - first) * weight / math.pi)
-    angle = n * np.arctan(ratio)
-    is_there = (weight > 0) & ~are_rare
+    row = which[mine]
+    away = np.clip(2 * (x - low[row]) / (high - low)[row] - 1, -1.0, 1.0)
+    turn, real, *moved = through_columns(values, number, away, row)
+    ratio, power = np.exp(turn), np.where(line.mean > 0, p * p, p)
+    size = line.count * (real * power + 0.5 * np.log1p(ratio * ratio))
+    size += np.log(p * (s - 1 / x) * length * weight / math.pi)
+    angle = line.count * np.arctan(ratio)
+
+    def dense(nodes: np.ndarray, otherwise: float = 0.0) -> np.ndarray:
+        result = np.full((len(count), max(count.max(), 1)), otherwise)
+        result[mine, rank] = nodes
+        return result
+
     slope = None
     if slopes:
-        turned = n * ratio * moved[0] / (1 + ratio * ratio)
-        grown = n * moved[1] * power + ratio * turned
-        slope = grown * np.sin(angle) + turned * np.cos(angle)
-        slope = _rows(np.where(is_there, slope, 0.0))
+        turned = line.count * ratio * moved[0] / (1 + ratio * ratio)
+        grown = line.count * moved[1] * power + ratio * turned
+        slope = dense(grown * np.sin(angle) + turned * np.cos(angle))
+    size, over = dense(size, _ABSENT), dense(start[mine] / p)
     return Jumps(
-        np.where(are_rare, 1, _EACH * panels),
-        _rows(np.where(is_there, size, _ABSENT)),
-        _rows(np.where(is_there, p, 0.0)),
-        _rows(start / p),
-        _rows(np.where(is_there, np.sin(angle), 0.0)),
-        slope,
+        np.maximum(count, 1), size, dense(p), over, dense(np.sin(angle)), slope
     )

@@ -218,29 +218,37 @@ def through_columns(
     Args:
       rows: (R, N, S) at ``number`` `chebyshev_points`, (S,).
       number: of each column's points.
-      x: (M, J) in [-1, 1].
-      column: (J,) whose x these are.
+      x: (L,) in [-1, 1].
+      column: (L,) of each x.
 
     Returns:
-      (R, M, J).
+      (R, L).
     """
     last, around = _CLOSER * (number - 1), len(_WEIGHTS) // 2
-    close = np.zeros((int(last.max()) + 2 * around, len(last), len(rows)))
+    close = np.zeros((len(rows), len(last), int(last.max()) + 2 * around))
     for size in np.unique(number).tolist():
         mine, end = number == size, _CLOSER * (size - 1)
         # Values are even in the angle, about both ends.
         index = end - np.abs(end - np.abs(np.arange(1 - around, end + around + 1)))
-        found = np.tensordot(_closer(size), rows[:, :size, mine], (1, 1))
-        close[: len(index), mine] = np.moveaxis(found, 1, -1)[index]
-    place = np.arccos(-x) * (last[column] / math.pi)
-    first = place.astype(int)
-    place = np.maximum(place - first, 1e-300)
-    result, total = np.zeros((*x.shape, len(rows))), np.zeros(x.shape)
-    for j, weight in enumerate(_WEIGHTS):
-        share = weight / (place + (around - 1 - j))
-        total += share
-        result += share[..., None] * close[first + j, column]
-    return np.moveaxis(result, -1, 0) / total
+        found = np.moveaxis(rows[:, :size, mine], 1, -1) @ _closer(size)[index].T
+        close[:, mine, : len(index)] = found
+    result, width = np.empty((len(rows), len(x))), close.shape[-1]
+    close = close.reshape(len(rows), -1)
+    for begin in range(0, len(x), _BLOCK**2):  # these fit the cache
+        part = slice(begin, begin + _BLOCK**2)
+        place = np.arccos(-x[part]) * (last[column[part]] / math.pi)
+        first = place.astype(int)
+        place -= first
+        np.maximum(place, 1e-300, out=place)
+        first += column[part] * width
+        sums, total = np.zeros((len(rows), len(place))), np.zeros(len(place))
+        for j, weight in enumerate(_WEIGHTS):
+            share = weight / (place + (around - 1 - j))
+            total += share
+            for row, values in zip(sums, close, strict=True):
+                row += share * values[first + j]
+        result[:, part] = sums / total
+    return result
 
 
 @functools.lru_cache
@@ -279,3 +287,13 @@ def side_by_side(number: np.ndarray, rule: Callable[[int], tuple]) -> np.ndarray
     for size in np.unique(number).tolist():
         result[:, :size, number == size] = np.array(rule(size))[:, :, None]
     return result
+
+
+def in_turn(number: np.ndarray, rule: Callable[[int], tuple]) -> tuple:
+    """Nodes of rules on [0, 1] one after the other: whose, which of its, place, weight."""
+    sizes, kind = np.unique(number, return_inverse=True)
+    rules = np.concatenate([np.array(rule(n)) for n in sizes.tolist()], axis=1)
+    whose = np.repeat(np.arange(len(number)), number)
+    rank = np.arange(len(whose)) - np.repeat(np.cumsum(number) - number, number)
+    place, weight = rules[:, (np.cumsum(sizes) - sizes)[kind][whose] + rank]
+    return whose, rank, place, weight

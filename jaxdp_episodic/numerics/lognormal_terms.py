@@ -135,9 +135,10 @@ def law_on_axis(
     normal = (end - low) * weight * xp.exp(-0.5 * v * v) / SQRT_2PI
     above = terms.beyond(s * v - 0.5 * s * s)
     exponent = xp.minimum(p * above, 700.0)
-    excess = xp.sum(xp.expm1(exponent) * normal, axis=0)
-    excess = excess - xp.exp(log_normal_tail(end))
-    normal = xp.exp(exponent) * normal
+    grown = xp.expm1(exponent) * normal
+    excess = xp.sum(grown, axis=0) - xp.exp(log_normal_tail(end))
+    # K is 1 at least, if not of small sums.
+    normal = grown + normal if jumps else xp.exp(exponent) * normal
     real, imaginary = xp.sum(normal, axis=0), xp.zeros_like(p)
     real_slope, imaginary_slope = xp.zeros((2, 0))
     if slopes:

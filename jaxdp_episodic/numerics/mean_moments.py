@@ -222,6 +222,8 @@ def log_excess_transform(
     # log(e^{e^x} - 1): what is small is not exponentiated.
     grown = np.exp(np.clip(exponent, -40.0, 700.0))
     moderate = np.where(exponent < -40, exponent, grown + np.log(-np.expm1(-grown)))
+    if np.all(log_q < FAR):
+        return moderate - p
     # Where q is large, e^-p is nothing.
     mass, _, _ = _tilted_moments(np.maximum(log_q, FAR), shift, 0, 1.0)
     huge = count * mass - p * ((bins - count) / bins)

@@ -268,17 +268,24 @@ def between_equal(rows: np.ndarray, last: np.ndarray, some: int) -> np.ndarray:
     Returns:
       (..., S, C).
     """
-    column, nodes = np.arange(rows.shape[-1]), np.arange(8)
+    column, every = np.arange(rows.shape[-1]), np.arange(len(last))[:, None]
     first = np.clip(column // some - 3, 0, last[:, None] - 7)
-    place = column / some - first
+    # Where a place is among its neighbours' is a multiple of 1/some.
+    shares = _shares(some)[np.clip(column - some * first, 0, 7 * some)]
     result = np.zeros(rows.shape)
-    for i in nodes:
-        share = np.ones(place.shape)
-        for j in nodes[nodes != i]:
-            share *= (place - j) / (i - j)
-        index = np.arange(len(last))[:, None], (first + i) * some
-        result += share * rows[..., *index]
+    for i in range(8):
+        index = some * (first + i)
+        result += shares[..., i] * rows[..., every, index]
     return result
+
+
+@functools.cache
+def _shares(some: int) -> np.ndarray:
+    """(7 some + 1, 8): of values at 0 .. 7 in those of their polynomial between."""
+    place, nodes = np.arange(7 * some + 1)[:, None] / some, np.arange(8)
+    others = [nodes[nodes != i] for i in nodes]
+    parts = [(place - j) / (i - j) for i, j in zip(nodes, others, strict=True)]
+    return np.stack([np.prod(part, axis=1) for part in parts], axis=1)
 
 
 def side_by_side(number: np.ndarray, rule: Callable[[int], tuple]) -> np.ndarray:
@@ -290,7 +297,7 @@ def side_by_side(number: np.ndarray, rule: Callable[[int], tuple]) -> np.ndarray
 
 
 def in_turn(number: np.ndarray, rule: Callable[[int], tuple]) -> tuple:
-    """Nodes of rules on [0, 1] one after the other: whose, which of its, place, weight."""
+    """Whose node each is, which of its rule on [0, 1], and its place and weight."""
     sizes, kind = np.unique(number, return_inverse=True)
     rules = np.concatenate([np.array(rule(n)) for n in sizes.tolist()], axis=1)
     whose = np.repeat(np.arange(len(number)), number)

@@ -136,11 +136,11 @@ def powers_agree(low: Side, high: Side, core: float, exact: Powers) -> bool:
     """Whether the profile has the powers, from the second one on, up to its end."""
     left = np.arange(len(exact.all) - 2.0)
 
-    def seconds(side: Side) -> np.ndarray:
-        first = np.exp(side.log_gain + side.log_w) / core**2
-        return powers(np.abs(np.expm1(side.log_w)) / core, first, len(left) - 1)
-
-    (below, off), (above, more) = (side.totals(seconds(side)) for side in (low, high))
+    log_w, log_gain = (np.append(*pair) for pair in zip(low[:2], high[:2], strict=True))
+    first = np.exp(log_gain + log_w) / core**2
+    seconds = powers(np.abs(np.expm1(log_w)) / core, first, len(left) - 1)
+    below, off = low.totals(seconds[:, : len(low.log_w)])
+    above, more = high.totals(seconds[:, len(low.log_w) :])
     found = (-1.0) ** left * below + above
     # Rare jumps may be the larger part, beyond the end, where the rest still falls.
     beyond = exact.place[2:] > high.log_w[-1]

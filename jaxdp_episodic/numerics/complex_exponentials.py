@@ -105,24 +105,24 @@ def exp_complex(z: Array) -> Array:
     xp = namespace(z)
     if xp is not np:
         return complex_of(xp, *polar(xp.real(z), xp.imag(z)))
-    result = np.empty(z.shape, complex)
-    exp_in_place(np.real(z).copy(), np.imag(z).copy(), (result.real, result.imag))
-    return result
+    pair = np.real(z).copy(), np.imag(z).copy()
+    exp_in_place(*pair)
+    return complex_of(np, *pair)
 
 
-def exp_in_place(size: np.ndarray, angle: np.ndarray, result: Pair) -> None:
-    """Writes ``e^{a + ib}``, in NumPy; a and b are overwritten."""
+def exp_in_place(real: np.ndarray, imaginary: np.ndarray) -> None:
+    """``e^{a + ib}`` in place of a and b, in NumPy."""
     # By the tangent t of half the angle: (1 - t², 2 t) / (1 + t²).
-    angle *= 0.5
-    np.tan(angle, out=angle)
-    np.exp(size, out=size)
-    square = angle * angle
+    imaginary *= 0.5
+    np.tan(imaginary, out=imaginary)
+    np.exp(real, out=real)
+    square = imaginary * imaginary
     square += 1
-    size /= square
-    angle *= 2
-    np.multiply(size, angle, out=result[1])
+    real /= square
+    imaginary *= 2
+    imaginary *= real
     np.subtract(2, square, out=square)
-    np.multiply(size, square, out=result[0])
+    real *= square
 
 
 def log1p_complex(real: Array, imaginary: Array) -> tuple[Array, Array]:

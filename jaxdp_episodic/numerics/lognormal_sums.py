@@ -13,9 +13,10 @@ K does not know of x, so a contour serves all places whose best c is some widths
 integrand away: a few contours are enough for a table, and what a place costs besides is
 one exponential a node.
 
-Where contours run is decided here, by NumPy, for many sums side by side. What costs
-time are kernels, for either engine, whose rows are independent: of K on the axis and on
-rays (`numerics.lognormal_terms`), and of the tails (`numerics.lognormal_tails`).
+Where contours run is decided here, for many sums side by side. What costs time are
+kernels whose rows are independent: of K on the axis and on rays, and of the tails
+(`numerics.lognormal_terms`, `lognormal_rays`, `lognormal_tails`). All is NumPy:
+rows differ in their length, and compiled loops wait for the longest.
 """
 
 from __future__ import annotations
@@ -26,17 +27,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from jaxdp_episodic.numerics.lognormal_rays import Path, log_law_on_rays, paths
-from jaxdp_episodic.numerics.lognormal_tails import (
-    Call,
-    Contours,
-    Jumps,
-    Rays,
-    at_once,
-)
+from jaxdp_episodic.numerics.lognormal_rays import log_law_on_rays, paths
+from jaxdp_episodic.numerics.lognormal_tails import Contours, Jumps, Rays
 from jaxdp_episodic.numerics.lognormal_terms import (
-    AxisLaw,
     Sums,
+    by_rows,
     law_on_axis,
     log_axis_law,
 )
@@ -69,8 +64,9 @@ _PLACES = np.linspace(0, 1, 16) ** 2
 # Of rays: slope against the vertical, nodes, twice as many of fewer terms with a light
 # shift, and how many of them have one path for the law of one term.
 _LEAN, _NODES, _FEW, _BLOCK = 0.4, 64, 16, 8
-# Places of a ray at which the law of large sums is known, and of small ones.
-_KNOWN = 24, 48
+# Places of a ray at which the law of large sums is known, and of small ones with a
+# shift below this, and of others.
+_KNOWN, _SOFT = (24, 32, 48), 3.0
 # Where the end of a ray is looked for, in asinh of widths, by how many of the law's
 # nodes; it is so many nats down.
 _SCOUTS, _ROUGHLY, _FALL = np.linspace(1.2, math.asinh(90), 16), 0.45, 37.0
@@ -103,7 +99,7 @@ class Axis(NamedTuple):
         return Axis(self.terms.take(rows), *(field[rows] for field in self[1:]))
 
 
-def axis_of(terms: Sums, call: Call = at_once) -> Axis:
+def axis_of(terms: Sums) -> Axis:
     """Where contours of sums may start; those that rise stand before the others."""
     s, up = terms.shift, terms.rising > 0
     with np.errstate(all="ignore"):
@@ -122,8 +118,9 @@ def axis_of(terms: Sums, call: Call = at_once) -> Axis:
             if not len(row):
                 continue
             p = np.exp(log_p[row, column])
-            law = call(law_on_axis, terms.take(row), p, rules=_ROUGH, jumps=kind)
-            found = log_axis_law(AxisLaw(*law))
+            some = terms.take(row)
+            law = by_rows(law_on_axis, some, p, rules=_ROUGH, jumps=kind)
+            found = log_axis_law(law)
             for whole, part in zip((power, phase), found, strict=True):
                 whole[row, column] = terms.count[row] * part
         both = np.where(is_there, between_equal(both, known, _SOME), np.nan)
@@ -136,7 +133,6 @@ def contours(
     *,
     finer: np.ndarray | bool = False,
     slopes: bool = False,
-    call: Call = at_once,
 ) -> Contours:
     """Contours for places from 0 to ``end``, of each sum.
 
@@ -145,7 +141,6 @@ def contours(
       end: (S,) >= 0.
       finer: (S,) whether other contours, with more nodes, to compare with.
       slopes: whether the tails' derivatives by the shift are asked for.
-      call: how kernels are called.
     """
     terms, is_finer = axis.terms, np.broadcast_to(finer, end.shape)
     apart = np.where(is_finer, _APART[1], _APART[0])
@@ -172,8 +167,8 @@ def contours(
         slowest = (2 + side) / p - 0.5 * (slope[:, 1:] + slope[:, :-1])
         start, base = p[place], axis.power[place]
         line = _Line(terms.take(which), start, base, narrowness[place], slowest[place])
-        rays = _rays(line, np.where(is_finer, _FINER, 1.0)[which], slopes, call)
-        jumps = _jumps(terms, which, start, is_finer[which], slopes, call)
+        rays = _rays(line, np.where(is_finer, _FINER, 1.0)[which], slopes)
+        jumps = _jumps(terms, which, start, is_finer[which], slopes)
     first = np.searchsorted(which, np.arange(len(end)))
     table, ends = np.full((2, len(end), len(which)), np.nan), np.stack([start, base])
     table[:, which, np.arange(len(which)) - first[which]] = ends
@@ -217,7 +212,6 @@ class _Line(NamedTuple):
         away: np.ndarray,
         is_there: np.ndarray,
         fine: np.ndarray,
-        call: Call,
         slopes: bool,
     ) -> list[np.ndarray]:
         """Parts of ``n log K - base`` at (N, J) distances from the start.
@@ -233,13 +227,9 @@ class _Line(NamedTuple):
         middle, nodes = p[_BLOCK // 2], fine[mine[kept]]
         least = np.abs(p).min(axis=0) / np.abs(middle)
         which = np.real(middle), np.imag(middle), least, nodes
-        path = Path(*call(paths, terms, *which))
-        # Rows with as many nodes together.
-        order = np.argsort(path.number, kind="stable")
-        kept, p, terms = kept[order], p[:, order], terms.take(order)
-        path = Path(*(field[order] for field in path))
+        path = by_rows(paths, terms, *which)
         p = np.real(p), np.imag(p)
-        found = call(log_law_on_rays, terms, path, *p, slopes=slopes)
+        found = log_law_on_rays(terms, path, *p, slopes=slopes)
         result = []
         for part, empty in zip(found, (_ABSENT, 0.0, 0.0, 0.0), strict=False):
             whole = np.full(each.shape, empty)
@@ -250,7 +240,7 @@ class _Line(NamedTuple):
         return result
 
 
-def _rays(line: _Line, finer: np.ndarray, slopes: bool, call: Call) -> Rays:
+def _rays(line: _Line, finer: np.ndarray, slopes: bool) -> Rays:
     """Of rays from the starts, where the integrand is ``start / narrowness`` wide."""
     terms, start, narrowness = line.terms, line.start, line.narrowness
     # The more lean, the less K^n falls: then it is for e^{pk} to do.
@@ -258,7 +248,7 @@ def _rays(line: _Line, finer: np.ndarray, slopes: bool, call: Call) -> Rays:
     unit = start / narrowness * (1j + terms.sign * lean)
     away = np.sinh(_SCOUTS)[:, None] * unit
     every = np.ones(away.shape, bool)
-    power = line.power(away, every, np.full(len(start), _ROUGHLY), call, False)[0]
+    power = line.power(away, every, np.full(len(start), _ROUGHLY), False)[0]
     above = power + np.real(away) * line.slowest + _FALL
     is_gone = above < 0
     at = np.where(is_gone.any(axis=0), np.argmax(is_gone, axis=0), len(_SCOUTS) - 1)
@@ -269,14 +259,15 @@ def _rays(line: _Line, finer: np.ndarray, slopes: bool, call: Call) -> Rays:
     up, is_few = terms.rising > 0, terms.count < _FEW
     number = np.where(terms.is_light & is_few, 2, 1) * _blocks(_NODES * finer)
     # Along a ray log K is smooth, but for few terms of a light shift.
-    known = _blocks(np.where(up, *_KNOWN) * np.sqrt(finer))
+    kind = np.where(up, 0, np.where(terms.shift < _SOFT, 1, 2))
+    known = _blocks(np.array(_KNOWN)[kind] * np.sqrt(finer))
     known = np.where(is_few & (terms.is_light | ~up), number, known)
     place, _ = side_by_side(known, _smooth_rule)
     same = side_by_side(number, _ray_rule)[0, : len(place)]
     place = np.where(known == number, same, place)
     is_there = np.arange(len(place))[:, None] < known
     away = np.sinh(place * end) * unit
-    found = line.power(away, is_there, finer, call, slopes)
+    found = line.power(away, is_there, finer, slopes)
     found[1] = np.unwrap(found[1] / terms.count, axis=0) * terms.count
     power, phase, *slope = _between(found, known, number)
     place, weight = side_by_side(number, _ray_rule)
@@ -285,16 +276,11 @@ def _rays(line: _Line, finer: np.ndarray, slopes: bool, call: Call) -> Rays:
     step = np.cosh(place * end) * unit * weight * end / math.pi
     step = np.log(np.where(is_there, step, 1.0))
     over = np.where(is_there, start / (start + away), 0.0)
-    return Rays(
-        number,
-        (
-            _rows(np.where(is_there, power, _ABSENT) + np.real(step)),
-            _rows(phase + np.imag(step)),
-        ),
-        (_rows(np.real(away)), _rows(np.imag(away))),
-        _rows(over),
-        _rows(complex_of(np, *slope)) if slopes else None,
-    )
+    power = np.where(is_there, power, _ABSENT) + np.real(step)
+    integrand = _rows(power), _rows(phase + np.imag(step))
+    away = _rows(np.real(away)), _rows(np.imag(away))
+    moved = _rows(complex_of(np, *slope)) if slopes else None
+    return Rays(number, integrand, away, _rows(over), moved)
 
 
 def _rows(columns: np.ndarray) -> np.ndarray:
@@ -344,7 +330,6 @@ def _jumps(
     start: np.ndarray,
     fine: np.ndarray,
     slopes: bool,
-    call: Call,
 ) -> Jumps:
     """Of the axis from 0 to the starts, by the larger saddle in place of p.
 
@@ -353,7 +338,8 @@ def _jumps(
     rises = terms.take(np.flatnonzero(terms.rising > 0))
     which = which[: np.searchsorted(which, len(rises.count))]
     if not len(which):
-        return Jumps(np.zeros(0, int), *np.zeros((4, 0, 0)), None)
+        none = np.zeros((0, 0))
+        return Jumps(np.zeros(0, int), none, none, none, none, None)
     start, fine, line = start[: len(which)], fine[: len(which)], rises.take(which)
     s, end = line.shift, line.edge
     first = larger_saddle(np.log(start), s)
@@ -375,7 +361,7 @@ def _jumps(
     nodes, every = low + (high - low) * points, rises.take(column)
     at_p = np.exp(place_of(nodes[known], every.shift))
     how = {"rules": _FINE, "jumps": True, "slopes": slopes}
-    law = AxisLaw(*call(law_on_axis, every, at_p, **how))
+    law = by_rows(law_on_axis, every, at_p, **how)
     # Smooth where they are tiny, too.
     scale = np.where(every.mean > 0, at_p * at_p, at_p)
     # K turns by less than half a right angle: its real part is positive.

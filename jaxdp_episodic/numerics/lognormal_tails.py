@@ -1,24 +1,19 @@
-"""Tails of sums of lognormal terms on contours that are known; how kernels are called.
+"""Tails of sums of lognormal terms on contours that are known; NumPy only.
 
 See `numerics.lognormal_sums`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from jaxdp_episodic.numerics.complex_exponentials import exp_in_place
-from jaxdp_episodic.numerics.lognormal_terms import Sums, law_on_axis
-from jaxdp_episodic.numerics.loops import map_arrays
+from jaxdp_episodic.numerics.lognormal_terms import Sums, alike
 
-# Places of a contour that are evaluated together; elements that fit the cache.
-_TOGETHER, _AT_ONCE = 8, 2**15
-
-Call = Callable[..., tuple[np.ndarray, ...]]
-"""Calls ``kernel(*arrays, **static)``, the rows on the last axis of all arrays."""
+# Places of a contour that are evaluated together.
+_TOGETHER = 8
 
 
 class Rays(NamedTuple):
@@ -37,21 +32,18 @@ class Rays(NamedTuple):
           contour: (R,).
           constant: k, (R, M).
         """
-        result = []
-        for rows, most in _alike(self.number[contour]):
-            at, k = contour[rows], constant[rows, :, None]
-            parts = [
-                k * p[at, None, :most] + power[at, None, :most]
-                for p, power in zip(self.p, self.power, strict=True)
-            ]
-            grown = np.empty((len(at), len(k[0]), 2 * most))
-            exp_in_place(*parts, (grown[..., :most], grown[..., most:]))
+        result, pairs = [], list(zip(self.p, self.power, strict=True))
+        for rows, most in alike(self.number[contour], _TOGETHER):
+            at = contour[rows]
+            grown = np.array([[p[at, :most], power[at, :most]] for p, power in pairs])
+            grown = _with_one(constant[rows]) @ grown.transpose(0, 2, 1, 3)
+            exp_in_place(*grown)
             over = self.over[at, :most]
-            share = np.stack([over * over, over, np.ones_like(over)], axis=-1)
+            share: Any = np.stack([over * over, over, np.ones_like(over)], axis=-1)
             if self.slope is not None:
                 slope = self.slope[at, :most, None]
                 share = np.concatenate([share, share * slope], axis=-1)
-            result.append(grown @ np.concatenate([share.imag, share.real], axis=1))
+            result.append(grown[0] @ share.imag + grown[1] @ share.real)
         return _in_order(result, self.number[contour])
 
 
@@ -68,10 +60,10 @@ class Jumps(NamedTuple):
     def sums(self, contour: np.ndarray, constant: np.ndarray) -> np.ndarray:
         """As those of rays, over e to the last of all; (R, M, 4 or 7)."""
         result = []
-        for rows, most in _alike(self.number[contour]):
+        for rows, most in alike(self.number[contour], _TOGETHER):
             at = contour[rows]
-            grown = constant[rows, :, None] * self.p[at, None, :most]
-            grown += self.size[at, None, :most]
+            parts = np.stack([self.p[at, :most], self.size[at, :most]], axis=1)
+            grown = _with_one(constant[rows]) @ parts
             largest = np.max(grown, axis=-1, keepdims=True)
             grown -= largest
             np.exp(grown, out=grown)
@@ -85,18 +77,13 @@ class Jumps(NamedTuple):
         return _in_order(result, self.number[contour])
 
 
-def _alike(number: np.ndarray) -> Iterator[tuple[np.ndarray, int]]:
-    """Rows of about as many nodes, and how many: what fits the cache."""
-    order, begin = np.argsort(-number, kind="stable"), 0
-    while begin < len(order):
-        most = int(number[order[begin]])
-        some = max(_AT_ONCE // (_TOGETHER * max(most, 1)), 1)
-        yield order[begin : begin + some], most
-        begin += some
+def _with_one(constant: np.ndarray) -> np.ndarray:
+    """With 1 behind each, (R, M, 2)."""
+    return np.stack([constant, np.ones_like(constant)], axis=-1)
 
 
 def _in_order(parts: list[np.ndarray], number: np.ndarray) -> np.ndarray:
-    """Rows as they were before `_alike`."""
+    """Rows as they were before `alike`."""
     result = np.concatenate(parts)
     result[np.argsort(-number, kind="stable")] = result.copy()
     return result
@@ -145,7 +132,9 @@ class Contours(NamedTuple):
                 sums = self.jumps.sums(contour[:rise], constant[:rise])
                 both = np.maximum(top[:rise], sums[..., -1])
                 totals[:rise] *= np.exp(top[:rise] - both)[..., None]
-                totals[:rise] += sums[..., :-1] * np.exp(sums[..., -1:] - both[..., None])
+                totals[:rise] += sums[..., :-1] * np.exp(
+                    sums[..., -1:] - both[..., None]
+                )
                 top[:rise] = both
             logs = np.log(totals[..., :3]) + top[..., None]
             logs -= np.log(start)[..., None] * np.array([2.0, 1.0, 0.0])
@@ -165,50 +154,3 @@ def _side_by_side(contour: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     rank = np.arange(len(begin)) - np.repeat(np.cumsum(rows) - rows, rows)
     at = (begin + rank * _TOGETHER)[:, None] + np.arange(_TOGETHER)
     return np.repeat(every, rows), order[np.minimum(at, end[:, None] - 1)]
-
-
-def by_rows(
-    run: Callable[..., Any], rows: Callable[[Any], int | None], *, pad: bool
-) -> Call:
-    """A `Call` of a few rows at a time, of a kernel ``rows(kernel)``; None: of all.
-
-    Args:
-      run: runs ``run(kernel, *arrays, **static)``.
-      rows: how many.
-      pad: whether fewer are filled up.
-    """
-
-    def call(kernel: Any, *arrays: Any, **static: Any) -> tuple[np.ndarray, ...]:
-        sizes: list[int] = []
-        map_arrays(lambda array: sizes.append(array.shape[-1]), arrays)
-        chunk = rows(kernel) or sizes[0]
-        if not pad and sizes[0] <= chunk:
-            return tuple(run(kernel, *arrays, **static))
-        parts = []
-        for begin in range(0, sizes[0], chunk):
-            left = min(chunk, sizes[0] - begin)
-
-            def part(array: np.ndarray, begin: int = begin, left: int = left) -> Any:
-                some = array[..., begin : begin + left]
-                if left == chunk or not pad:
-                    return some
-                # The last row fills it up, and is thrown away below.
-                last = (*some.shape[:-1], chunk - left)
-                return np.concatenate([some, np.broadcast_to(some[..., -1:], last)], -1)
-
-            found = run(kernel, *map_arrays(part, arrays), **static)
-            parts.append([row[..., :left] for row in found])
-        return tuple(np.concatenate(column, -1) for column in zip(*parts, strict=True))
-
-    return call
-
-
-_FIT = {law_on_axis: 96}
-
-
-def _run(kernel: Any, *arrays: Any, **static: Any) -> Any:
-    return kernel(*arrays, **static)
-
-
-# By NumPy: what fits the cache.
-at_once = by_rows(_run, _FIT.get, pad=False)

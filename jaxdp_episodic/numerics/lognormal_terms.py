@@ -7,7 +7,10 @@ does not matter here.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
 
 from jaxdp_episodic.numerics.complex_exponentials import (
     Pair,
@@ -35,6 +38,8 @@ _NARROW = 0.05
 _LIGHT, _LIGHT_OF_FEW, _VERY_FEW = 0.35, 0.13, 5
 # Nearer to 1 than that log K is a series in K - 1.
 _NEAR = 0.3
+# Elements that fit the cache; and rows, of which fewer take longer to call.
+_AT_ONCE, _ROWS = 2**16, 1024
 
 
 class Sums(NamedTuple):
@@ -175,3 +180,28 @@ def log_near(whole: Pair, excess: Pair) -> Pair:
     both = zip(log1p_complex(*small), log_complex(*whole), strict=True)
     re, im = (xp.where(near, one, other) for one, other in both)
     return re, im
+
+
+def alike(number: np.ndarray, each: int) -> Iterator[tuple[np.ndarray, int]]:
+    """Rows of about as many nodes, (R,), and how many: what fits the cache.
+
+    Each row has so many elements a node. One after the other, rows are in the order
+    of ``argsort(-number, kind="stable")``.
+    """
+    order, begin = np.argsort(-number, kind="stable"), 0
+    while begin < len(order):
+        most = int(number[order[begin]])
+        some = max(_AT_ONCE // (each * most), 1)
+        yield order[begin : begin + some], most
+        begin += some
+
+
+def by_rows(kernel: Callable[..., Any], terms: Sums, *arrays: np.ndarray, **how: Any):
+    """``kernel(terms, *arrays)`` of rows, a few at a time, of what fits the cache."""
+    parts = []
+    for begin in range(0, len(terms.count), _ROWS):
+        rows = slice(begin, begin + _ROWS)
+        some = (array[rows] for array in arrays)
+        parts.append(kernel(terms.take(rows), *some, **how))
+    kind = type(parts[0])
+    return kind(*(np.concatenate(part, axis=-1) for part in zip(*parts, strict=True)))

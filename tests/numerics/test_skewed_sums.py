@@ -10,7 +10,6 @@ from scipy.stats import norm
 
 from jaxdp_episodic.losses.allocation_tables import sum_tables
 from jaxdp_episodic.numerics.lognormal_sums import axis_of, contours
-from jaxdp_episodic.numerics.lognormal_tails import at_once
 from jaxdp_episodic.numerics.lognormal_terms import Sums
 from jaxdp_episodic.numerics.skewed_sums import log_tails
 from jaxdp_episodic.numerics.skewed_terms import Terms, larger_saddle

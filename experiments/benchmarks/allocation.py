@@ -90,10 +90,12 @@ def our_ends(setting: tuple[int, float, int, float]) -> dict[str, float]:
 
 
 def table_times(number: int) -> dict[str, float]:
-    """Milliseconds of the tables of one of so many random settings."""
+    """Milliseconds of the tables of one of so many random settings, on both engines."""
     import numpy as np
 
+    from jaxdp_episodic._engine import using_engine
     from jaxdp_episodic.losses import allocation_tables
+    from jaxdp_episodic.numerics.convex_sums import lognormal_sum
 
     random = np.random.default_rng(1)
     steps = np.rint(10 ** random.uniform(0.5, 4.0, number)).astype(int)
@@ -101,18 +103,22 @@ def table_times(number: int) -> dict[str, float]:
     settings = list(zip(steps.tolist(), shifts.tolist(), strict=True))
     vouched = allocation_tables._vouched
 
-    def spent(together: int) -> float:
+    def spent(engine: str) -> float:
         allocation_tables.forget_sum_tables()
+        lognormal_sum.cache_clear()
         start = time.process_time()
-        for begin in range(0, number, together):
-            allocation_tables.make_sum_tables(settings[begin : begin + together])
+        with using_engine(engine):
+            allocation_tables.make_sum_tables(settings)
         return 1e3 * (time.process_time() - start) / number
 
     found = {}
     for name, check in (("", lambda *pair: pair[:2]), (" vouched for", vouched)):
         allocation_tables._vouched = check
-        found["together" + name] = min(spent(number) for _ in range(3))
-        found["one by one" + name] = spent(1)
+        first = spent("jax")
+        found["jax" + name] = min(spent("jax") for _ in range(3))
+        found["numpy" + name] = spent("numpy")
+        if not name:
+            found["compiling, in all"] = number * (first - found["jax"])
     return found
 
 

@@ -2,9 +2,9 @@
 
 One epoch is a sum of independent terms, `numerics.skewed_sums`, whose tails take
 milliseconds each. They are smooth: logarithms of them are interpolated, and a table
-serves every loss, order and number of epochs of a setting. NumPy makes them for either
-engine: for JAX those of add_remove side by side, before its kernels ask the host for
-them (`numerics.loops.on_host`); they know their derivatives by the shift.
+serves every loss, order and number of epochs of a setting. On JAX those of add_remove
+are made side by side, before its kernels ask the host for them
+(`numerics.loops.on_host`), and know their derivatives by the shift.
 """
 
 from __future__ import annotations
@@ -13,9 +13,11 @@ import functools
 import math
 import threading
 from collections.abc import Callable, Iterable
+from typing import Any
 
 import numpy as np
 
+from jaxdp_episodic._engine import engine_name, jitted, on_jax
 from jaxdp_episodic.numerics.chebyshev_tables import (
     LEAST,
     MOST_HALVINGS,
@@ -23,8 +25,17 @@ from jaxdp_episodic.numerics.chebyshev_tables import (
     Table,
     tabulated,
 )
+from jaxdp_episodic.numerics.lognormal_rays import log_law_on_rays, paths
 from jaxdp_episodic.numerics.lognormal_sums import Axis, axis_of, contours
-from jaxdp_episodic.numerics.lognormal_terms import Sums
+from jaxdp_episodic.numerics.lognormal_terms import (
+    Call,
+    Rows,
+    Sums,
+    by_rows,
+    joined,
+    law_on_axis,
+    parts,
+)
 from jaxdp_episodic.numerics.ratio_means import powers_of_mean, powers_of_ratio
 from jaxdp_episodic.numerics.skewed_sums import log_tails
 from jaxdp_episodic.numerics.skewed_terms import Terms
@@ -46,8 +57,11 @@ _REACH = 13.0
 _MOST_OF_CROWDED = 24
 # So many nats a tail is below its bound, at least.
 _ABOVE = 4.0
-# Tables that are kept, and of sums; how many sums' are made side by side.
-_CACHED, MOST_SUMS, _SIDE_BY_SIDE = 256, 4096, 64
+# Tables that are kept, and of sums; how many sums' are made side by side, and from how
+# many on JAX makes them.
+_CACHED, MOST_SUMS, _SIDE_BY_SIDE, _FEW_SUMS = 256, 4096, 64, 8
+# Rows of kernels: what takes less than calling them, and fits the cache.
+_ROWS = {log_law_on_rays: 512, law_on_axis: 2048, paths: 2048}
 _FEW = 8
 
 
@@ -99,13 +113,14 @@ def make_sum_tables(
 ) -> list[tuple[Table, Table]]:
     """`sum_tables` of many settings, (count, shift), side by side; they are kept."""
     asked = list(settings)
+    on_device = engine_name() == "jax" and len(asked) >= _FEW_SUMS
     result = []
     for begin in range(0, len(asked), _SIDE_BY_SIDE):
         part = asked[begin : begin + _SIDE_BY_SIDE]
         count, shift = np.array(part, np.float64).T
         up = np.repeat([1.0, 0.0], len(part))
         terms = Sums(np.tile(count, 2), np.tile(shift, 2), up)
-        made = _made(terms, slopes=slopes)
+        made = _made(terms, slopes=slopes, call=_compiled if on_device else by_rows)
         for i, (n, s) in enumerate(part):
             pair = _vouched(made[i], made[i + len(part)], n, s)
             with _keeping:  # threads make some, too
@@ -153,10 +168,10 @@ def _vouched(
     return rising, falling
 
 
-def _made(terms: Sums, *, slopes: bool) -> list[Table]:
+def _made(terms: Sums, *, slopes: bool, call: Call = by_rows) -> list[Table]:
     """Tables of sums, those that rise first, before anything vouches for them."""
     count, shift, up = terms.count, terms.shift, terms.rising > 0
-    axis = axis_of(terms)
+    axis = axis_of(terms, call)
     core = np.array([_core(*one) for one in zip(count, shift, strict=True)])
     top = shift * (shift + _REACH) - 0.5 * shift * shift
     spread = np.minimum(shift, np.sqrt(np.expm1(shift**2) / count))
@@ -175,7 +190,8 @@ def _made(terms: Sums, *, slopes: bool) -> list[Table]:
     is_finer = np.repeat([0, 1, 0, 1], [len(rising)] * 2 + [len(down)] * 2)
     mine = np.argsort(rows + len(rows) * is_finer, kind="stable")
 
-    along = contours(axis.take(rows), end[rows], finer=is_finer > 0, slopes=slopes)
+    how = {"finer": is_finer > 0, "slopes": slopes, "call": call}
+    along = contours(axis.take(rows), end[rows], **how)
 
     def evaluate(
         which: np.ndarray, place: np.ndarray, *, finer: bool = False
@@ -194,6 +210,17 @@ def _last_places(axis: Axis, least: float) -> np.ndarray:
         share = constant / axis.terms.count
         place = -np.where(axis.terms.mean > 0, np.log1p(share), np.log(share))
         return np.where(place > 0, place, np.inf)
+
+
+def _compiled(kernel: Any, *arrays: Any, **static: Any) -> Rows:
+    """`by_rows` on JAX, which has all parts to do before any is asked for."""
+    run, rows = jitted(kernel, tuple(static)), _ROWS[kernel]
+
+    def every(*arrays: Any) -> list:
+        return [run(*part, **static) for part in parts(arrays, rows, pad=True)]
+
+    size = arrays[-1].shape[-1]
+    return [row[..., :size] for row in joined(on_jax(every, *arrays))]
 
 
 @functools.lru_cache(_CACHED)

@@ -23,17 +23,22 @@ from jaxdp_episodic.numerics.complex_exponentials import (
     Pair,
     divided,
     exp_in_place,
+    exp_parts,
     expm1_complex,
+    expm1_in_parts,
     polar,
     times,
+    versine_sine,
 )
 from jaxdp_episodic.numerics.lambert import lambert, lambert_near
 from jaxdp_episodic.numerics.lognormal_terms import Sums, alike, log_near
-from jaxdp_episodic.numerics.loops import Array, namespace
+from jaxdp_episodic.numerics.loops import Array, complex_of, fori_loop, namespace
 from jaxdp_episodic.numerics.skewed_terms import SQRT_2PI, larger_saddle
 
 # From so many terms on K - 1 needs all its digits.
 _MANY = 3e4
+# Where an angle is so large its e^x is nothing.
+_HUGE = 1e15
 # Where a path's end is looked for, and nats below the top there, and besides for terms.
 _SCOUTS, _DEPTH, _OF_TERMS = np.arange(-15.0, 26.0, 1.2)[:, None], 37.0, 0.7
 # By how much the spacing shrinks to the right, over the shift, from so many 1/s before
@@ -177,7 +182,9 @@ def _places(path: Path, t: Array) -> tuple[Pair, Pair]:
 
 def _exponent(s: Array, y: Pair) -> Pair:
     """E(y)."""
-    grown = expm1_complex(s * y[0], s * y[1])
+    xp = namespace(s, *y)
+    grow = expm1_complex if xp is np else expm1_in_parts
+    grown = grow(s * y[0], s * y[1])
     return (grown[0] - s * y[0]) / (s * s), (grown[1] - s * y[1]) / (s * s)
 
 
@@ -203,7 +210,8 @@ def log_law_on_rays(
     # Near 1 the law's own mass is taken off term by term, or their sum, if all of it
     # is there and nothing cancels.
     near_one = is_tame & (terms.count > _MANY)
-    total, mass, *moved = _summed(terms, path, (-w[0], -w[1]), near_one, slopes)
+    summed = _summed_at_once if xp is np else _summed
+    total, mass, *moved = summed(terms, path, (-w[0], -w[1]), near_one, slopes)
     taken = xp.where(near_one, 0.0, xp.where(is_tame, mass[0], 1.0))
     taken = taken, xp.where(near_one | ~is_tame, 0.0, mass[1])
     is_missing = is_tame & ~(path.is_whole > 0)
@@ -247,12 +255,54 @@ def _node(terms: Sums, path: Path, i: Array, *, slopes: bool) -> list[Pair]:
 
 
 def _summed(
-    terms: Sums, path: Path, p: Pair, near_one: np.ndarray, slopes: bool
+    terms: Sums, path: Path, p: Pair, near_one: Array, slopes: bool
 ) -> list[Pair]:
     """Sums of ``e^{pE}``, less 1 where ``near_one``, times masses; (B, K).
 
-    The masses' sum, (K,), and those with ``e^{sy}`` and ``y e^{sy}``, if asked for.
+    The masses' sum, and those with ``e^{sy}`` and ``y e^{sy}``, if asked for. In JAX:
+    term after term.
     """
+    xp = namespace(*p)
+    less = xp.where(near_one, 1.0, 0.0)
+
+    def node(i: Array) -> list[Array]:
+        # Behind its last one a row has that again, without mass.
+        i = xp.asarray(i, path.number.dtype)
+        kept, i = i < path.number, xp.minimum(i, path.number - 1)
+        mass, above, *moved = _node(terms, path, i, slopes=slopes)
+        mass = xp.where(kept, mass[0], 0.0), xp.where(kept, mass[1], 0.0)
+        pairs = [mass, above, *(times(mass, part) for part in moved)]
+        return [complex_of(xp, *pair) for pair in pairs]
+
+    def add(i: Array, state: tuple[list[Array], ...]) -> tuple[list[Array], ...]:
+        sums, this = state
+        mass, above, *moved = ((part.real, part.imag) for part in this)
+        exponent = times(p, above)
+        power, part = exp_parts(exponent[0])
+        is_angle = xp.abs(exponent[1]) < _HUGE
+        versine, sine = versine_sine(xp.where(is_angle, exponent[1], 0.0))
+        grown = part + power
+        # Without cancellation near 1 where that is taken off.
+        gained = (part + (power - less)) - grown * versine, grown * sine
+        result = [sums[0] + complex_of(xp, *times(gained, mass)), sums[1] + this[0]]
+        whole = grown - grown * versine, gained[1]
+        for one, more in zip(sums[2:], moved, strict=True):
+            result.append(one + complex_of(xp, *times(whole, more)))
+        # If it were not of the turn before, XLA would compute the node for each p.
+        return result, node(i + 1)
+
+    zero, row = xp.zeros_like(p[0]), xp.zeros_like(path.number)
+    start = [complex_of(xp, zero, zero), complex_of(xp, row, row)]
+    start += 2 * [start[0]] * slopes
+    most = xp.max(path.number).astype(xp.int32)
+    sums = fori_loop(xp, 0, most, add, (start, node(xp.int32(0))))[0]
+    return [(part.real, part.imag) for part in sums]
+
+
+def _summed_at_once(
+    terms: Sums, path: Path, p: Pair, near_one: np.ndarray, slopes: bool
+) -> list[Pair]:
+    """`_summed` in NumPy: for rows of about as many nodes matrices times the masses."""
     size = len(p[0])
     sums = np.empty((2 + 4 * slopes, size, len(path.number)))
     whole = np.empty((2, len(path.number)))

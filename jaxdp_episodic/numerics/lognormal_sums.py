@@ -14,9 +14,8 @@ integrand away: a few contours are enough for a table, and what a place costs be
 one exponential a node.
 
 Where contours run is decided here, for many sums side by side. What costs time are
-kernels whose rows are independent: of K on the axis and on rays, and of the tails
-(`numerics.lognormal_terms`, `lognormal_rays`, `lognormal_tails`). All is NumPy:
-rows differ in their length, and compiled loops wait for the longest.
+kernels, for either engine, whose rows are independent: of K on the axis and on rays
+(`numerics.lognormal_terms`, `lognormal_rays`). The tails are NumPy's.
 """
 
 from __future__ import annotations
@@ -27,9 +26,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from jaxdp_episodic.numerics.lognormal_rays import log_law_on_rays, paths
+from jaxdp_episodic.numerics.lognormal_rays import Path, log_law_on_rays, paths
 from jaxdp_episodic.numerics.lognormal_tails import Contours, Jumps, Rays
 from jaxdp_episodic.numerics.lognormal_terms import (
+    AxisLaw,
+    Call,
     Sums,
     by_rows,
     law_on_axis,
@@ -99,7 +100,7 @@ class Axis(NamedTuple):
         return Axis(self.terms.take(rows), *(field[rows] for field in self[1:]))
 
 
-def axis_of(terms: Sums) -> Axis:
+def axis_of(terms: Sums, call: Call = by_rows) -> Axis:
     """Where contours of sums may start; those that rise stand before the others."""
     s, up = terms.shift, terms.rising > 0
     with np.errstate(all="ignore"):
@@ -111,20 +112,18 @@ def axis_of(terms: Sums) -> Axis:
         low = np.where(up, high - _STEP * (number - 1), low)
         log_p = low[:, None] + _STEP * np.arange(number.max())
         is_there = np.arange(number.max()) < number[:, None]
-        power, phase = both = np.full((2, *log_p.shape), np.nan)
+        both = np.full((2, *log_p.shape), np.nan)
         for kind in (True, False):
             row, column = np.nonzero((is_there & (up == kind)[:, None])[:, ::_SOME])
             column *= _SOME
             if not len(row):
                 continue
             p = np.exp(log_p[row, column])
-            some = terms.take(row)
-            law = by_rows(law_on_axis, some, p, rules=_ROUGH, jumps=kind)
-            found = log_axis_law(law)
-            for whole, part in zip((power, phase), found, strict=True):
-                whole[row, column] = terms.count[row] * part
-        both = np.where(is_there, between_equal(both, known, _SOME), np.nan)
-    return Axis(terms, log_p, both[0], both[1], number)
+            law = call(law_on_axis, terms.take(row), p, rules=_ROUGH, jumps=kind)
+            found = np.array(log_axis_law(AxisLaw(*law)))
+            both[:, row, column] = terms.count[row] * found
+        power, phase = np.where(is_there, between_equal(both, known, _SOME), np.nan)
+    return Axis(terms, log_p, power, phase, number)
 
 
 def contours(
@@ -133,6 +132,7 @@ def contours(
     *,
     finer: np.ndarray | bool = False,
     slopes: bool = False,
+    call: Call = by_rows,
 ) -> Contours:
     """Contours for places from 0 to ``end``, of each sum.
 
@@ -141,6 +141,7 @@ def contours(
       end: (S,) >= 0.
       finer: (S,) whether other contours, with more nodes, to compare with.
       slopes: whether the tails' derivatives by the shift are asked for.
+      call: how kernels are called.
     """
     terms, is_finer = axis.terms, np.broadcast_to(finer, end.shape)
     apart = np.where(is_finer, _APART[1], _APART[0])
@@ -167,8 +168,8 @@ def contours(
         slowest = (2 + side) / p - 0.5 * (slope[:, 1:] + slope[:, :-1])
         start, base = p[place], axis.power[place]
         line = _Line(terms.take(which), start, base, narrowness[place], slowest[place])
-        rays = _rays(line, np.where(is_finer, _FINER, 1.0)[which], slopes)
-        jumps = _jumps(terms, which, start, is_finer[which], slopes)
+        rays = _rays(line, np.where(is_finer, _FINER, 1.0)[which], slopes, call)
+        jumps = _jumps(terms, which, start, is_finer[which], slopes, call)
     first = np.searchsorted(which, np.arange(len(end)))
     table, ends = np.full((2, len(end), len(which)), np.nan), np.stack([start, base])
     table[:, which, np.arange(len(which)) - first[which]] = ends
@@ -212,6 +213,7 @@ class _Line(NamedTuple):
         away: np.ndarray,
         is_there: np.ndarray,
         fine: np.ndarray,
+        call: Call,
         slopes: bool,
     ) -> list[np.ndarray]:
         """Parts of ``n log K - base`` at (N, J) distances from the start.
@@ -224,12 +226,16 @@ class _Line(NamedTuple):
         mine = np.tile(np.arange(number), size // _BLOCK)
         kept = np.flatnonzero(is_there.reshape(-1, _BLOCK, number)[:, 0].reshape(-1))
         p, terms = each[:, kept], self.terms.take(mine[kept])
-        middle, nodes = p[_BLOCK // 2], fine[mine[kept]]
+        middle = p[_BLOCK // 2]
         least = np.abs(p).min(axis=0) / np.abs(middle)
-        which = np.real(middle), np.imag(middle), least, nodes
-        path = by_rows(paths, terms, *which)
+        which = np.real(middle), np.imag(middle), least, fine[mine[kept]]
+        path = Path(*call(paths, terms, *which))
+        # Rows with as many nodes together.
+        order = np.argsort(path.number, kind="stable")
+        kept, p, terms = kept[order], p[:, order], terms.take(order)
+        path = Path(*(field[order] for field in path))
         p = np.real(p), np.imag(p)
-        found = log_law_on_rays(terms, path, *p, slopes=slopes)
+        found = call(log_law_on_rays, terms, path, *p, slopes=slopes)
         result = []
         for part, empty in zip(found, (_ABSENT, 0.0, 0.0, 0.0), strict=False):
             whole = np.full(each.shape, empty)
@@ -240,7 +246,7 @@ class _Line(NamedTuple):
         return result
 
 
-def _rays(line: _Line, finer: np.ndarray, slopes: bool) -> Rays:
+def _rays(line: _Line, finer: np.ndarray, slopes: bool, call: Call) -> Rays:
     """Of rays from the starts, where the integrand is ``start / narrowness`` wide."""
     terms, start, narrowness = line.terms, line.start, line.narrowness
     # The more lean, the less K^n falls: then it is for e^{pk} to do.
@@ -248,7 +254,7 @@ def _rays(line: _Line, finer: np.ndarray, slopes: bool) -> Rays:
     unit = start / narrowness * (1j + terms.sign * lean)
     away = np.sinh(_SCOUTS)[:, None] * unit
     every = np.ones(away.shape, bool)
-    power = line.power(away, every, np.full(len(start), _ROUGHLY), False)[0]
+    power = line.power(away, every, np.full(len(start), _ROUGHLY), call, False)[0]
     above = power + np.real(away) * line.slowest + _FALL
     is_gone = above < 0
     at = np.where(is_gone.any(axis=0), np.argmax(is_gone, axis=0), len(_SCOUTS) - 1)
@@ -267,7 +273,7 @@ def _rays(line: _Line, finer: np.ndarray, slopes: bool) -> Rays:
     place = np.where(known == number, same, place)
     is_there = np.arange(len(place))[:, None] < known
     away = np.sinh(place * end) * unit
-    found = line.power(away, is_there, finer, slopes)
+    found = line.power(away, is_there, finer, call, slopes)
     found[1] = np.unwrap(found[1] / terms.count, axis=0) * terms.count
     power, phase, *slope = _between(found, known, number)
     place, weight = side_by_side(number, _ray_rule)
@@ -277,14 +283,10 @@ def _rays(line: _Line, finer: np.ndarray, slopes: bool) -> Rays:
     step = np.log(np.where(is_there, step, 1.0))
     over = np.where(is_there, start / (start + away), 0.0)
     power = np.where(is_there, power, _ABSENT) + np.real(step)
-    integrand = _rows(power), _rows(phase + np.imag(step))
-    away = _rows(np.real(away)), _rows(np.imag(away))
-    moved = _rows(complex_of(np, *slope)) if slopes else None
-    return Rays(number, integrand, away, _rows(over), moved)
-
-
-def _rows(columns: np.ndarray) -> np.ndarray:
-    return np.ascontiguousarray(columns.T)
+    rows = [power, phase + np.imag(step), np.real(away), np.imag(away), over]
+    rows += [complex_of(np, *slope)] if slopes else []
+    rows = [np.ascontiguousarray(row.T) for row in rows]
+    return Rays(number, (rows[0], rows[1]), (rows[2], rows[3]), *rows[4:])
 
 
 def _blocks(number: np.ndarray) -> np.ndarray:
@@ -330,6 +332,7 @@ def _jumps(
     start: np.ndarray,
     fine: np.ndarray,
     slopes: bool,
+    call: Call,
 ) -> Jumps:
     """Of the axis from 0 to the starts, by the larger saddle in place of p.
 
@@ -361,7 +364,7 @@ def _jumps(
     nodes, every = low + (high - low) * points, rises.take(column)
     at_p = np.exp(place_of(nodes[known], every.shift))
     how = {"rules": _FINE, "jumps": True, "slopes": slopes}
-    law = by_rows(law_on_axis, every, at_p, **how)
+    law = AxisLaw(*call(law_on_axis, every, at_p, **how))
     # Smooth where they are tiny, too.
     scale = np.where(every.mean > 0, at_p * at_p, at_p)
     # K turns by less than half a right angle: its real part is positive.
@@ -391,6 +394,5 @@ def _jumps(
         grown = line.count * moved[1] * power + ratio * turned
         slope = dense(grown * np.sin(angle) + turned * np.cos(angle))
     size, over = dense(size, _ABSENT), dense(start[mine] / p)
-    return Jumps(
-        np.maximum(count, 1), size, dense(p), over, dense(np.sin(angle)), slope
-    )
+    factor = dense(np.sin(angle))
+    return Jumps(np.maximum(count, 1), size, dense(p), over, factor, slope)

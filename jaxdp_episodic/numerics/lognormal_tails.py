@@ -23,7 +23,7 @@ class Rays(NamedTuple):
     power: tuple[np.ndarray, np.ndarray]
     p: tuple[np.ndarray, np.ndarray]  # from the start on
     over: np.ndarray
-    slope: np.ndarray | None  # of the power by the shift
+    slope: np.ndarray | None = None  # of the power by the shift
 
     def sums(self, contour: np.ndarray, constant: np.ndarray) -> np.ndarray:
         """With the second, first and no power; then their derivatives, (R, M, 3 or 6).

@@ -19,7 +19,7 @@ from jaxdp_episodic.numerics.complex_exponentials import (
     polar,
     times,
 )
-from jaxdp_episodic.numerics.loops import Array, namespace
+from jaxdp_episodic.numerics.loops import Array, map_arrays, namespace
 from jaxdp_episodic.numerics.skewed_terms import (
     SQRT_2PI,
     gauss,
@@ -40,6 +40,11 @@ _LIGHT, _LIGHT_OF_FEW, _VERY_FEW = 0.35, 0.13, 5
 _NEAR = 0.3
 # Elements that fit the cache; and rows, of which fewer take longer to call.
 _AT_ONCE, _ROWS = 2**16, 1024
+
+
+Rows = list[np.ndarray]
+Call = Callable[..., Rows]
+"""Calls ``kernel(*arrays, **static)``, the rows on the last axis of all arrays."""
 
 
 class Sums(NamedTuple):
@@ -196,12 +201,20 @@ def alike(number: np.ndarray, each: int) -> Iterator[tuple[np.ndarray, int]]:
         begin += some
 
 
-def by_rows(kernel: Callable[..., Any], terms: Sums, *arrays: np.ndarray, **how: Any):
-    """``kernel(terms, *arrays)`` of rows, a few at a time, of what fits the cache."""
-    parts = []
-    for begin in range(0, len(terms.count), _ROWS):
-        rows = slice(begin, begin + _ROWS)
-        some = (array[rows] for array in arrays)
-        parts.append(kernel(terms.take(rows), *some, **how))
-    kind = type(parts[0])
-    return kind(*(np.concatenate(part, axis=-1) for part in zip(*parts, strict=True)))
+def by_rows(kernel: Any, *arrays: Any, **static: Any) -> Rows:
+    """By NumPy, a few rows at a time: what fits the cache."""
+    return joined([kernel(*part, **static) for part in parts(arrays, _ROWS)])
+
+
+def parts(arrays: tuple, rows: int, *, pad: bool = False) -> Iterator[tuple]:
+    """Of arrays so many rows after the other; the last of them again, to fill up."""
+    size = arrays[-1].shape[-1]
+    for begin in range(0, size, rows):
+        at = np.arange(begin, begin + rows if pad else min(begin + rows, size))
+        at = np.minimum(at, size - 1)
+        yield map_arrays(lambda array, at=at: array[..., at], arrays)
+
+
+def joined(parts: list) -> Rows:
+    """What kernels found of `parts`; behind the last row it is to be left out."""
+    return [np.concatenate(part, axis=-1) for part in zip(*parts, strict=True)]

@@ -151,7 +151,8 @@ def _mode(log_q: np.ndarray, shift: float) -> np.ndarray:
     goal = log_q + 2 * math.log(shift) - 0.5 * shift * shift
     w = np.where(goal > 1, np.log(np.maximum(goal, 1.0)), goal)
     for _ in range(8):
-        w = w - (w + np.exp(w) - goal) / (1 + np.exp(w))
+        grown = np.exp(w)
+        w = w - (w + grown - goal) / (1 + grown)
     return np.exp(w) / shift
 
 

@@ -2,8 +2,8 @@
 
 One epoch is a sum of independent terms, `numerics.skewed_sums`, whose tails take
 milliseconds each. They are smooth: logarithms of them are interpolated, and a table
-serves every loss, order and number of epochs of a setting. On JAX those of add_remove
-are made side by side, before its kernels ask the host for them
+serves every loss, order and number of epochs of a setting. Those of add_remove are made
+side by side, before threads or kernels on JAX ask the host for them
 (`numerics.loops.on_host`), and know their derivatives by the shift.
 """
 

@@ -57,9 +57,9 @@ _REACH = 13.0
 _MOST_OF_CROWDED = 24
 # So many nats a tail is below its bound, at least.
 _ABOVE = 4.0
-# Tables that are kept, and of sums; how many sums' are made side by side, and from how
-# many on JAX makes them.
-_CACHED, MOST_SUMS, _SIDE_BY_SIDE, _FEW_SUMS = 256, 4096, 64, 8
+# Tables that are kept, and of sums; how many sums' are made side by side, by NumPy and
+# on JAX, and from how many on that makes them.
+_CACHED, MOST_SUMS, _SIDE_BY_SIDE, _FEW_SUMS = 256, 4096, (64, 128), 8
 # Rows of kernels: what takes less than calling them, and fits the cache.
 _ROWS = {log_law_on_rays: 512, law_on_axis: 2048, paths: 2048}
 _FEW = 8
@@ -114,9 +114,9 @@ def make_sum_tables(
     """`sum_tables` of many settings, (count, shift), side by side; they are kept."""
     asked = list(settings)
     on_device = engine_name() == "jax" and len(asked) >= _FEW_SUMS
-    result = []
-    for begin in range(0, len(asked), _SIDE_BY_SIDE):
-        part = asked[begin : begin + _SIDE_BY_SIDE]
+    size, result = _SIDE_BY_SIDE[on_device], []
+    for begin in range(0, len(asked), size):
+        part = asked[begin : begin + size]
         count, shift = np.array(part, np.float64).T
         up = np.repeat([1.0, 0.0], len(part))
         terms = Sums(np.tile(count, 2), np.tile(shift, 2), up)

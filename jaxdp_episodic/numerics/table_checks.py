@@ -110,7 +110,7 @@ class Side(NamedTuple):
 
     def integrals(self, log_second: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Of ``f''``, (T, N), times H: (T,) each, and by how much they may be off."""
-        values = np.exp(log_second + self.log_gain + self.log_w)
+        values = np.exp(log_second + (self.log_gain + self.log_w))
         return self.totals(values @ self.weights.T, values[:, -2:])
 
     @property

@@ -21,7 +21,6 @@ from typing import ClassVar
 
 import numpy as np
 
-from jaxdp_episodic._engine import engine_name
 from jaxdp_episodic.losses.allocated import (
     AllocatedLoss,
     crowded,
@@ -126,8 +125,6 @@ class AllocatedGaussianLoss(AllocatedLoss):
 
     def prepare(self, *, slopes: bool = False) -> None:
         """Makes the tables."""
-        if engine_name() != "jax":
-            return  # its threads make one each
         kept = self.kept_in_range()
         rows = np.stack(np.broadcast_arrays(kept._taken, kept._shift)).reshape(2, -1)
         asked = [(round(j), s) for j, s in np.unique(rows, axis=1).T.tolist()]

@@ -2,8 +2,8 @@
 
 One epoch is a sum of independent terms, `numerics.skewed_sums`, whose tails take
 milliseconds each. They are smooth: logarithms of them are interpolated, and a table
-serves every loss, order and number of epochs of a setting. On JAX those of add_remove
-are made side by side, before its kernels ask the host for them
+serves every loss, order and number of epochs of a setting. Those of add_remove are made
+side by side, before threads or kernels on JAX ask the host for them
 (`numerics.loops.on_host`), and know their derivatives by the shift.
 """
 
@@ -27,13 +27,15 @@ from jaxdp_episodic.numerics.chebyshev_tables import (
 )
 from jaxdp_episodic.numerics.lognormal_rays import log_law_on_rays, paths
 from jaxdp_episodic.numerics.lognormal_sums import Axis, axis_of, contours
-from jaxdp_episodic.numerics.lognormal_tails import (
+from jaxdp_episodic.numerics.lognormal_terms import (
     Call,
-    at_once,
+    Rows,
+    Sums,
     by_rows,
-    tails_at,
+    joined,
+    law_on_axis,
+    parts,
 )
-from jaxdp_episodic.numerics.lognormal_terms import Sums, law_on_axis
 from jaxdp_episodic.numerics.ratio_means import powers_of_mean, powers_of_ratio
 from jaxdp_episodic.numerics.skewed_sums import log_tails
 from jaxdp_episodic.numerics.skewed_terms import Terms
@@ -57,8 +59,9 @@ _MOST_OF_CROWDED = 24
 _ABOVE = 4.0
 # Tables that are kept, and of sums; how many sums' are made side by side, by NumPy and
 # on JAX, and from how many on that makes them.
-_CACHED, MOST_SUMS = 256, 4096
-_SIDE_BY_SIDE, _FEW_SUMS = (8, 64), 8
+_CACHED, MOST_SUMS, _SIDE_BY_SIDE, _FEW_SUMS = 256, 4096, (64, 128), 8
+# Rows of kernels: what takes less than calling them, and fits the cache.
+_ROWS = {log_law_on_rays: 512, law_on_axis: 2048, paths: 2048}
 _FEW = 8
 
 
@@ -111,13 +114,13 @@ def make_sum_tables(
     """`sum_tables` of many settings, (count, shift), side by side; they are kept."""
     asked = list(settings)
     on_device = engine_name() == "jax" and len(asked) >= _FEW_SUMS
-    result = []
-    for begin in range(0, len(asked), _SIDE_BY_SIDE[on_device]):
-        part = asked[begin : begin + _SIDE_BY_SIDE[on_device]]
+    size, result = _SIDE_BY_SIDE[on_device], []
+    for begin in range(0, len(asked), size):
+        part = asked[begin : begin + size]
         count, shift = np.array(part, np.float64).T
         up = np.repeat([1.0, 0.0], len(part))
         terms = Sums(np.tile(count, 2), np.tile(shift, 2), up)
-        made = _made(terms, slopes=slopes, call=_on_jax if on_device else at_once)
+        made = _made(terms, slopes=slopes, call=_compiled if on_device else by_rows)
         for i, (n, s) in enumerate(part):
             pair = _vouched(made[i], made[i + len(part)], n, s)
             with _keeping:  # threads make some, too
@@ -165,7 +168,7 @@ def _vouched(
     return rising, falling
 
 
-def _made(terms: Sums, *, slopes: bool, call: Call) -> list[Table]:
+def _made(terms: Sums, *, slopes: bool, call: Call = by_rows) -> list[Table]:
     """Tables of sums, those that rise first, before anything vouches for them."""
     count, shift, up = terms.count, terms.shift, terms.rising > 0
     axis = axis_of(terms, call)
@@ -193,7 +196,7 @@ def _made(terms: Sums, *, slopes: bool, call: Call) -> list[Table]:
     def evaluate(
         which: np.ndarray, place: np.ndarray, *, finer: bool = False
     ) -> np.ndarray:
-        return along.log_tails(mine[which + len(up) * finer], place, call)
+        return along.log_tails(mine[which + len(up) * finer], place)
 
     return tabulated(core, end, evaluate)
 
@@ -209,13 +212,15 @@ def _last_places(axis: Axis, least: float) -> np.ndarray:
         return np.where(place > 0, place, np.inf)
 
 
-def _compiled(kernel: Any, *arrays: Any, **static: Any) -> Any:
-    return on_jax(jitted(kernel, tuple(static)), *arrays, **static)
+def _compiled(kernel: Any, *arrays: Any, **static: Any) -> Rows:
+    """`by_rows` on JAX, which has all parts to do before any is asked for."""
+    run, rows = jitted(kernel, tuple(static)), _ROWS[kernel]
 
+    def every(*arrays: Any) -> list:
+        return [run(*part, **static) for part in parts(arrays, rows, pad=True)]
 
-# Rows of kernels: what takes less than calling them, and fits the cache.
-_ROWS = {tails_at: 256, log_law_on_rays: 512, law_on_axis: 2048, paths: 2048}
-_on_jax = by_rows(_compiled, _ROWS.get, pad=True)
+    size = arrays[-1].shape[-1]
+    return [row[..., :size] for row in joined(on_jax(every, *arrays))]
 
 
 @functools.lru_cache(_CACHED)

@@ -152,7 +152,7 @@ class PrivacyLoss:
         return cls(*stacked)
 
     def prepare(self, *, slopes: bool = False) -> None:
-        """Computes side by side what kernels on JAX will ask the host for, if anything.
+        """Computes side by side what kernels will ask the host for, if anything.
 
         Args:
           slopes: whether they will be differentiated.

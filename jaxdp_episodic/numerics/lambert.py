@@ -7,12 +7,9 @@ from __future__ import annotations
 
 import math
 
-import numpy as np
-
 from jaxdp_episodic.numerics.complex_exponentials import (
     Pair,
     divided,
-    expm1_in_parts,
     log_complex,
     polar,
     times,
@@ -67,10 +64,9 @@ def lambert_near(z: Pair, known: Pair) -> Pair:
     moved = (roots[0][0] - roots[1][0], roots[0][1] - roots[1][1])
     step = times(slope, moved)
     w = w[0] + step[0], w[1] + step[1]
-    grow = polar if xp is np else _exp_in_parts
 
     def improve(_: Array, w: Pair) -> Pair:
-        e_w = grow(*w)
+        e_w = polar(*w)
         grown = times(w, e_w)
         f = grown[0] - z[0], grown[1] - z[1]
         half = times(f, divided((2 + w[0], w[1]), (2 + 2 * w[0], 2 * w[1])))
@@ -79,11 +75,6 @@ def lambert_near(z: Pair, known: Pair) -> Pair:
         return w[0] - step[0], w[1] - step[1]
 
     return fori_loop(xp, 0, 3, improve, w)
-
-
-def _exp_in_parts(real: Array, imaginary: Array) -> Pair:
-    re, im = expm1_in_parts(real, imaginary)
-    return re + 1, im
 
 
 def _root(z: Pair) -> Pair:

@@ -15,14 +15,14 @@ on the left. Nodes are closer where ``e^{-wE}`` ends, on the right.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from jaxdp_episodic.numerics.complex_exponentials import (
     Pair,
     divided,
-    exp_complex,
+    exp_in_place,
     exp_parts,
     expm1_complex,
     expm1_in_parts,
@@ -31,14 +31,12 @@ from jaxdp_episodic.numerics.complex_exponentials import (
     versine_sine,
 )
 from jaxdp_episodic.numerics.lambert import lambert, lambert_near
-from jaxdp_episodic.numerics.lognormal_terms import Sums, log_near
+from jaxdp_episodic.numerics.lognormal_terms import Sums, alike, log_near
 from jaxdp_episodic.numerics.loops import Array, complex_of, fori_loop, namespace
 from jaxdp_episodic.numerics.skewed_terms import SQRT_2PI, larger_saddle
 
 # From so many terms on K - 1 needs all its digits.
 _MANY = 3e4
-# Elements that NumPy computes with at once.
-_AT_ONCE = 6000
 # Where an angle is so large its e^x is nothing.
 _HUGE = 1e15
 # Where a path's end is looked for, and nats below the top there, and besides for terms.
@@ -306,33 +304,35 @@ def _summed(
 
 
 def _summed_at_once(
-    terms: Sums, path: Path, p: Pair, near_one: Array, slopes: bool
+    terms: Sums, path: Path, p: Pair, near_one: np.ndarray, slopes: bool
 ) -> list[Pair]:
-    """`_summed` in NumPy: for rows with as many nodes a matrix times the masses."""
-    shape = p[0].shape
-    sums: Any = np.empty((1 + 2 * slopes, *shape), complex)
-    whole = np.empty(shape[-1:], complex)
-    for number in np.unique(path.number):
-        rows = np.flatnonzero(path.number == number)
-        ways = Path(*(field[rows] for field in path))
-        every = np.arange(number)[:, None]
+    """`_summed` in NumPy: for rows of about as many nodes matrices times the masses."""
+    size = len(p[0])
+    sums = np.empty((2 + 4 * slopes, size, len(path.number)))
+    whole = np.empty((2, len(path.number)))
+    for rows, most in alike(path.number, size):
+        ways, every = Path(*(field[rows] for field in path)), np.arange(most)[:, None]
+        # Behind its last one a row has that again, without mass.
+        is_there = every[:, 0] < ways.number[:, None]
+        every = np.minimum(every, ways.number - 1)
         found = _node(terms.take(rows), ways, every, slopes=slopes)
-        mass, above, *moved = (complex_of(np, *part).T for part in found)
-        whole[rows] = mass.sum(axis=1)
-        columns = np.stack([mass, *(mass * part for part in moved)], axis=-1)
-        each = complex_of(np, p[0][:, rows].T, p[1][:, rows].T)
-        # What fits the cache, and what memory is kept for.
-        some = max(_AT_ONCE // int(each.shape[1] * number), 1)
-        for i in range(0, len(rows), some):
-            part = slice(i, i + some)
-            at = rows[part]
-            exponent = each[part, :, None] * above[part, None, :]
-            grown = exp_complex(exponent)
-            many = near_one[at]
-            added = grown @ columns[part]
-            if np.any(many):
-                pair = exponent[many].real, exponent[many].imag
-                less = complex_of(np, *expm1_complex(*pair))
-                added[many, :, :1] = less @ columns[part][many][..., :1]
-            sums[:, :, at] = added.transpose(2, 1, 0)
-    return [(np.real(part), np.imag(part)) for part in (sums[0], whole, *sums[1:])]
+        mass, above, *moved = ((re.T, im.T) for re, im in found)
+        mass = np.where(is_there, mass[0], 0.0), np.where(is_there, mass[1], 0.0)
+        whole[:, rows] = [part.sum(axis=1) for part in mass]
+        # What real and imaginary parts of exponentials are multiplied with.
+        columns = [mass, *(times(mass, part) for part in moved)]
+        columns = [[(re, im), (-im, re)] for re, im in columns]
+        columns = np.moveaxis(np.array(columns), (1, 0, 2), (0, -2, -1))
+        columns = columns.reshape(2, len(rows), most, -1)
+        each = np.stack([part[:, rows].T for part in p], axis=-1)
+        (re, im), many = above, near_one[rows]
+        grown = each @ np.array([[re, -im], [im, re]]).transpose(0, 2, 1, 3)
+        less = expm1_complex(*grown[:, many]) if np.any(many) else None
+        exp_in_place(*grown)
+        added = np.sum(grown @ columns, axis=0)
+        if less is not None:
+            added[many, :, :2] = np.sum(less @ columns[:, many, :, :2], axis=0)
+        sums[:, :, rows] = added.transpose(2, 1, 0)
+    return [(sums[0], sums[1]), (whole[0], whole[1])] + [
+        (sums[i], sums[i + 1]) for i in range(2, len(sums), 2)
+    ]

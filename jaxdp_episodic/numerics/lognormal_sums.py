@@ -13,9 +13,9 @@ K does not know of x, so a contour serves all places whose best c is some widths
 integrand away: a few contours are enough for a table, and what a place costs besides is
 one exponential a node.
 
-Where contours run is decided here, by NumPy, for many sums side by side. What costs
-time are kernels, for either engine, whose rows are independent: of K on the axis and on
-rays (`numerics.lognormal_terms`), and of the tails (`numerics.lognormal_tails`).
+Where contours run is decided here, for many sums side by side. What costs time are
+kernels, for either engine, whose rows are independent: of K on the axis and on rays
+(`numerics.lognormal_terms`, `lognormal_rays`). The tails are NumPy's.
 """
 
 from __future__ import annotations
@@ -27,22 +27,20 @@ from typing import NamedTuple
 import numpy as np
 
 from jaxdp_episodic.numerics.lognormal_rays import Path, log_law_on_rays, paths
-from jaxdp_episodic.numerics.lognormal_tails import (
-    Call,
-    Contours,
-    Jumps,
-    Rays,
-    at_once,
-)
+from jaxdp_episodic.numerics.lognormal_tails import Contours, Jumps, Rays
 from jaxdp_episodic.numerics.lognormal_terms import (
     AxisLaw,
+    Call,
     Sums,
+    by_rows,
     law_on_axis,
     log_axis_law,
 )
+from jaxdp_episodic.numerics.loops import complex_of
 from jaxdp_episodic.numerics.quadrature import (
     between_equal,
     chebyshev_points,
+    in_turn,
     side_by_side,
     through_columns,
     through_points,
@@ -67,8 +65,9 @@ _PLACES = np.linspace(0, 1, 16) ** 2
 # Of rays: slope against the vertical, nodes, twice as many of fewer terms with a light
 # shift, and how many of them have one path for the law of one term.
 _LEAN, _NODES, _FEW, _BLOCK = 0.4, 64, 16, 8
-# Places of a ray at which the law of large sums is known, and of small ones.
-_KNOWN = 24, 48
+# Places of a ray at which the law of large sums is known, and of small ones with a
+# shift below this, and of others.
+_KNOWN, _SOFT = (24, 32, 48), 3.0
 # Where the end of a ray is looked for, in asinh of widths, by how many of the law's
 # nodes; it is so many nats down.
 _SCOUTS, _ROUGHLY, _FALL = np.linspace(1.2, math.asinh(90), 16), 0.45, 37.0
@@ -101,7 +100,7 @@ class Axis(NamedTuple):
         return Axis(self.terms.take(rows), *(field[rows] for field in self[1:]))
 
 
-def axis_of(terms: Sums, call: Call = at_once) -> Axis:
+def axis_of(terms: Sums, call: Call = by_rows) -> Axis:
     """Where contours of sums may start; those that rise stand before the others."""
     s, up = terms.shift, terms.rising > 0
     with np.errstate(all="ignore"):
@@ -113,7 +112,7 @@ def axis_of(terms: Sums, call: Call = at_once) -> Axis:
         low = np.where(up, high - _STEP * (number - 1), low)
         log_p = low[:, None] + _STEP * np.arange(number.max())
         is_there = np.arange(number.max()) < number[:, None]
-        power, phase = both = np.full((2, *log_p.shape), np.nan)
+        both = np.full((2, *log_p.shape), np.nan)
         for kind in (True, False):
             row, column = np.nonzero((is_there & (up == kind)[:, None])[:, ::_SOME])
             column *= _SOME
@@ -121,11 +120,10 @@ def axis_of(terms: Sums, call: Call = at_once) -> Axis:
                 continue
             p = np.exp(log_p[row, column])
             law = call(law_on_axis, terms.take(row), p, rules=_ROUGH, jumps=kind)
-            found = log_axis_law(AxisLaw(*law))
-            for whole, part in zip((power, phase), found, strict=True):
-                whole[row, column] = terms.count[row] * part
-        both = np.where(is_there, between_equal(both, known, _SOME), np.nan)
-    return Axis(terms, log_p, both[0], both[1], number)
+            found = np.array(log_axis_law(AxisLaw(*law)))
+            both[:, row, column] = terms.count[row] * found
+        power, phase = np.where(is_there, between_equal(both, known, _SOME), np.nan)
+    return Axis(terms, log_p, power, phase, number)
 
 
 def contours(
@@ -134,7 +132,7 @@ def contours(
     *,
     finer: np.ndarray | bool = False,
     slopes: bool = False,
-    call: Call = at_once,
+    call: Call = by_rows,
 ) -> Contours:
     """Contours for places from 0 to ``end``, of each sum.
 
@@ -176,7 +174,7 @@ def contours(
     table, ends = np.full((2, len(end), len(which)), np.nan), np.stack([start, base])
     table[:, which, np.arange(len(which)) - first[which]] = ends
     starts, bases = table[:, :, : np.bincount(which).max()]
-    return Contours(terms, first, starts, bases, ends, rays, jumps, slopes)
+    return Contours(terms, first, starts, bases, ends, rays, jumps)
 
 
 def _padded(rows: np.ndarray, number: np.ndarray) -> np.ndarray:
@@ -228,9 +226,9 @@ class _Line(NamedTuple):
         mine = np.tile(np.arange(number), size // _BLOCK)
         kept = np.flatnonzero(is_there.reshape(-1, _BLOCK, number)[:, 0].reshape(-1))
         p, terms = each[:, kept], self.terms.take(mine[kept])
-        middle, nodes = p[_BLOCK // 2], fine[mine[kept]]
+        middle = p[_BLOCK // 2]
         least = np.abs(p).min(axis=0) / np.abs(middle)
-        which = np.real(middle), np.imag(middle), least, nodes
+        which = np.real(middle), np.imag(middle), least, fine[mine[kept]]
         path = Path(*call(paths, terms, *which))
         # Rows with as many nodes together.
         order = np.argsort(path.number, kind="stable")
@@ -267,7 +265,8 @@ def _rays(line: _Line, finer: np.ndarray, slopes: bool, call: Call) -> Rays:
     up, is_few = terms.rising > 0, terms.count < _FEW
     number = np.where(terms.is_light & is_few, 2, 1) * _blocks(_NODES * finer)
     # Along a ray log K is smooth, but for few terms of a light shift.
-    known = _blocks(np.where(up, *_KNOWN) * np.sqrt(finer))
+    kind = np.where(up, 0, np.where(terms.shift < _SOFT, 1, 2))
+    known = _blocks(np.array(_KNOWN)[kind] * np.sqrt(finer))
     known = np.where(is_few & (terms.is_light | ~up), number, known)
     place, _ = side_by_side(known, _smooth_rule)
     same = side_by_side(number, _ray_rule)[0, : len(place)]
@@ -283,13 +282,11 @@ def _rays(line: _Line, finer: np.ndarray, slopes: bool, call: Call) -> Rays:
     step = np.cosh(place * end) * unit * weight * end / math.pi
     step = np.log(np.where(is_there, step, 1.0))
     over = np.where(is_there, start / (start + away), 0.0)
-    none = np.zeros((0, len(start)))
-    return Rays(
-        (np.where(is_there, power, _ABSENT) + np.real(step), phase + np.imag(step)),
-        (np.real(away), np.imag(away)),
-        (np.real(over), np.imag(over)),
-        (slope[0], slope[1]) if slopes else (none, none),
-    )
+    power = np.where(is_there, power, _ABSENT) + np.real(step)
+    rows = [power, phase + np.imag(step), np.real(away), np.imag(away), over]
+    rows += [complex_of(np, *slope)] if slopes else []
+    rows = [np.ascontiguousarray(row.T) for row in rows]
+    return Rays(number, (rows[0], rows[1]), (rows[2], rows[3]), *rows[4:])
 
 
 def _blocks(number: np.ndarray) -> np.ndarray:
@@ -344,16 +341,20 @@ def _jumps(
     rises = terms.take(np.flatnonzero(terms.rising > 0))
     which = which[: np.searchsorted(which, len(rises.count))]
     if not len(which):
-        return Jumps(*np.zeros((5, 0, 0)))
+        none = np.zeros((0, 0))
+        return Jumps(np.zeros(0, int), none, none, none, none, None)
     start, fine, line = start[: len(which)], fine[: len(which)], rises.take(which)
-    n, s, end = line.count, line.shift, line.edge
+    s, end = line.shift, line.edge
     first = larger_saddle(np.log(start), s)
     are_rare = first >= end  # too rare to count
     first = np.minimum(first, end - 1)
     panels = np.array(_PANELS)[(s > 2).astype(int), fine.astype(int)]
     panels = np.ceil(panels * (1 + s)).astype(int)
-    place, weight = side_by_side(_EACH * panels, _jump_rule)
-    x = first + (end - first) * place
+    # Nodes of all contours in turn.
+    count = np.where(are_rare, 0, _EACH * panels)
+    mine, rank, place, weight = in_turn(count, _jump_rule)
+    s, line, length = s[mine], line.take(mine), (end - first)[mine]
+    x = first[mine] + length * place
     p = np.exp(place_of(x, s))
     firsts = np.searchsorted(which, np.arange(len(rises.count)))
     low, high = np.minimum.reduceat(first, firsts), rises.edge - 1e-9
@@ -365,8 +366,7 @@ def _jumps(
     how = {"rules": _FINE, "jumps": True, "slopes": slopes}
     law = AxisLaw(*call(law_on_axis, every, at_p, **how))
     # Smooth where they are tiny, too.
-    order = np.where(rises.mean > 0, 2, 1)
-    scale = at_p ** order[column]
+    scale = np.where(every.mean > 0, at_p * at_p, at_p)
     # K turns by less than half a right angle: its real part is positive.
     real, _ = log_axis_law(law._replace(imaginary=np.zeros_like(at_p)))
     rows = [np.log(law.imaginary) - real, real / scale]
@@ -375,23 +375,24 @@ def _jumps(
         rows += [law.imaginary_slope / law.imaginary - moved, moved / scale]
     values = np.zeros((len(rows), *points.shape))
     values[:, *known] = rows
-    away = 2 * (x - low[which]) / (high - low)[which] - 1
-    at = through_columns(values, number, np.clip(away, -1.0, 1.0), which)
-    turn, real, *moved = at
-    ratio, power = np.exp(turn), p ** order[which]
-    size = n * (real * power + 0.5 * np.log1p(ratio * ratio))
-    size = size + np.log(p * (s - 1 / x) * (end - first) * weight / math.pi)
-    angle = n * np.arctan(ratio)
-    is_there = (weight > 0) & ~are_rare
-    slope = np.zeros((0, len(which)))
+    row = which[mine]
+    away = np.clip(2 * (x - low[row]) / (high - low)[row] - 1, -1.0, 1.0)
+    turn, real, *moved = through_columns(values, number, away, row)
+    ratio, power = np.exp(turn), np.where(line.mean > 0, p * p, p)
+    size = line.count * (real * power + 0.5 * np.log1p(ratio * ratio))
+    size += np.log(p * (s - 1 / x) * length * weight / math.pi)
+    angle = line.count * np.arctan(ratio)
+
+    def dense(nodes: np.ndarray, otherwise: float = 0.0) -> np.ndarray:
+        result = np.full((len(count), max(count.max(), 1)), otherwise)
+        result[mine, rank] = nodes
+        return result
+
+    slope = None
     if slopes:
-        turned = n * ratio * moved[0] / (1 + ratio * ratio)
-        grown = n * moved[1] * power + ratio * turned
-        slope = np.where(is_there, grown * np.sin(angle) + turned * np.cos(angle), 0.0)
-    return Jumps(
-        np.where(is_there, size, _ABSENT),
-        np.where(is_there, p, 0.0),
-        start / p,
-        np.where(is_there, np.sin(angle), 0.0),
-        slope,
-    )
+        turned = line.count * ratio * moved[0] / (1 + ratio * ratio)
+        grown = line.count * moved[1] * power + ratio * turned
+        slope = dense(grown * np.sin(angle) + turned * np.cos(angle))
+    size, over = dense(size, _ABSENT), dense(start[mine] / p)
+    factor = dense(np.sin(angle))
+    return Jumps(np.maximum(count, 1), size, dense(p), over, factor, slope)

@@ -7,7 +7,10 @@ does not matter here.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
 
 from jaxdp_episodic.numerics.complex_exponentials import (
     Pair,
@@ -16,7 +19,7 @@ from jaxdp_episodic.numerics.complex_exponentials import (
     polar,
     times,
 )
-from jaxdp_episodic.numerics.loops import Array, namespace
+from jaxdp_episodic.numerics.loops import Array, map_arrays, namespace
 from jaxdp_episodic.numerics.skewed_terms import (
     SQRT_2PI,
     gauss,
@@ -35,6 +38,13 @@ _NARROW = 0.05
 _LIGHT, _LIGHT_OF_FEW, _VERY_FEW = 0.35, 0.13, 5
 # Nearer to 1 than that log K is a series in K - 1.
 _NEAR = 0.3
+# Elements that fit the cache; and rows, of which fewer take longer to call.
+_AT_ONCE, _ROWS = 2**16, 1024
+
+
+Rows = list[np.ndarray]
+Call = Callable[..., Rows]
+"""Calls ``kernel(*arrays, **static)``, the rows on the last axis of all arrays."""
 
 
 class Sums(NamedTuple):
@@ -135,9 +145,10 @@ def law_on_axis(
     normal = (end - low) * weight * xp.exp(-0.5 * v * v) / SQRT_2PI
     above = terms.beyond(s * v - 0.5 * s * s)
     exponent = xp.minimum(p * above, 700.0)
-    excess = xp.sum(xp.expm1(exponent) * normal, axis=0)
-    excess = excess - xp.exp(log_normal_tail(end))
-    normal = xp.exp(exponent) * normal
+    grown = xp.expm1(exponent) * normal
+    excess = xp.sum(grown, axis=0) - xp.exp(log_normal_tail(end))
+    # K is 1 at least, if not of small sums.
+    normal = grown + normal if jumps else xp.exp(exponent) * normal
     real, imaginary = xp.sum(normal, axis=0), xp.zeros_like(p)
     real_slope, imaginary_slope = xp.zeros((2, 0))
     if slopes:
@@ -174,3 +185,36 @@ def log_near(whole: Pair, excess: Pair) -> Pair:
     both = zip(log1p_complex(*small), log_complex(*whole), strict=True)
     re, im = (xp.where(near, one, other) for one, other in both)
     return re, im
+
+
+def alike(number: np.ndarray, each: int) -> Iterator[tuple[np.ndarray, int]]:
+    """Rows of about as many nodes, (R,), and how many: what fits the cache.
+
+    Each row has so many elements a node. One after the other, rows are in the order
+    of ``argsort(-number, kind="stable")``.
+    """
+    order, begin = np.argsort(-number, kind="stable"), 0
+    while begin < len(order):
+        most = int(number[order[begin]])
+        some = max(_AT_ONCE // (each * most), 1)
+        yield order[begin : begin + some], most
+        begin += some
+
+
+def by_rows(kernel: Any, *arrays: Any, **static: Any) -> Rows:
+    """By NumPy, a few rows at a time: what fits the cache."""
+    return joined([kernel(*part, **static) for part in parts(arrays, _ROWS)])
+
+
+def parts(arrays: tuple, rows: int, *, pad: bool = False) -> Iterator[tuple]:
+    """Of arrays so many rows after the other; the last of them again, to fill up."""
+    size = arrays[-1].shape[-1]
+    for begin in range(0, size, rows):
+        at = np.arange(begin, begin + rows if pad else min(begin + rows, size))
+        at = np.minimum(at, size - 1)
+        yield map_arrays(lambda array, at=at: array[..., at], arrays)
+
+
+def joined(parts: list) -> Rows:
+    """What kernels found of `parts`; behind the last row it is to be left out."""
+    return [np.concatenate(part, axis=-1) for part in zip(*parts, strict=True)]

@@ -256,7 +256,7 @@ def complex_of(xp: Any, real: Array, imaginary: Array) -> Array:
         from jax import lax
 
         return lax.complex(real, imaginary)
-    result = np.empty(np.broadcast_shapes(np.shape(real), np.shape(imaginary)), complex)
+    result = np.empty(np.broadcast(real, imaginary).shape, complex)
     result.real, result.imag = real, imaginary
     return result
 

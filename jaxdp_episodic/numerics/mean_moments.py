@@ -151,7 +151,8 @@ def _mode(log_q: np.ndarray, shift: float) -> np.ndarray:
     goal = log_q + 2 * math.log(shift) - 0.5 * shift * shift
     w = np.where(goal > 1, np.log(np.maximum(goal, 1.0)), goal)
     for _ in range(8):
-        w = w - (w + np.exp(w) - goal) / (1 + np.exp(w))
+        grown = np.exp(w)
+        w = w - (w + grown - goal) / (1 + grown)
     return np.exp(w) / shift
 
 
@@ -222,6 +223,8 @@ def log_excess_transform(
     # log(e^{e^x} - 1): what is small is not exponentiated.
     grown = np.exp(np.clip(exponent, -40.0, 700.0))
     moderate = np.where(exponent < -40, exponent, grown + np.log(-np.expm1(-grown)))
+    if np.all(log_q < FAR):
+        return moderate - p
     # Where q is large, e^-p is nothing.
     mass, _, _ = _tilted_moments(np.maximum(log_q, FAR), shift, 0, 1.0)
     huge = count * mass - p * ((bins - count) / bins)

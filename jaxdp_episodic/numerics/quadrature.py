@@ -218,29 +218,37 @@ def through_columns(
     Args:
       rows: (R, N, S) at ``number`` `chebyshev_points`, (S,).
       number: of each column's points.
-      x: (M, J) in [-1, 1].
-      column: (J,) whose x these are.
+      x: (L,) in [-1, 1].
+      column: (L,) of each x.
 
     Returns:
-      (R, M, J).
+      (R, L).
     """
     last, around = _CLOSER * (number - 1), len(_WEIGHTS) // 2
-    close = np.zeros((int(last.max()) + 2 * around, len(last), len(rows)))
+    close = np.zeros((len(rows), len(last), int(last.max()) + 2 * around))
     for size in np.unique(number).tolist():
         mine, end = number == size, _CLOSER * (size - 1)
         # Values are even in the angle, about both ends.
         index = end - np.abs(end - np.abs(np.arange(1 - around, end + around + 1)))
-        found = np.tensordot(_closer(size), rows[:, :size, mine], (1, 1))
-        close[: len(index), mine] = np.moveaxis(found, 1, -1)[index]
-    place = np.arccos(-x) * (last[column] / math.pi)
-    first = place.astype(int)
-    place = np.maximum(place - first, 1e-300)
-    result, total = np.zeros((*x.shape, len(rows))), np.zeros(x.shape)
-    for j, weight in enumerate(_WEIGHTS):
-        share = weight / (place + (around - 1 - j))
-        total += share
-        result += share[..., None] * close[first + j, column]
-    return np.moveaxis(result, -1, 0) / total
+        found = np.moveaxis(rows[:, :size, mine], 1, -1) @ _closer(size)[index].T
+        close[:, mine, : len(index)] = found
+    result, width = np.empty((len(rows), len(x))), close.shape[-1]
+    close = close.reshape(len(rows), -1)
+    for begin in range(0, len(x), _BLOCK**2):  # these fit the cache
+        part = slice(begin, begin + _BLOCK**2)
+        place = np.arccos(-x[part]) * (last[column[part]] / math.pi)
+        first = place.astype(int)
+        place -= first
+        np.maximum(place, 1e-300, out=place)
+        first += column[part] * width
+        sums, total = np.zeros((len(rows), len(place))), np.zeros(len(place))
+        for j, weight in enumerate(_WEIGHTS):
+            share = weight / (place + (around - 1 - j))
+            total += share
+            for row, values in zip(sums, close, strict=True):
+                row += share * values[first + j]
+        result[:, part] = sums / total
+    return result
 
 
 @functools.lru_cache
@@ -260,17 +268,24 @@ def between_equal(rows: np.ndarray, last: np.ndarray, some: int) -> np.ndarray:
     Returns:
       (..., S, C).
     """
-    column, nodes = np.arange(rows.shape[-1]), np.arange(8)
+    column, every = np.arange(rows.shape[-1]), np.arange(len(last))[:, None]
     first = np.clip(column // some - 3, 0, last[:, None] - 7)
-    place = column / some - first
+    # Where a place is among its neighbours' is a multiple of 1/some.
+    shares = _shares(some)[np.clip(column - some * first, 0, 7 * some)]
     result = np.zeros(rows.shape)
-    for i in nodes:
-        share = np.ones(place.shape)
-        for j in nodes[nodes != i]:
-            share *= (place - j) / (i - j)
-        index = np.arange(len(last))[:, None], (first + i) * some
-        result += share * rows[..., *index]
+    for i in range(8):
+        index = some * (first + i)
+        result += shares[..., i] * rows[..., every, index]
     return result
+
+
+@functools.cache
+def _shares(some: int) -> np.ndarray:
+    """(7 some + 1, 8): of values at 0 .. 7 in those of their polynomial between."""
+    place, nodes = np.arange(7 * some + 1)[:, None] / some, np.arange(8)
+    others = [nodes[nodes != i] for i in nodes]
+    parts = [(place - j) / (i - j) for i, j in zip(nodes, others, strict=True)]
+    return np.stack([np.prod(part, axis=1) for part in parts], axis=1)
 
 
 def side_by_side(number: np.ndarray, rule: Callable[[int], tuple]) -> np.ndarray:
@@ -279,3 +294,13 @@ def side_by_side(number: np.ndarray, rule: Callable[[int], tuple]) -> np.ndarray
     for size in np.unique(number).tolist():
         result[:, :size, number == size] = np.array(rule(size))[:, :, None]
     return result
+
+
+def in_turn(number: np.ndarray, rule: Callable[[int], tuple]) -> tuple:
+    """Whose node each is, which of its rule on [0, 1], and its place and weight."""
+    sizes, kind = np.unique(number, return_inverse=True)
+    rules = np.concatenate([np.array(rule(n)) for n in sizes.tolist()], axis=1)
+    whose = np.repeat(np.arange(len(number)), number)
+    rank = np.arange(len(whose)) - np.repeat(np.cumsum(number) - number, number)
+    place, weight = rules[:, (np.cumsum(sizes) - sizes)[kind][whose] + rank]
+    return whose, rank, place, weight

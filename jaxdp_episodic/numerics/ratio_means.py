@@ -5,6 +5,8 @@ X and Y as in `numerics.mean_moments`, by the same transforms.
 
 from __future__ import annotations
 
+import functools
+import itertools
 import math
 from typing import NamedTuple
 
@@ -48,7 +50,8 @@ def powers_of_mean(count: int, shift: float, unit: float) -> Powers:
     most = max(min(_MOST_POWERS, int(_FURTHEST / shift)), 2)
     x, density = normal_places(1.0, 0.0, most * shift, 0.0)
     away = np.expm1(shift * x - 0.5 * shift * shift) / (count * unit)
-    one = powers(away, density, most).sum(axis=1)
+    high, low, scale = power_factors(away, density, most)
+    one = ((high @ low.T) * scale).reshape(-1)[: most + 1]
     one[1] = 0.0
     jump = shift * (shift * np.arange(most + 1) + _NEAR_JUMP) - 0.5 * shift * shift
     place = np.logaddexp(0.0, jump - math.log(count))
@@ -68,7 +71,9 @@ def powers_of_ratio(bins: int, count: int, shift: float, unit: float) -> Powers:
     other = np.exp(-s * x - 0.5 * s * s)
     away = (np.exp(s * x - 0.5 * s * s) - other) / (bins * unit)
     share = np.exp(log_p) / bins
-    one = powers(away, density, most) @ np.exp(-np.outer(other, share))
+    high, low, scale = power_factors(away, density, most)
+    rows = (high[:, None] * (low * scale[..., None])).reshape(-1, len(x))
+    one = rows[: most + 1] @ np.exp(-np.outer(other, share))
     mass = np.maximum(one[0], 1e-300)
     # Its rounding, times the count, tells where it is near 1.
     centred = np.exp(log_centred_transform(np.log(share), s)) - share
@@ -86,13 +91,41 @@ def powers_of_ratio(bins: int, count: int, shift: float, unit: float) -> Powers:
     return Powers(every, jumps, np.logaddexp(0.0, jump - math.log(bins)))
 
 
-def powers(away: np.ndarray, density: np.ndarray, most: int) -> np.ndarray:
-    """(most + 1, n): ``away^m / m!`` times the density."""
-    rows = away / np.maximum(np.arange(most + 1.0), 1.0)[:, None]
-    rows[0] = density
-    for m in range(most):  # in half the time of cumprod
-        np.multiply(rows[m], rows[m + 1], out=rows[m + 1])
-    return rows
+def power_factors(
+    away: np.ndarray, density: np.ndarray, most: int
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """``away^m / m!`` times the density, m = 0 .. most or more, (n,) each.
+
+    As ``high[j] low[i] scale[j, i]`` for the ``j``-th rows of ``len(low)``, ``m = j
+    len(low) + i``: sums over n are products of matrices that are far smaller.
+    """
+    each, steps, scale = _scales(most)
+    low = away / each[:, None]
+    low[0] = 1.0
+    _multiply_up(low)
+    high = low[-1] * (away / len(each)) / steps[:, None]
+    high[0] = density
+    _multiply_up(high)
+    return high, low, scale
+
+
+def _multiply_up(rows: np.ndarray) -> None:
+    """Products of each row and all before, in half the time of cumprod."""
+    for before, row in itertools.pairwise(rows):
+        np.multiply(before, row, out=row)
+
+
+@functools.lru_cache
+def _scales(most: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """``max(i, 1)``; ways to choose b of j b, and one over those to choose i of more.
+
+    For i below the root b of all.
+    """
+    each = math.isqrt(most + 1)
+    rows, columns = range(0, most + 1, each), range(each)
+    steps = np.array([math.comb(row, each) for row in rows], np.float64)
+    ways = [[math.comb(row + i, i) for i in columns] for row in rows]
+    return np.maximum(columns, 1.0), np.maximum(steps, 1.0), 1 / np.array(ways)
 
 
 def _to_power(series: np.ndarray, count: int) -> np.ndarray:
@@ -102,6 +135,8 @@ def _to_power(series: np.ndarray, count: int) -> np.ndarray:
     rows = np.lib.stride_tricks.sliding_window_view(padded, number, axis=1)
 
     def product(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+        if len(a) == 1:
+            return np.convolve(a[0], b[0])[None, :number]
         padded[:, number - 1 :] = a
         return (rows @ b[:, ::-1, None])[..., 0]
 

@@ -49,12 +49,13 @@ from jaxdp_episodic.numerics.skewed_terms import (
     too_rare,
 )
 
+# Of so many terms, with a lower shift, the law along a ray is smooth: it is known at so
+# many places. Of few it is not, and of more its rounding would count twice.
+_SMOOTH, _SOFT, _KNOWN_OF_RAY = (16, 2e4), 2.5, (40, 56)
 # Slope of the ray against the vertical; shifts below it have light tails.
 _LEAN, _LIGHT = 0.4, 0.25
-# Nodes of the ray, and of the law of one term on it.
-_NODES = 80, 160
-# The law is integrated along one path for so many nodes of the ray.
-_BLOCK = 8
+# Nodes of the ray, of the law of one term on it, and how many of the former share that.
+_NODES, _BLOCK = (80, 160), 8
 # Places in asinh where ends of the ray are looked for, in widths of the integrand,
 # where it has fallen enough; and how much longer a neighbour's may be.
 _SCOUTS, _FALL, _LONGER = np.linspace(1.2, math.asinh(90.0), 16), -37.0, 0.7
@@ -298,7 +299,14 @@ def _ray(
     place, weight = gauss(ray_nodes, 1)
     u = place * end
     p = points.at(u)
-    power, *over_k = _law_off_axis(p, group, law_nodes)
+    n, known = group.middle.count, _KNOWN_OF_RAY[finer]
+    if _SMOOTH[0] <= n <= _SMOOTH[1] and group.middle.shift < _SOFT:
+        p_known = points.at(0.5 * end * (chebyshev_points(known) + 1))
+        law = np.stack(_law_off_axis(p_known, group, law_nodes))
+        law[0].imag = np.unwrap(law[0].imag / n, axis=0) * n
+        power, *over_k = _between(known, ray_nodes, 1) @ law
+    else:
+        power, *over_k = _law_off_axis(p, group, law_nodes)
     value = exp_complex(power + np.multiply.outer(p, group.constant) - base)
     step = points.direction * points.width * np.cosh(u) * weight * end / math.pi
     value = value * step[:, None]
@@ -363,7 +371,7 @@ def _jump(
     rows = [np.real(log_law(law)), np.log(turn)]
     rows += [np.log(np.abs(part)) for part in over]
     rows += [np.angle(part) / turn for part in over]
-    found = _between(len(axis.p), axis.panels) @ np.concatenate(rows, axis=1)
+    found = _between(len(axis.p), 24, axis.panels) @ np.concatenate(rows, axis=1)
     power, turn, *over = (found[:, i * number :][:, :number] for i in range(len(rows)))
     turn = np.exp(turn)
     over = [exp_complex(over[i] + 1j * turn * over[i + 2]) for i in (0, 1)]
@@ -386,7 +394,7 @@ def _jump(
 
 
 @functools.lru_cache
-def _between(known: int, panels: int) -> np.ndarray:
+def _between(known: int, nodes: int, panels: int) -> np.ndarray:
     """From values at Chebyshev points to those at nodes of panels."""
-    place = 2 * gauss(24, panels)[0] - 1
+    place = 2 * gauss(nodes, panels)[0] - 1
     return through_points(chebyshev_points(known), np.eye(known), place).T

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -17,15 +16,13 @@ from jaxdp_episodic.numerics.complex_exponentials import (
     log1p_complex,
     log_complex,
 )
-from jaxdp_episodic.numerics.loops import Array, complex_of, fori_loop, namespace
+from jaxdp_episodic.numerics.loops import Array, complex_of, namespace
 from jaxdp_episodic.numerics.special import log_normal_tail
 
 SQRT_2PI = math.sqrt(2 * math.pi)
 # Deviations below 0, and above s, where nothing is left; and of so many nats less are
 # jumps too rare to count.
 _LOWEST, _HIGHEST, _RARER = -10.0, 13.0, 20.0
-# Steps of Newton's method, which converges quadratically, so short that it has ended.
-_FOUND = 1e-9
 
 
 class Terms(NamedTuple):
@@ -54,26 +51,26 @@ def log_last(s: Array) -> Array:
 def larger_saddle(log_p: Array, s: Array) -> Array:
     """The x >= 1/s with ``p s A(x) = x``, for p up to `log_last`."""
     xp = namespace(log_p, s)
-    # y = s x solves log y - y = r
-    r = xp.minimum(log_p - 0.5 * s * s + 2 * xp.log(s), -1.0)
-    d = xp.sqrt(2 * (-1 - r))
-    y = xp.where(r < -6, -r + xp.log(xp.maximum(-r, 1.1)), 1 + d + d * d / 3)
-
-    def improve(_: Array, state: tuple[Array, Array]) -> tuple[Array, Array]:
-        y, _ = state
-        step = (xp.log(y) - y - r) / xp.minimum(1 / y - 1, -1e-12)
-        return xp.maximum(y - step, 1.0), step
-
-    return _settled(xp, improve, y) / s
+    least = xp.maximum(0.5 * s * s - log_p - 2 * xp.log(s), 1.0)
+    y = _near_root(least)  # of y = s x
+    for _ in range(2):
+        slope = xp.maximum(1 - 1 / y, 1e-12)
+        y = xp.maximum(y - _step(y - xp.log(y) - least, slope, y), 1.0)
+    return y / s
 
 
-def _settled(xp: Any, improve: Callable[..., Any], start: Array) -> Array:
-    """Eight steps of Newton's method; NumPy ends where they are short."""
+def _near_root(least: Array) -> Array:
+    """The y >= 1 with ``y - log y`` of at least 1, within 0.5%."""
+    xp = namespace(least)
+    d, log = xp.sqrt(2 * (least - 1)), xp.log(least)
+    near = 1 + d * (1 + d * (1 / 3 + d * (1 / 36 - d / 270)))
+    return xp.where(least < 3.5, near, least + log + log / least)
 
-    def ended(state: tuple[Array, Array]) -> bool:
-        return bool(np.all(np.abs(state[1]) < _FOUND))
 
-    return fori_loop(xp, 0, 8, improve, (start, start), ended)[0]
+def _step(value: Array, slope: Array, y: Array) -> Array:
+    """Halley's, of a second derivative of ``1/y²``: two have all digits."""
+    step = value / slope
+    return step / (1 - 0.5 * step / (slope * y * y))
 
 
 def place_of(x: np.ndarray, s: float) -> np.ndarray:
@@ -171,17 +168,14 @@ def steepest(x: Array, s: Array, rule: tuple) -> tuple[Array, ...]:
     x, s = x[:, None], s[:, None] if np.ndim(s) else s
     product, log_sinc = s * x, np.log(np.sin(y) / y)
 
-    def improve(_: Array, state: tuple[Array, Array]) -> tuple[Array, Array]:
-        zeta, _ = state
+    zeta = _near_root(xp.maximum(product - xp.log(product) - log_sinc, 1.0)) - product
+    for _ in range(2):
         slope = xp.maximum(1 - 1 / (product + zeta), 1e-3)
-        step = (zeta + log_sinc - xp.log1p(zeta / product)) / slope
-        return zeta - step, step
-
-    start = 0.5 - log_sinc + xp.log1p((2 - log_sinc) / product)
-    zeta = _settled(xp, improve, start)
+        value = zeta + log_sinc - xp.log1p(zeta / product)
+        zeta = zeta - _step(value, slope, product + zeta)
     slope = xp.maximum(1 - 1 / (product + zeta), 1e-9)
     dv = (1 / y - 1 / np.tan(y)) / slope * w / s, w / s
-    exponent = (x / s) * xp.exp(zeta) * np.cos(y)
+    exponent = (x + zeta / s) / s * (y / np.tan(y))
     exponent = exponent - 0.5 * ((x + zeta / s) ** 2 - (y / s) ** 2)
     v, dv = (
         complex_of(xp, *xp.broadcast_arrays(*pair))

@@ -23,7 +23,7 @@ from jaxdp_episodic.numerics.ratio_means import (
     Powers,
     log_distances,
     log_middle_distance,
-    powers,
+    power_factors,
 )
 from jaxdp_episodic.numerics.skewed_terms import gauss
 
@@ -110,19 +110,26 @@ class Side(NamedTuple):
 
     def integrals(self, log_second: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Of ``f''``, (T, N), times H: (T,) each, and by how much they may be off."""
-        return self.totals(np.exp(log_second + self.log_gain + self.log_w))
+        values = np.exp(log_second + (self.log_gain + self.log_w))
+        return self.totals(values @ self.weights.T, values[:, -2:])
 
-    def totals(self, values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """`integrals` of ``f'' H w``, (T, N).
+    @property
+    def weights(self) -> np.ndarray:
+        """Of the rule, and those times what may be off; (2, N)."""
+        return np.stack([self.weight, self.weight * self.spare])
+
+    def totals(
+        self, sums: np.ndarray, ends: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """`integrals` of ``f'' H w``, of its sums with `weights` and last two, (T, 2).
 
         Beyond the last place it is taken to fall no slower than there.
         """
-        before, last = values[:, -2], values[:, -1]
+        before, last = ends.T
         slope = np.log(last / before) / np.abs(np.diff(self.log_w[-2:]))
         beyond = np.where(slope < 0, last / -slope, np.inf)
         beyond = np.where(last > 0, beyond, 0.0)
-        both = values @ np.stack([self.weight, self.weight * self.spare], axis=1)
-        return both[:, 0], both[:, 1] + 2 * beyond
+        return sums[:, 0], sums[:, 1] + 2 * beyond
 
 
 def side_of(nodes: Places, sign: float, scale: float, error: float) -> Side:
@@ -136,11 +143,20 @@ def powers_agree(low: Side, high: Side, core: float, exact: Powers) -> bool:
     """Whether the profile has the powers, from the second one on, up to its end."""
     left = np.arange(len(exact.all) - 2.0)
 
-    def seconds(side: Side) -> np.ndarray:
-        first = np.exp(side.log_gain + side.log_w) / core**2
-        return powers(np.abs(np.expm1(side.log_w)) / core, first, len(left) - 1)
+    log_w, log_gain = (np.append(*pair) for pair in zip(low[:2], high[:2], strict=True))
+    first = np.exp(log_gain + log_w) / core**2
+    away = np.abs(np.expm1(log_w)) / core
+    many, few, scale = power_factors(away, first, len(left) - 1)
 
-    (below, off), (above, more) = (side.totals(seconds(side)) for side in (low, high))
+    def totals(side: Side, at: slice) -> tuple[np.ndarray, np.ndarray]:
+        weighted = few[:, at] * side.weights[:, None]
+        sums = (many[:, at] @ weighted.transpose(0, 2, 1)) * scale
+        ends = many[:, at][:, None, -2:] * few[:, at][:, -2:] * scale[..., None]
+        sums, ends = sums.reshape(2, -1).T, ends.reshape(-1, 2)
+        return side.totals(sums[: len(left)], ends[: len(left)])
+
+    below, off = totals(low, slice(len(low.log_w)))
+    above, more = totals(high, slice(len(low.log_w), None))
     found = (-1.0) ** left * below + above
     # Rare jumps may be the larger part, beyond the end, where the rest still falls.
     beyond = exact.place[2:] > high.log_w[-1]

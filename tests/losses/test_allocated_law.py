@@ -14,7 +14,6 @@ from jaxdp_episodic.losses import allocation_tables
 from jaxdp_episodic.losses.allocated_gaussian import AllocatedGaussianLoss
 from jaxdp_episodic.losses.allocated_law import AllocatedLawLoss, epoch_law
 from jaxdp_episodic.numerics.lognormal_sums import axis_of, contours
-from jaxdp_episodic.numerics.lognormal_tails import at_once
 from jaxdp_episodic.numerics.lognormal_terms import Sums
 from oracles import allocation
 
@@ -156,7 +155,7 @@ def test_tables_that_are_off_by_little_are_not_used(off):
 
     def honest(shift):
         terms = Sums(np.full(2, 6.0), np.full(2, shift), np.array([1.0, 0.0]))
-        made = allocation_tables._made(terms, slopes=False, call=at_once)
+        made = allocation_tables._made(terms, slopes=False)
         return dict(zip((True, False), made, strict=True))
 
     tables = honest(1 / 1.21)
@@ -187,7 +186,7 @@ def test_tables_that_are_off_by_little_are_not_used(off):
 def test_tables_end_at_a_jump_into_a_panel_that_reaches_far_down():
     # By what counts at its end, nothing, it was let off.
     terms = Sums(np.array([20.0]), np.array([3.0]), np.ones(1))
-    (table,) = allocation_tables._made(terms, slopes=False, call=at_once)
+    (table,) = allocation_tables._made(terms, slopes=False)
     last = table.values.shape[1] - 1
     depth = table.values[0, last, [0, -1]] - table.values[0, 0, 0]
     assert -36 < depth[0] and depth[1] < -80
@@ -198,7 +197,7 @@ def test_tables_end_at_a_jump_into_a_panel_that_reaches_far_down():
 
 def test_tables_whose_first_panel_is_off_have_no_values():
     terms = Sums(np.full(2, 6.0), np.full(2, 0.5), np.array([1.0, 0.0]))
-    rising, falling = allocation_tables._made(terms, slopes=False, call=at_once)
+    rising, falling = allocation_tables._made(terms, slopes=False)
     planted = planted_at(rising, off=0.1, first=0, rows=(1, 0, 0))
     for one in allocation_tables._vouched(planted, falling, 6, 0.5):
         assert np.isnan(one.values).all() and one.error == 1.0
@@ -207,7 +206,7 @@ def test_tables_whose_first_panel_is_off_have_no_values():
 def test_tables_without_rare_jumps_are_not_used():
     """As if every contour left them out: rows fit, mass and mean are right to 1e-10."""
     terms = Sums(np.full(2, 50.0), np.full(2, 1.0), np.array([1.0, 0.0]))
-    made = allocation_tables._made(terms, slopes=False, call=at_once)
+    made = allocation_tables._made(terms, slopes=False)
     rising, falling = made
     x = 50 * np.exp(rising.places)
     (gain, beyond), there = np.exp(rising.values[:2]), rising.values[1] > -30
@@ -233,8 +232,8 @@ def test_tables_say_how_far_they_are_off_under_little_noise():
     place = table.core * np.sinh(np.linspace(0.001, 0.999, 300) * table.edges[-1])
     found = table.at(place)
     terms = Sums(np.array([82.0]), np.array([1 / 0.2003]), np.zeros(1))
-    finer = contours(axis_of(terms, at_once), place[-1:], finer=True, call=at_once)
-    off = np.abs(found - finer.log_tails(np.zeros(300, int), place, at_once))
+    finer = contours(axis_of(terms), place[-1:], finer=True)
+    off = np.abs(found - finer.log_tails(np.zeros(300, int), place))
     assert off[:, found[0] > found[0, 0] - 36].max() < table.error < 1e-8
 
 

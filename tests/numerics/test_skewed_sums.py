@@ -10,7 +10,6 @@ from scipy.stats import norm
 
 from jaxdp_episodic.losses.allocation_tables import sum_tables
 from jaxdp_episodic.numerics.lognormal_sums import axis_of, contours
-from jaxdp_episodic.numerics.lognormal_tails import at_once
 from jaxdp_episodic.numerics.lognormal_terms import Sums
 from jaxdp_episodic.numerics.skewed_sums import log_tails
 from jaxdp_episodic.numerics.skewed_terms import (
@@ -33,7 +32,7 @@ def tails(settings, place, *, finer=False):
     end = np.full(len(settings), max(place))
     along = contours(axis_of(terms), end, finer=finer)
     which = np.repeat(np.arange(len(settings)), len(place))
-    return along.log_tails(which, np.tile(place, len(settings)), at_once)
+    return along.log_tails(which, np.tile(place, len(settings)))
 
 
 def sums(count, constant, shift, log_g=None, *, rising=True, idle=0.0):

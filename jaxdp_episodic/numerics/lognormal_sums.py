@@ -54,7 +54,8 @@ from jaxdp_episodic.numerics.skewed_terms import (
 
 # Where a contour may start: logarithms of p so far apart, of which one in some is
 # computed; and Gauss-Legendre rules of the law there, and of the law of jumps, whose
-# errors finer sums share: they are below 1e-12.
+# errors finer sums share: below 1e-12 but where tails of two terms under much noise are
+# rarer than e^-70.
 _STEP, _SOME = 0.125, 3
 _ROUGH, _FINE = ((24, 3), (24, 1)), ((24, 4), (40, 1))
 # Contours are so many widths of the integrand apart; finer ones, that have so many

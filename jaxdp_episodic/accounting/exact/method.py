@@ -15,7 +15,11 @@ from jaxdp_episodic.accounting.closed_form import (
     one_gaussian,
     shift_error,
 )
-from jaxdp_episodic.accounting.exact.solver import TOLERANCE, ContourSolver
+from jaxdp_episodic.accounting.exact.solver import (
+    BREAK_EVEN,
+    TOLERANCE,
+    ContourSolver,
+)
 from jaxdp_episodic.accounting.pld.method import pld_bounds
 from jaxdp_episodic.accounting.question import Answer, Question
 from jaxdp_episodic.accounting.rdp.method import rdp_bound, rdp_curve
@@ -33,8 +37,6 @@ _LOG_ZERO = -746.0
 _PROFILE_ERROR = 1e-13
 # Losses are rounded, relative to 1 or their size.
 _ROUNDING = 4e-16
-# From so many settings on compiling pays: it takes about as long as they do on NumPy.
-BREAK_EVEN = 4_000
 
 
 def exact_answer(question: Question, run: Run) -> Answer:
@@ -48,15 +50,17 @@ def exact_answer(question: Question, run: Run) -> Answer:
         return Answer(np.zeros(shape), np.zeros(shape), np.zeros(shape, bool))
     target = np.broadcast_to(np.asarray(question.target, np.float64), shape)
     question, run = question.at(target.reshape(-1)), run.flattened(shape)
-    with using_engine(choose_engine(target.size, BREAK_EVEN)):
-        answer = _sorted_out(question, run)
+    answer = _sorted_out(question, run)
     return Answer(*(field.reshape(shape) for field in answer))
 
 
 def _sorted_out(question: Question, run: Run) -> Answer:
     """Sorts out what needs no integral, and answers the rest."""
-    for loss in run.losses:
-        loss.prepare()
+    # Each part chooses its own: what few settings need is not compiled for them.
+    engine = choose_engine(question.target.size, BREAK_EVEN)
+    with using_engine(engine):
+        for loss in run.losses:
+            loss.prepare()
     no_loss, no_noise = run.loses_nothing, run.is_unprotected
     value = np.where(no_loss, question.nothing, question.everything)
     # Where there is some noise, but too little to compute with, inf is a bound.
@@ -67,7 +71,8 @@ def _sorted_out(question: Question, run: Run) -> Answer:
     chosen = np.flatnonzero(single)
     if chosen.size:
         part = run.take(chosen)
-        value[chosen] = solve_single_step(question.take(chosen), part)
+        with using_engine(engine):
+            value[chosen] = solve_single_step(question.take(chosen), part)
         epsilon = value[chosen] if question.is_epsilon else question.target[chosen]
         error[chosen] = _PROFILE_ERROR + _of_profiles(part, epsilon)
         if not question.is_epsilon:
@@ -97,7 +102,8 @@ def _sorted_out(question: Question, run: Run) -> Answer:
     if chosen.size:
         one, mu = one_gaussian(shift[chosen]), shift[chosen]
         part = Run((one,), (np.ones(mu.shape),))
-        value[chosen] = solve_single_step(question.take(chosen), part)
+        with using_engine(engine):
+            value[chosen] = solve_single_step(question.take(chosen), part)
         # What the shift's rounding moves, in nats of either.
         size = np.abs(value[chosen])
         moved = size + mu * mu if question.is_epsilon else (1 + size) * (1 + mu)

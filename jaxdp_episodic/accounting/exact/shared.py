@@ -1,4 +1,4 @@
-"""Which epsilons of a run are near enough to one another for one contour.
+"""Which settings go together: epsilons on one contour, mixtures in sums of one length.
 
 A contour costs its nodes, at which the moments are summed; to ask at one more epsilon
 costs next to nothing.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from jaxdp_episodic._engine import engine_name
 from jaxdp_episodic.accounting.run import Run
 
 # Nats of log(delta) between the epsilon that a contour is laid for and the answer from
@@ -17,6 +18,9 @@ NEAR = 3.0
 LARGEST_RATIO = 2.0
 # Epsilons of a contour.
 _MOST = 16
+# Settings times terms by which sums may be padded to the next length there is, as each
+# length is compiled: that takes longer, but is done once a process.
+_MOST_PADDED = 100_000
 
 
 def shared_contours(
@@ -64,3 +68,42 @@ def _numbers(run: Run) -> np.ndarray:
     number = np.empty(order.shape, np.int64)
     number[order] = np.concatenate([[0], np.cumsum(new)])
     return number
+
+
+def shared_lengths(
+    run: Run, index: np.ndarray, *, padded: bool
+) -> tuple[np.ndarray, np.ndarray]:
+    """Returns how many terms settings have, and the length of the sums they go to.
+
+    Args:
+      run: of which ``index`` chooses (n,) settings.
+      index: their places.
+      padded: whether all sums are as long as the longest one.
+    """
+    terms = np.ones(index.shape)
+    for loss in run.losses:
+        number = loss.num_terms
+        one = number.size == 1
+        number = np.broadcast_to(number, index.shape) if one else number[index]
+        terms = np.maximum(terms, number)
+    # 1, 2, 3, 4, 6, 8, 12, ...
+    unit = np.exp2(np.maximum(np.floor(np.log2(terms)) - 1, 0))
+    lengths = unit * np.ceil(terms / unit)
+    if padded:
+        lengths = np.full(index.shape, lengths.max())
+    elif engine_name() == "jax":
+        lengths = _padded(lengths)
+    return terms, lengths
+
+
+def _padded(lengths: np.ndarray) -> np.ndarray:
+    """Few different ones: few settings go with the next longer ones."""
+    longer, which, number = np.unique(lengths, return_inverse=True, return_counts=True)
+    waiting = 0
+    for i in range(len(longer) - 1):
+        waiting += number[i]
+        if waiting * (longer[i + 1] - longer[i]) <= _MOST_PADDED:
+            which[which == i] = i + 1
+        else:
+            waiting = 0
+    return longer[which]

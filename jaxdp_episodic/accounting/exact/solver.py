@@ -11,7 +11,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jaxdp_episodic._engine import engine_name, jitted, on_jax
+from jaxdp_episodic._engine import (
+    choose_engine,
+    engine_name,
+    jitted,
+    on_jax,
+    using_engine,
+)
 from jaxdp_episodic.accounting.engine import Chunks, in_chunks
 from jaxdp_episodic.accounting.exact import contour as contours
 from jaxdp_episodic.accounting.exact import initial_epsilon, integral
@@ -19,11 +25,15 @@ from jaxdp_episodic.accounting.exact.shared import (
     LARGEST_RATIO,
     NEAR,
     shared_contours,
+    shared_lengths,
 )
 from jaxdp_episodic.accounting.exact.steps import steps_of
 from jaxdp_episodic.accounting.question import DeltaAt, Question
 from jaxdp_episodic.accounting.run import Group, Run
 
+# From so many settings on compiling a pass pays: it takes about as long as they do on
+# NumPy.
+BREAK_EVEN = 4_000
 # Largest relative error estimate of an answer that is called exact.
 TOLERANCE = 1e-6
 # Nats below delta at which the laws are cut. The later, the nearer to 0 rare large
@@ -73,8 +83,7 @@ _LOOK = _Pass(112, 65)
 # Share of the allowed error up to which an answer is settled, so that the larger of the
 # two directions, whose errors add up, is too.
 _SETTLED = 0.5
-# From so many settings on chunks are larger, and sums of few episodes are not padded to
-# the longest one: each length is compiled, which takes as long as a thousand settings.
+# From so many settings on chunks are larger.
 _MANY = 512
 # Passes with less than this share of the nodes that seem to be needed are left out.
 _HOPEFUL_SHARE = 0.8
@@ -95,6 +104,8 @@ class ContourSolver:
         self.question, self.run = question, run
         self.bound, self.order = bound, order
         self.goal, self.log_added = goal, log_added
+        # Of chunks, by what else their kernels are compiled for.
+        self._widths: dict[tuple[_Pass, int], int] = {}
 
     def surely_private(
         self, asked: np.ndarray, epsilon: np.ndarray, *, backward: bool
@@ -215,24 +226,25 @@ class ContourSolver:
         backward: bool,
         alone: np.ndarray | None = None,
     ) -> tuple[np.ndarray, ...]:
-        """The kernels over chunks; see `_solve_alike`.
+        """The kernels over chunks, on an engine that suits their number.
 
         Deltas of the same run at epsilons near to one another share a contour, but for
         those that are to be ``alone`` (None: all).
         """
-        terms = np.ones(index.shape)
-        for loss in self.run.losses:
-            terms = np.maximum(
-                terms,
-                np.broadcast_to(loss.num_terms, index.shape)
-                if loss.num_terms.size == 1
-                else loss.num_terms[index],
-            )
-        # 1, 2, 3, 4, 6, 8, 12, ...: each is compiled.
-        unit = np.exp2(np.maximum(np.floor(np.log2(terms)) - 1, 0))
-        sizes = unit * np.ceil(terms / unit)
-        if index.size < _MANY:
-            sizes = np.full(index.shape, sizes.max())
+        with using_engine(choose_engine(index.size, BREAK_EVEN)):
+            return self._by_length(question, index, guess, effort, backward, alone)
+
+    def _by_length(
+        self,
+        question: Question,
+        index: np.ndarray,
+        guess: np.ndarray,
+        effort: _Pass,
+        backward: bool,
+        alone: np.ndarray | None,
+    ) -> tuple[np.ndarray, ...]:
+        """Settings of about as many terms together; see `_solve_alike`."""
+        terms, sizes = shared_lengths(self.run, index, padded=index.size < _MANY)
         result: tuple[np.ndarray, ...] = ()
         for size in np.unique(sizes):
             place = np.flatnonzero(sizes == size)
@@ -303,7 +315,9 @@ class ContourSolver:
         sizes = _CHUNKS
         if self.bound.size >= _MANY:  # and few shapes are compiled
             width = next(size for size, least in _LARGE_CHUNKS if index.size >= least)
-            sizes = sizes._replace(cpu=(width,))
+            # Padding takes no time beside compiling another width.
+            known = self._widths.setdefault((effort, num_terms), width)
+            sizes = sizes._replace(cpu=(max(width, known),))
         elif index.size <= _ONE_BY_ONE:
             sizes = sizes._replace(cpu=sizes.cpu[:1])
 

@@ -11,7 +11,7 @@ from scipy.integrate import quad
 from scipy.stats import norm
 
 import jaxdp_episodic as jde
-from jaxdp_episodic._engine import using_engine
+from jaxdp_episodic._engine import engine_name, using_engine
 from jaxdp_episodic.accounting.exact import contour, initial_epsilon, method, solver
 
 TABLES = json.loads((Path(__file__).parents[2] / "reference.json").read_text())
@@ -241,6 +241,28 @@ def test_an_answer_far_from_what_its_contour_was_laid_for_is_none(is_poor, monke
     assert found == pytest.approx(1.411269946e-4, rel=1e-8)
     assert laid_for[0] == 1.1 if is_poor else laid_for[0] < 10 * found
     assert again == pytest.approx(1e-6, rel=1e-6)
+
+
+def test_nothing_is_compiled_for_the_few_that_need_more(monkeypatch):
+    """Only passes with enough settings run on JAX."""
+    passes = []
+
+    def watched(self, question, members, index, *rest):
+        passes.append((engine_name(), index.size))
+        with using_engine("numpy"):
+            return solve_alike(self, question, members, index, *rest)
+
+    solve_alike = solver.ContourSolver._solve_alike
+    monkeypatch.setattr(solver.ContourSolver, "_solve_alike", watched)
+    monkeypatch.setattr(solver, "BREAK_EVEN", 8)
+    noise = np.append(np.linspace(1.0, 3.0, 8), 1.3)
+    step = poisson_step(np.append(np.full(8, 0.01), 5e-4), noise)
+    asked = {"num_steps": 1_400, "delta": 1e-8}
+    with using_engine("auto"):
+        jde.epsilon(step, **asked)
+    assert passes[0] == ("jax", 9)
+    assert len(passes) > 1
+    assert {engine for engine, size in passes if size < 8} == {"numpy"}
 
 
 @pytest.mark.parametrize("num_steps", [2, 3])

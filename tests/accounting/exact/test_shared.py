@@ -1,9 +1,10 @@
-"""Several epsilons of a run by one contour: the answers of each by its own."""
+"""What goes together: epsilons on one contour as each alone, sums of one length."""
 
 import numpy as np
 import pytest
 
 import jaxdp_episodic as jde
+from jaxdp_episodic.accounting.exact import shared
 from jaxdp_episodic.accounting.exact.method import _may_exceed
 from jaxdp_episodic.accounting.exact.shared import LARGEST_RATIO, NEAR, shared_contours
 from jaxdp_episodic.accounting.question import EpsilonAt
@@ -58,3 +59,11 @@ def test_each_setting_of_a_batch_is_compared_by_itself():
         at = np.array([i])
         alone = _may_exceed(question.take(at), run.take(at), least[at], order[at])
         np.testing.assert_array_equal(alone, rival[at])
+
+
+def test_sums_are_padded_to_longer_ones_where_few_differ():
+    few = np.array([1.0, 2.0, 8.0, 2.0])
+    np.testing.assert_array_equal(shared._padded(few), 8.0)
+    many = np.repeat([1.0, 2.0, 8.0], [2, shared._MOST_PADDED, 3])
+    padded = shared._padded(many)
+    np.testing.assert_array_equal(padded, np.where(many == 8, 8.0, 2.0))

@@ -177,6 +177,15 @@ def _length(tree: Any) -> int:
     return _length(tree[0]) if isinstance(tree, tuple | list) else len(tree)
 
 
+def computed_once(xp: Any, tree: Any) -> Any:
+    """The same arrays, which XLA else computes again for each of their uses."""
+    if xp is np:
+        return tree
+    from jax import lax
+
+    return lax.optimization_barrier(tree)
+
+
 def stop_gradient(xp: Any, tree: Any) -> Any:
     """The same numbers, with derivative 0."""
     if xp is np:

@@ -81,6 +81,10 @@ def settle(slope, start: Array, low: Array, high: Array) -> Array:
     """
     xp = namespace(start, low, high)
 
+    def near(x: Array) -> Array:
+        """The places of windows, 18 deviations long, need few digits."""
+        return 1e-2 + 1e-4 * xp.abs(x)
+
     def follow(_: int, state: tuple[Array, Array, Array, Array]):
         x, low, high, last_move = state
         value, derivative = slope(x)
@@ -90,15 +94,15 @@ def settle(slope, start: Array, low: Array, high: Array) -> Array:
         inside = (step >= low) & (step <= high)
         shrinks = 2 * xp.abs(step - x) <= last_move
         moved = xp.where(inside & shrinks, step, 0.5 * (low + high))
+        # Of what has settled rounding is left, which would throw it to the middle of
+        # a bracket whose other end is far: on to another bump.
+        moved = xp.where(last_move <= near(x), x, moved)
         return moved, low, high, xp.abs(moved - x)
 
     if xp is not np:  # whose loop keeps its shapes
         low, high = (xp.broadcast_to(end, start.shape) for end in (low, high))
     state = (start, low, high, 4 * (high - low))
-    # The places of windows, 18 deviations long, need not be known to many digits.
-    x, *_ = fori_loop(
-        xp, 0, 14, follow, state, lambda s: (s[3] <= 1e-2 + 1e-4 * np.abs(s[0])).all()
-    )
+    x, *_ = fori_loop(xp, 0, 14, follow, state, lambda s: (s[3] <= near(s[0])).all())
     return x
 
 

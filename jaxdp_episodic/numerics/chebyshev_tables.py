@@ -167,8 +167,9 @@ def tabulated(
         values = values.reshape(len(values), *z.shape)
         rough = np.abs(values[:3] @ _LAST.T).max(axis=(0, 2))
         rarer = np.clip(CHECKED - values[0, :, 0], 0.0, RAREST)
-        # Rare tails are rough by rounding.
-        allowed = np.where(rarer > 0, MOST_HALVINGS, most)
+        # Rare tails are rough by rounding; what cannot be computed stays so in halves.
+        unknown = ~np.all(np.isfinite(values), axis=(0, 2))
+        allowed = np.where((rarer > 0) | unknown, MOST_HALVINGS, most)
         again = ~(rough <= roughness * np.exp(_SLACK * rarer)) & (depth < allowed)
         if alone:
             again[np.argsort(rough)[:-_MOST_HALVED]] = False

@@ -122,6 +122,107 @@ def map_first(
     return stacked([function(*at(arrays, i)) for i in range(_length(arrays))])
 
 
+def by_blocks(
+    function: Callable[..., tuple[Any, ...]], trees: tuple[Any, ...], block: int
+) -> tuple[Any, ...]:
+    """(n,) results of trees of (..., n) arrays, ``block`` settings at a time."""
+    leaves: list[Any] = []
+    map_arrays(leaves.append, trees)
+    xp = namespace(*leaves)
+    if leaves[0].shape[-1] == block:
+        return function(*trees)
+
+    def cut(a: Any) -> Any:
+        """(..., n) to (n / block, ..., block)."""
+        return xp.moveaxis(a.reshape(*a.shape[:-1], -1, block), -2, 0)
+
+    return tuple(a.reshape(-1) for a in map_first(function, *map_arrays(cut, trees)))
+
+
+def while_each(
+    xp: Any,
+    unfinished: Callable[[Any], Any],
+    body: Callable[[Any, Any], Any],
+    given: Any,
+    state: Any,
+    block: int,
+) -> Any:
+    """Of each setting ``state = body(given, state)`` while unfinished of it.
+
+    No setting waits for another one: NumPy computes those that are left, JAX ``block``
+    at a time, of which each that has finished makes room for the next one.
+
+    Args:
+      xp: namespace of the arrays.
+      unfinished: maps a state to (n,) truths.
+      body: one turn, elementwise.
+      given: tree of (..., n) arrays.
+      state: named tuple of (n,) arrays.
+      block: divides n.
+    """
+    size = state[0].shape[-1]
+    if xp is np:
+        result, places = map_arrays(np.array, state), np.arange(size)
+        while True:
+            left = np.flatnonzero(unfinished(state))
+            if not left.size:
+                return result
+            if left.size < places.size:
+                places = places[left]
+                given, state = map_arrays(lambda a, to=left: a[..., to], (given, state))
+            state = body(given, state)
+            for whole, part in zip(result, state, strict=True):
+                whole[places] = part
+    from jax import lax, tree
+
+    def turn(given: Any, state: Any) -> Any:
+        """What has finished, or did not begin, stays as it is."""
+        goes_on, new = unfinished(state), body(given, state)
+        return type(state)(
+            *(xp.where(goes_on, b, a) for a, b in zip(state, new, strict=True))
+        )
+
+    if size == block:
+        return lax.while_loop(
+            lambda state: xp.any(unfinished(state)), lambda s: turn(given, s), state
+        )
+    # Behind the last setting are lanes that hold none.
+    index = xp.asarray(np.minimum(np.arange(size + block), size), np.int32)
+    queue = (
+        index,
+        *map_arrays(
+            lambda a: xp.concatenate([a, a[..., -block:]], axis=-1), (given, state)
+        ),
+    )
+
+    def part(start: Any) -> Any:
+        return map_arrays(
+            lambda a: lax.dynamic_slice_in_dim(a, start, block, axis=-1), queue
+        )
+
+    def step(carry: Any) -> Any:
+        (index, given, state), done, answers = carry
+        state = turn(given, state)
+        ready = ~unfinished(state) & (index < size)
+        order = xp.argsort(~ready)  # stable: those first
+        lanes = map_arrays(lambda a: a[..., order], (index, given, state))
+        answers = tuple(
+            lax.dynamic_update_slice_in_dim(whole, lane, done, axis=0)
+            for whole, lane in zip(answers, (lanes[0], *lanes[2]), strict=True)
+        )
+        number = xp.sum(ready, dtype=np.int32)
+        is_free = np.arange(block, dtype=np.int32) < number
+        following = part(done + block)
+        lanes = tree.map(lambda a, b: xp.where(is_free, b, a), lanes, following)
+        return lanes, done + number, answers
+
+    answers = queue[0], *queue[2]
+    start = part(0), xp.zeros((), np.int32), answers
+    _, _, (index, *answers) = lax.while_loop(lambda c: c[1] < size, step, start)
+    back = xp.argsort(index[:size])
+    return type(state)(*(a[back] for a in answers))
+
+
 def map_arrays(function: Callable[[Any], Any], tree: Any) -> Any:
     """Applies a function to every array in nested containers and dataclasses."""
     if isinstance(tree, _NUMPY):  # first, as most are
@@ -175,6 +276,15 @@ def stacked(trees: list[Any]) -> Any:
 
 def _length(tree: Any) -> int:
     return _length(tree[0]) if isinstance(tree, tuple | list) else len(tree)
+
+
+def computed_once(xp: Any, tree: Any) -> Any:
+    """The same arrays, which XLA else computes again for each of their uses."""
+    if xp is np:
+        return tree
+    from jax import lax
+
+    return lax.optimization_barrier(tree)
 
 
 def stop_gradient(xp: Any, tree: Any) -> Any:

@@ -22,3 +22,23 @@ def test_what_is_rough_by_rounding_is_not_halved_without_end():
     place = np.linspace(0.0, 29.0, 99)
     exact = -np.arange(1.0, 4.0)[:, None] * place
     np.testing.assert_allclose(table.at(place), exact, atol=1e-6)
+
+
+def test_what_cannot_be_computed_is_not_halved_without_end():
+    """Nothing behind it is kept, and the answer up to it is the same."""
+    asked = 0
+
+    def evaluate(_, place, *, finer=False):
+        nonlocal asked
+        del finer
+        asked += len(place)
+        holes = np.abs(np.sin(3e3 * place)) < 0.1
+        lost = np.where((place > 7.0) & (place < 20) & holes, np.nan, 0.0)
+        return -np.arange(1.0, 4.0)[:, None] * place + lost
+
+    ends = np.array([1.0]), np.array([29.0])
+    (table,) = tabulated(*ends, evaluate, most=24, alone=True)
+    assert asked < 3_000  # 8,000 where they are halved 24 times
+    place = np.linspace(0.0, 6.0, 99)
+    exact = -np.arange(1.0, 4.0)[:, None] * place
+    np.testing.assert_allclose(table.at(place), exact, atol=1e-9)

@@ -28,10 +28,11 @@ from jaxdp_episodic.accounting.run import Group
 from jaxdp_episodic.losses.privacy_loss import MomentRule, Quadrature
 from jaxdp_episodic.numerics.loops import (
     Array,
+    by_blocks,
     map_arrays,
     namespace,
     sigmoid,
-    while_loop,
+    while_each,
 )
 
 FINE = Quadrature(32, 16)  # 1e-10 relative in rdp
@@ -101,11 +102,13 @@ def best_epsilon(
     near: Array | None = None,
     *,
     rough: bool = False,
+    block: int = 0,
 ) -> tuple[Array, Array]:
     """Smallest epsilon at ``delta`` over all orders > 1, and the order; each (n,).
 
     On NumPy the order may be said to be near another one, or NaN, (n,); and a rough
-    one will do: an upper bound too, but not the smallest.
+    one will do: an upper bound too, but not the smallest. On JAX ``block``, which
+    divides n, are computed side by side; 0: all.
     """
     xp = namespace(log_delta, groups[0].count)
 
@@ -120,17 +123,22 @@ def best_epsilon(
         return xp.log(spent) - xp.log(-log_delta), slope
 
     problem = log_delta, groups, objective, residual
-    t = _search(*problem, -log_delta, -log_delta, near, rough)
-    (value,) = log_moment(t, groups, _ANSWER)
+    block = block or log_delta.size
+    t = _search(*problem, -log_delta, -log_delta, block, near, rough)
+    value = _answer(t, groups, block)
     return xp.maximum(objective(log_delta, t, value), 0.0), 1 + t
 
 
 def best_log_delta(
-    epsilon: Array, groups: tuple[Group, ...], *, rough: bool = False
+    epsilon: Array,
+    groups: tuple[Group, ...],
+    *,
+    rough: bool = False,
+    block: int = 0,
 ) -> tuple[Array, Array]:
     """Smallest log(delta) at ``epsilon`` over all orders > 1, and the order.
 
-    On NumPy a rough order will do; see `best_epsilon`.
+    Rough, and in blocks, as `best_epsilon`.
     """
     xp = namespace(epsilon, groups[0].count)
 
@@ -146,9 +154,16 @@ def best_log_delta(
         return xp.log(first) - xp.log(paid), slope
 
     problem = epsilon, groups, objective, residual
-    t = _search(*problem, _LOG_T_RANGE[1], 10.0, rough=rough)
-    (value,) = log_moment(t, groups, _ANSWER)
+    block = block or epsilon.size
+    t = _search(*problem, _LOG_T_RANGE[1], 10.0, block, rough=rough)
+    value = _answer(t, groups, block)
     return xp.minimum(objective(epsilon, t, value), 0.0), 1 + t
+
+
+def _answer(t: Array, groups: tuple[Group, ...], block: int) -> Array:
+    """`log_moment` by the fine quadrature."""
+    moment = functools.partial(log_moment, rule=_ANSWER)
+    return by_blocks(moment, (t, groups), block)[0]
 
 
 def _search(
@@ -158,6 +173,7 @@ def _search(
     residual: Callable[..., tuple[Array, Array]],
     highest: Array | float,
     budget: Array | float,
+    block: int,
     near: Array | None = None,
     rough: bool = False,
 ) -> Array:
@@ -187,25 +203,25 @@ def _search(
             searches, (low, high) = searches[1:], bracket
 
     def improve(
+        given: tuple[Array, tuple[Group, ...]],
         state: _Search,
-        target: Array,
-        groups: tuple[Group, ...],
         rule: Quadrature,
         first: float,
         tolerance: float,
     ) -> _Search:
+        target, groups = given
         log_t, low, high = state.log_t, state.low, state.high
         t = xp.exp(log_t)
         moment = log_moment(t, groups, MomentRule("forward", rule, True))
         cost = objective(target, t, moment[0])
         value, slope = residual(target, t, *moment)
-        better = ~state.settled & (cost < state.best)
+        better = cost < state.best
         too_high = ~(value <= 0)  # not a number is an overflow
         low = xp.where(too_high, low, log_t)
         high = xp.where(too_high, log_t, high)
         # Near a cliff the slope of what lies behind it would stop the search far off.
         reach = xp.clip(2 * xp.abs(state.move), first, 4.0)
-        step = xp.clip(-value / xp.clip(slope, 0.05, 1e3), -reach, reach)
+        step = xp.clip(-value / xp.maximum(slope, 0.05), -reach, reach)
         proposal = log_t + xp.where(xp.isfinite(step), step, -1.0)
         inside = (proposal > low) & (proposal < high)
         # Newton may go to and fro between two points for ever: after a turn only a
@@ -218,20 +234,16 @@ def _search(
         near = log_t + newton
         last = (near > low) & (near < high) & (xp.abs(value) < _CLOSE)
         last &= newton * newton * xp.maximum(slope, 1.0) < tolerance
-        # Once settled an element stays as it is, so that its answer does not depend on
-        # what it shares a block with.
-        settled = state.settled | last | (high - low < _NARROW)
         best = xp.where(better, log_t, state.best_log_t)
-        best = xp.where(last & ~state.settled, near, best)
         return _Search(
             state.count + 1,
-            xp.where(settled, log_t, proposal),
+            proposal,
             proposal - log_t,
             low,
             high,
             xp.where(better, cost, state.best),
-            best,
-            settled,
+            xp.where(last, near, best),
+            last | (high - low < _NARROW),
         )
 
     # Without steps there is nothing to search, and no order is better than another.
@@ -239,41 +251,15 @@ def _search(
     for rule, most, first, tolerance in searches:
 
         def unfinished(state: _Search, most: int = most) -> Array:
-            return (state.count < most) & ~xp.all(state.settled)
+            return (state.count < most) & ~state.settled
 
-        worst = xp.full_like(log_t, xp.inf)
-        start = xp.zeros((), xp.int32), log_t, xp.zeros_like(log_t)
-        state = _Search(*start, low, high, worst, log_t, idle)
+        none, worst = xp.zeros_like(log_t), xp.full_like(log_t, xp.inf)
+        state = _Search(none, log_t, none, low, high, worst, log_t, idle)
         tolerance = _ROUGH if rough else tolerance
         step = functools.partial(improve, rule=rule, first=first, tolerance=tolerance)
-        if xp is np:
-            log_t = _improved(step, state, most, target, groups)
-            continue
-        whole = functools.partial(step, target=target, groups=groups)
-        log_t = while_loop(xp, unfinished, whole, state).best_log_t
+        state = while_each(xp, unfinished, step, (target, groups), state, block)
+        log_t = state.best_log_t
     return xp.exp(log_t)
-
-
-def _improved(
-    step: Callable[..., _Search],
-    state: _Search,
-    most: int,
-    target: np.ndarray,
-    groups: tuple[Group, ...],
-) -> np.ndarray:
-    """The best log t after up to so many steps; what is settled takes none. NumPy."""
-    best, places = state.best_log_t.copy(), np.arange(target.size)
-    while True:
-        left = np.flatnonzero(~state.settled)
-        if not left.size or state.count >= most:
-            return best
-        if left.size < places.size:
-            places, target = places[left], target[left]
-            groups = map_arrays(lambda a, left=left: a[..., left], groups)
-            count, *arrays = state
-            state = _Search(count, *(a[left] for a in arrays))
-        state = step(state, target, groups)
-        best[places] = state.best_log_t
 
 
 def _scouted(

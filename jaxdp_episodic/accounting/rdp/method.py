@@ -12,19 +12,18 @@ from jaxdp_episodic._engine import (
     float64_boundary,
     using_engine,
 )
-from jaxdp_episodic.accounting.engine import Chunks, in_chunks, on_cpu
+from jaxdp_episodic.accounting.engine import Chunks, in_chunks, num_cores, on_cpu
 from jaxdp_episodic.accounting.question import Answer, EpsilonAt, Question
 from jaxdp_episodic.accounting.rdp import kernels
 from jaxdp_episodic.accounting.rdp.total_variation import at_most_total_variation
 from jaxdp_episodic.accounting.run import Group, Run
-from jaxdp_episodic.numerics.loops import Array, map_arrays, map_first, namespace
+from jaxdp_episodic.numerics.loops import Array, by_blocks, map_arrays
 
 _CPU_BLOCK = 64
 _CHUNKS = Chunks(_CPU_BLOCK, (8, _CPU_BLOCK), (8, 2048, 131072))
-# From so many settings on, blocks are worked off several in a chunk: each chunk costs
-# its start, but its last one is filled up, and all cores should have some.
-_MANY = 4 * 8 * _CPU_BLOCK
-_MANY_CHUNKS = _CHUNKS._replace(cpu=(8, _CPU_BLOCK, 8 * _CPU_BLOCK))
+# Blocks in a chunk, where every core has four chunks of them: a chunk costs its start
+# and waits for its slowest setting, but the last one is filled up.
+_MANY_BLOCKS = 8, 32
 # From so many settings on compiling pays: it takes about as long as they do on NumPy.
 BREAK_EVEN = 10_000
 
@@ -107,11 +106,10 @@ def _evaluate(
                 rough=rough and engine_name() != "jax",  # nothing is compiled for it
             )
 
-        sizes = _MANY_CHUNKS if flat_target.size >= _MANY else _CHUNKS
         arrays: tuple[Any, ...] = (flat_target, groups)
         if near is not None and engine_name() != "jax":  # nor for that
             arrays += (np.broadcast_to(near, shape).reshape(-1),)
-        value, order = in_chunks(kernel, arrays, sizes)
+        value, order = in_chunks(kernel, arrays, _chunks(flat_target.size))
     value, order = value.reshape(shape), order.reshape(shape)
     value = np.where(no_loss, nothing, np.where(no_noise, everything, value))
     order = np.where(no_loss | no_noise, np.inf, order)
@@ -122,6 +120,12 @@ def _evaluate(
 def _all(group: Group, size: int) -> Group:
     """A group whose arrays have all settings, without a copy."""
     return map_arrays(lambda a: np.broadcast_to(a, (a.shape[0], size)), group)
+
+
+def _chunks(size: int) -> Chunks:
+    enough = 4 * _CPU_BLOCK * num_cores()
+    larger = [n * _CPU_BLOCK for n in _MANY_BLOCKS if size >= n * enough]
+    return _CHUNKS._replace(cpu=(*_CHUNKS.cpu, *larger[-1:]))
 
 
 def _block(size: int) -> int:
@@ -140,23 +144,14 @@ def _blockwise(
     rough: bool,
 ) -> tuple[Array, Array]:
     """The kernel over one chunk, block after block."""
+    if kernel_name == "rdp":
 
-    def on_block(target: Array, groups: tuple[Group, ...]) -> tuple[Array, Array]:
-        if kernel_name == "rdp":
-            return kernels.rdp(direction, target, groups), target
-        return getattr(kernels, kernel_name)(target, groups, *near, rough=rough)
+        def curve(orders: Array, groups: tuple[Group, ...]) -> tuple[Array, Array]:
+            return kernels.rdp(direction, orders, groups), orders
 
-    if target.shape[-1] == block:
-        return on_block(target, groups)
-    xp = namespace(target)
-
-    def to_blocks(a: Array) -> Array:
-        """(..., n) to (n / block, ..., block)."""
-        parts = a.reshape(*a.shape[:-1], -1, block)
-        return xp.moveaxis(parts, -2, 0)
-
-    value, order = map_first(on_block, *map_arrays(to_blocks, (target, groups)))
-    return value.reshape(-1), order.reshape(-1)
+        return by_blocks(curve, (target, groups), block)
+    search = getattr(kernels, kernel_name)
+    return search(target, groups, *near, rough=rough, block=block)
 
 
 _kernel = float64_boundary(

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxdp_episodic._engine import engine_name, jitted, on_jax
+from jaxdp_episodic._engine import engine_name, in_threads, jitted, on_jax
 from jaxdp_episodic.numerics.chebyshev_tables import (
     LEAST,
     MOST_HALVINGS,
@@ -63,6 +63,8 @@ _ABOVE = 4.0
 # Tables that are kept, and of sums; how many sums' are made side by side, by NumPy and
 # on JAX, and from how many on that makes them.
 _CACHED, MOST_SUMS, _SIDE_BY_SIDE, _FEW_SUMS = 256, 4096, (64, 128), 8
+# Threads on JAX, and settings of which one is worth its while.
+_THREADS, _LEAST_OF_THREAD = 2, 24
 _CHECKED_TOGETHER = 16  # settings: what fits the cache
 # Rows of kernels: what takes less than calling them, and fits the cache.
 _ROWS = {log_law_on_rays: 512, law_on_axis: 2048, paths: 2048}
@@ -129,20 +131,31 @@ def make_sum_tables(
     """`sum_tables` of many settings, (count, shift), side by side; they are kept."""
     asked = list(settings)
     on_device = engine_name() == "jax" and len(asked) >= _FEW_SUMS
-    size, result = _SIDE_BY_SIDE[on_device], []
-    for begin in range(0, len(asked), size):
-        part = asked[begin : begin + size]
+    call = _compiled if on_device else by_rows
+
+    def pairs(part: list[tuple[int, float]]) -> list[tuple[Table, Table]]:
         count, shift = np.array(part, np.float64).T
         up = np.repeat([1.0, 0.0], len(part))
         terms = Sums(np.tile(count, 2), np.tile(shift, 2), up)
-        made = _made(terms, slopes=slopes, call=_compiled if on_device else by_rows)
-        pairs = _vouched(made[: len(part)], made[len(part) :], count, shift)
-        for (n, s), pair in zip(part, pairs, strict=True):
-            with _keeping:  # threads make some, too
-                while len(_kept) >= MOST_SUMS:
-                    del _kept[next(iter(_kept))]
-                _kept[n, s, slopes] = pair
-        result += pairs
+        made = _made(terms, slopes=slopes, call=call)
+        return _vouched(made[: len(part)], made[len(part) :], count, shift)
+
+    size, workers = _SIDE_BY_SIDE[on_device], 1
+    if on_device:
+        # One thread's NumPy runs beside another's kernels.
+        workers = min(-(-len(asked) // _LEAST_OF_THREAD), _THREADS)
+        size = min(-(-len(asked) // workers), size)
+    parts = [asked[i : i + size] for i in range(0, len(asked), size)]
+    if workers > 1:
+        found = in_threads(pairs, parts, workers, on_numpy=False)
+    else:
+        found = map(pairs, parts)
+    result = list(itertools.chain.from_iterable(found))
+    with _keeping:  # threads make some, too
+        for (n, s), pair in zip(asked, result, strict=True):
+            while len(_kept) >= MOST_SUMS:
+                del _kept[next(iter(_kept))]
+            _kept[n, s, slopes] = pair
     return result
 
 

@@ -71,8 +71,8 @@ _LEAN, _NODES, _FEW, _BLOCK = 0.4, 64, 16, 8
 # shift below this, and of others.
 _KNOWN, _SOFT = (24, 32, 48), 3.0
 # Where the end of a ray is looked for, in asinh of widths, by how many of the law's
-# nodes; it is so many nats down.
-_SCOUTS, _ROUGHLY, _FALL = np.linspace(1.2, math.asinh(90), 16), 0.45, 37.0
+# nodes; so many nats down, of one term (of 3e5 terms densities were off by 2e-10).
+_SCOUTS, _ROUGHLY, _FALL = np.linspace(1.2, math.asinh(90), _BLOCK), 0.45, 37.0
 # On the axis the rest does not count, or it is the ray that turns.
 _NOTHING, _LARGEST_PHASE = -200.0, 6.0
 # Chebyshev nodes of the law along the axis; panels of jumps, and for shifts above 2,
@@ -262,9 +262,9 @@ def _rays(line: _Line, finer: np.ndarray, slopes: bool, call: Call) -> Rays:
     away = np.sinh(_SCOUTS) * unit
     fine = np.full(len(start), _ROUGHLY)
     power = line.power(away, away != 0, fine, call, False)[0]
-    above = power + np.real(away) * line.slowest[:, None] + _FALL
-    is_gone = above < 0
-    at = np.where(is_gone.any(axis=1), np.argmax(is_gone, axis=1), len(_SCOUTS) - 1)
+    above = power + np.real(away) * line.slowest[:, None]
+    above += _FALL + 0.5 * np.log(terms.count)[:, None]
+    at = np.argmax((above < 0) | (_SCOUTS == _SCOUTS[-1]), axis=1)
     rows = np.arange(len(at))
     after, before = above[rows, at], above[rows, at - 1]
     share = np.where((after < 0) & (before > 0), after / (after - before), 0.0)

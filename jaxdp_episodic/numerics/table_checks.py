@@ -111,12 +111,14 @@ class Side(NamedTuple):
       log_gain: of H, or of H - 1 + w below 1.
       weight: of the rule, in log w; behind the last place 0.
       spare: by how much log_gain may be off.
+      last: (S, 2) the last two places.
     """
 
     log_w: np.ndarray
     log_gain: np.ndarray
     weight: np.ndarray
     spare: np.ndarray
+    last: np.ndarray
 
     def integrals(self, log_second: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Of ``f''``, (S, T, N), times H: (S, T), and by how much they may be off."""
@@ -126,9 +128,8 @@ class Side(NamedTuple):
 
     def ends(self, rows: np.ndarray) -> np.ndarray:
         """The last two of (S, ..., N)."""
-        last = np.sum(self.weight > 0, axis=1) - 1
-        last = last.reshape(-1, *(1,) * (rows.ndim - 1)) + np.array([-1, 0])
-        return np.take_along_axis(rows, last, axis=-1)
+        found = rows[np.arange(len(rows))[:, None], ..., self.last]
+        return np.moveaxis(found, 1, -1)
 
     def totals(
         self, sums: np.ndarray, ends: np.ndarray
@@ -152,7 +153,8 @@ def side_of(
     gain = nodes.rows[0]
     spare = allowed_off(gain - gain[:, :1]) + np.reshape(error, (-1, 1))
     log_gain = gain - np.log(scale)[:, None]
-    return Side(sign * nodes.place, log_gain, nodes.weight, spare)
+    last = np.sum(nodes.weight > 0, axis=1)[:, None] - np.array([2, 1])
+    return Side(sign * nodes.place, log_gain, nodes.weight, spare, last)
 
 
 def powers_agree(low: Side, high: Side, core: np.ndarray, exact: Powers) -> np.ndarray:

@@ -64,7 +64,7 @@ _ABOVE = 4.0
 # on JAX, and from how many on that makes them.
 _CACHED, MOST_SUMS, _SIDE_BY_SIDE, _FEW_SUMS = 256, 4096, (64, 128), 8
 # Threads on JAX, and settings of which one is worth its while.
-_THREADS, _LEAST_OF_THREAD = 2, 24
+_THREADS, _LEAST_OF_THREAD = 2, 64
 _CHECKED_TOGETHER = 16  # settings: what fits the cache
 # Rows of kernels: what takes less than calling them, and fits the cache.
 _ROWS = {log_law_on_rays: 512, law_on_axis: 2048, paths: 2048}
@@ -143,7 +143,7 @@ def make_sum_tables(
     size, workers = _SIDE_BY_SIDE[on_device], 1
     if on_device:
         # One thread's NumPy runs beside another's kernels.
-        workers = min(-(-len(asked) // _LEAST_OF_THREAD), _THREADS)
+        workers = min(max(len(asked) // _LEAST_OF_THREAD, 1), _THREADS)
         size = min(-(-len(asked) // workers), size)
     parts = [asked[i : i + size] for i in range(0, len(asked), size)]
     if workers > 1:

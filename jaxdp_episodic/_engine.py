@@ -21,8 +21,9 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextvars import ContextVar
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextvars import Context, ContextVar, copy_context
 from pathlib import Path
 from typing import Any
 
@@ -155,6 +156,33 @@ def on_jax(jitted_kernel: Callable[..., Any], *args: Any, **static: Any) -> Any:
         answer = map_arrays(np.asarray, jitted_kernel(*converted, **static))
     forget_kernels_if_crowded()
     return answer
+
+
+def chosen_device() -> Any:
+    """What `jax.default_device` was set to in this thread; None: the first device."""
+    import jax
+
+    return jax.config.jax_default_device  # pyright: ignore[reportAttributeAccessIssue]: made at run time
+
+
+def in_threads(
+    work: Callable[[Any], Any], items: Sequence[Any], workers: int, *, on_numpy: bool
+) -> list[Any]:
+    """Results of items in threads, which compute on the caller's engine and device."""
+    device = None if on_numpy else chosen_device()
+    contexts = [copy_context() for _ in items]
+
+    def there(context: Context, item: Any) -> Any:
+        if device is None:
+            return context.run(work, item)
+        import jax
+
+        # A thread of its own would work on the first device, whatever the caller's is.
+        with jax.default_device(device):
+            return context.run(work, item)
+
+    with ThreadPoolExecutor(workers) as pool:
+        return list(pool.map(there, contexts, items))
 
 
 def compiled(kernel: Callable[..., Any], static: tuple[str, ...] = ()) -> Any:

@@ -112,7 +112,10 @@ def table_times(number: int) -> dict[str, float]:
         return 1e3 * (time.process_time() - start) / number
 
     found = {}
-    for name, check in (("", lambda *pair: pair[:2]), (" vouched for", vouched)):
+    for name, check in (
+        ("", lambda *two: list(zip(*two[:2], strict=True))),
+        (" vouched for", vouched),
+    ):
         allocation_tables._vouched = check
         first = spent("jax")
         found["jax" + name] = min(spent("jax") for _ in range(3))

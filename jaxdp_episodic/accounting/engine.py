@@ -8,15 +8,13 @@ bounded by the chunk, not by the grid.
 
 from __future__ import annotations
 
-import contextvars
 import os
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from jaxdp_episodic._engine import engine_name
+from jaxdp_episodic._engine import chosen_device, engine_name, in_threads
 from jaxdp_episodic.numerics.loops import map_arrays
 
 
@@ -69,34 +67,12 @@ def in_chunks(
     if workers <= 1:
         parts = [work(start) for start in starts]
     else:
-        parts = _side_by_side(work, starts, workers, None if on_numpy else _device())
+        parts = in_threads(work, starts, workers, on_numpy=on_numpy)
     return tuple(np.concatenate(column, axis=-1) for column in zip(*parts, strict=True))
 
 
 # A thread costs more than so few settings on NumPy.
 _FEW = 8
-
-
-def _side_by_side(
-    work: Callable[[int], tuple[np.ndarray, ...]],
-    starts: range,
-    workers: int,
-    device: Any,
-) -> list[tuple[np.ndarray, ...]]:
-    """The chunks in threads, which compute on the caller's engine and device."""
-    contexts = [contextvars.copy_context() for _ in starts]
-
-    def there(context: contextvars.Context, start: int) -> tuple[np.ndarray, ...]:
-        if device is None:
-            return context.run(work, start)
-        import jax
-
-        # A thread of its own would work on the first device, whatever the caller's is.
-        with jax.default_device(device):
-            return context.run(work, start)
-
-    with ThreadPoolExecutor(workers) as pool:
-        return list(pool.map(there, contexts, starts))
 
 
 def num_settings(arrays: Any) -> int:
@@ -106,18 +82,11 @@ def num_settings(arrays: Any) -> int:
     return sizes[0]
 
 
-def _device() -> Any:
-    """What `jax.default_device` was set to in this thread; None: the first device."""
-    import jax
-
-    return jax.config.jax_default_device  # pyright: ignore[reportAttributeAccessIssue]: made at run time
-
-
 def on_cpu() -> bool:
     """Whether JAX computes on the CPU in this thread."""
     import jax
 
-    device = _device()
+    device = chosen_device()
     if device is None:
         return jax.default_backend() == "cpu"
     return (device if isinstance(device, str) else device.platform) == "cpu"

@@ -10,6 +10,7 @@ side by side, before threads or kernels on JAX ask the host for them
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 import threading
 from collections.abc import Callable, Iterable
@@ -17,12 +18,13 @@ from typing import Any
 
 import numpy as np
 
-from jaxdp_episodic._engine import engine_name, jitted, on_jax
+from jaxdp_episodic._engine import engine_name, in_threads, jitted, on_jax
 from jaxdp_episodic.numerics.chebyshev_tables import (
     LEAST,
     MOST_HALVINGS,
     MOST_OFF,
     Table,
+    side_by_side,
     tabulated,
 )
 from jaxdp_episodic.numerics.lognormal_rays import log_law_on_rays, paths
@@ -36,13 +38,14 @@ from jaxdp_episodic.numerics.lognormal_terms import (
     law_on_axis,
     parts,
 )
-from jaxdp_episodic.numerics.ratio_means import powers_of_mean, powers_of_ratio
+from jaxdp_episodic.numerics.ratio_means import Powers, powers_of_means, powers_of_ratio
 from jaxdp_episodic.numerics.skewed_sums import log_tails
 from jaxdp_episodic.numerics.skewed_terms import Terms
 from jaxdp_episodic.numerics.table_checks import (
     Places,
     distances_agree,
     fitting,
+    num_nodes,
     places_of,
     powers_agree,
     side_of,
@@ -60,6 +63,9 @@ _ABOVE = 4.0
 # Tables that are kept, and of sums; how many sums' are made side by side, by NumPy and
 # on JAX, and from how many on that makes them.
 _CACHED, MOST_SUMS, _SIDE_BY_SIDE, _FEW_SUMS = 256, 4096, (64, 128), 8
+# Threads on JAX, and settings of which one is worth its while.
+_THREADS, _LEAST_OF_THREAD = 2, 64
+_CHECKED_TOGETHER = 16  # settings: what fits the cache
 # Rows of kernels: what takes less than calling them, and fits the cache.
 _ROWS = {log_law_on_rays: 512, law_on_axis: 2048, paths: 2048}
 _FEW = 8
@@ -78,13 +84,24 @@ def _checked(table: Table, off: float) -> Table:
     return table.without()
 
 
-def _fitted(table: Table, scale: float, sign: float) -> tuple[Table, Places]:
-    """The table up to where rows at ``scale e^±place`` do not fit, and its nodes."""
-    nodes = places_of(table.core, table.edges, table.values)
-    fits = fitting(table.values, nodes, scale * np.exp(sign * nodes.place))
-    if np.all(fits) or np.isnan(table.values[0, 0, 0]):
-        return table, nodes
-    return _fitted(table.up_to(int(np.argmin(fits))), scale, sign)
+def _fitted(
+    tables: list[Table], scale: np.ndarray, sign: float, number: int | None = None
+) -> tuple[list[Table], Places]:
+    """Tables up to where rows at ``scale e^±place`` do not fit, and their nodes.
+
+    So many of each panel, or as many as the longest one asks for.
+    """
+    core, edges, values = side_by_side(tables)
+    number = number or int(num_nodes(core, edges).max())
+    nodes = places_of(core, edges, values, number)
+    fits = fitting(values, nodes, scale[:, None] * np.exp(sign * nodes.place))
+    is_cut = ~np.all(fits, axis=1) & ~np.isnan(values[0, :, 0, 0])
+    if not np.any(is_cut):
+        return tables, nodes
+    tables = list(tables)
+    for i in np.flatnonzero(is_cut).tolist():
+        tables[i] = tables[i].up_to(int(np.argmin(fits[i])))
+    return _fitted(tables, scale, sign, number)
 
 
 # The tables that were made, by count, shift, and whether with slopes.
@@ -114,20 +131,31 @@ def make_sum_tables(
     """`sum_tables` of many settings, (count, shift), side by side; they are kept."""
     asked = list(settings)
     on_device = engine_name() == "jax" and len(asked) >= _FEW_SUMS
-    size, result = _SIDE_BY_SIDE[on_device], []
-    for begin in range(0, len(asked), size):
-        part = asked[begin : begin + size]
+    call = _compiled if on_device else by_rows
+
+    def pairs(part: list[tuple[int, float]]) -> list[tuple[Table, Table]]:
         count, shift = np.array(part, np.float64).T
         up = np.repeat([1.0, 0.0], len(part))
         terms = Sums(np.tile(count, 2), np.tile(shift, 2), up)
-        made = _made(terms, slopes=slopes, call=_compiled if on_device else by_rows)
-        for i, (n, s) in enumerate(part):
-            pair = _vouched(made[i], made[i + len(part)], n, s)
-            with _keeping:  # threads make some, too
-                while len(_kept) >= MOST_SUMS:
-                    del _kept[next(iter(_kept))]
-                _kept[n, s, slopes] = pair
-            result.append(pair)
+        made = _made(terms, slopes=slopes, call=call)
+        return _vouched(made[: len(part)], made[len(part) :], count, shift)
+
+    size, workers = _SIDE_BY_SIDE[on_device], 1
+    if on_device:
+        # One thread's NumPy runs beside another's kernels.
+        workers = min(max(len(asked) // _LEAST_OF_THREAD, 1), _THREADS)
+        size = min(-(-len(asked) // workers), size)
+    parts = [asked[i : i + size] for i in range(0, len(asked), size)]
+    if workers > 1:
+        found = in_threads(pairs, parts, workers, on_numpy=False)
+    else:
+        found = map(pairs, parts)
+    result = list(itertools.chain.from_iterable(found))
+    with _keeping:  # threads make some, too
+        for (n, s), pair in zip(asked, result, strict=True):
+            while len(_kept) >= MOST_SUMS:
+                del _kept[next(iter(_kept))]
+            _kept[n, s, slopes] = pair
     return result
 
 
@@ -142,30 +170,57 @@ def are_kept(count: int, shift: float, *, slopes: bool = False) -> bool:
 
 
 def _vouched(
-    rising: Table, falling: Table, count: int, shift: float
-) -> tuple[Table, Table]:
-    """The tables as far as all that is known of them agrees; see `table_checks`."""
-    mass, mean, off, tables, sides = 0.0, 0.0, [], [], []
+    rising: list[Table], falling: list[Table], count: np.ndarray, shift: np.ndarray
+) -> list[tuple[Table, Table]]:
+    """Tables as far as all that is known of them agrees; see `table_checks`."""
+    result: list = [None] * len(count)
+    core, edges, _ = side_by_side([*rising, *falling])
+    number = num_nodes(core, edges).reshape(2, -1).max(axis=0)
+    # Some together, of as many nodes a panel, and about as many others.
+    order = np.lexsort((shift, number))
+    ends = np.flatnonzero(np.diff(number[order], append=0)) + 1
+    for begin, end in itertools.pairwise([0, *ends.tolist()]):
+        for first in range(begin, end, _CHECKED_TOGETHER):
+            rows = order[first : min(first + _CHECKED_TOGETHER, end)]
+            up, down = ([two[i] for i in rows.tolist()] for two in (rising, falling))
+            asked = count[rows], shift[rows], int(number[rows[0]])
+            pairs = _vouched_together(up, down, *asked)
+            for i, pair in zip(rows.tolist(), pairs, strict=True):
+                result[i] = pair
+    return result
+
+
+def _vouched_together(
+    rising: list[Table],
+    falling: list[Table],
+    count: np.ndarray,
+    shift: np.ndarray,
+    number: int,
+) -> list[tuple[Table, Table]]:
+    """`_vouched`, with so many nodes of each panel."""
+    mass, mean, off, found, sides = 0.0, 0.0, [], [], []
     with np.errstate(all="ignore"):
-        for table, sign in ((rising, 1.0), (falling, -1.0)):
-            table, nodes = _fitted(table, count, sign)
+        for tables, sign in ((rising, 1.0), (falling, -1.0)):
+            tables, nodes = _fitted(tables, count, sign, number)
             ratio = np.exp(sign * nodes.place)
-            share = np.exp(nodes.rows[2]) * nodes.weight * ratio * count
-            mass, mean = mass + share.sum(), mean + share @ ratio
-            gain = math.exp(table.values[0, 0, 0]) / count
-            off.append(abs(share @ np.abs(np.expm1(sign * nodes.place)) / gain - 1))
-            tables.append(table)
-            sides.append(side_of(nodes, sign, count, table.error))
+            share = np.exp(nodes.rows[2]) * nodes.weight * ratio * count[:, None]
+            mass, mean = mass + share.sum(axis=1), mean + (share * ratio).sum(axis=1)
+            gain = np.exp([table.values[0, 0, 0] for table in tables]) / count
+            away = np.abs(np.expm1(sign * nodes.place))
+            off.append(np.abs((share * away).sum(axis=1) / gain - 1))
+            found.append(tables)
+            error = np.array([table.error for table in tables])
+            sides.append(side_of(nodes, sign, count, error))
         high, low = sides
-        core = float(rising.core)
-        agree = (
-            math.isfinite(mass)
-            and transforms_agree(low, high, count, shift)
-            and powers_agree(low, high, core, powers_of_mean(count, shift, core))
-        )
-    worst = float(max(abs(mass - 1), abs(mean - 1), *off)) if agree else math.inf
-    rising, falling = (_checked(table, worst) for table in tables)
-    return rising, falling
+        core = np.array([table.core for table in rising])
+        agree = np.isfinite(mass) & transforms_agree(low, high, count, shift)
+        agree &= powers_agree(low, high, core, powers_of_means(count, shift, core))
+    worst = np.max([np.abs(mass - 1), np.abs(mean - 1), *off], axis=0)
+    worst = np.where(agree, worst, np.inf).tolist()
+    return [
+        (_checked(high, one), _checked(low, one))
+        for high, low, one in zip(*found, worst, strict=True)
+    ]
 
 
 def _made(terms: Sums, *, slopes: bool, call: Call = by_rows) -> list[Table]:
@@ -249,20 +304,21 @@ def antipodal_table(bins: int, count: int, shift: float) -> Table:
     most = _MOST_OF_CROWDED if idle or count == 2 else MOST_HALVINGS
     (table,) = tabulated(*ends, evaluate, most=most, alone=True)
     with np.errstate(all="ignore"):
-        table, nodes = _fitted(table, 1.0, 1.0)
-        share = np.exp(nodes.rows[2] + nodes.place - math.log(bins)) * nodes.weight
+        (table,), nodes = _fitted([table], np.ones(1), 1.0)
+        (place,), (weight,) = nodes.place, nodes.weight
+        share = np.exp(nodes.rows[2, 0] + place - math.log(bins)) * weight
         gain = math.exp(table.values[0, 0, 0]) / bins
-        mass = abs(share.sum() + share @ np.exp(nodes.place) - 1)
-        off = float(max(mass, abs(share @ np.expm1(nodes.place) / gain - 1)))
-        high = side_of(nodes, 1.0, bins, table.error)
+        mass = abs(share.sum() + share @ np.exp(place) - 1)
+        off = float(max(mass, abs(share @ np.expm1(place) / gain - 1)))
+        high = side_of(nodes, 1.0, np.array([bins]), table.error)
         # E(wY - X)_+ is w times that of 1/w.
         low = high._replace(log_w=-high.log_w, log_gain=high.log_gain - high.log_w)
-        agree = (
-            math.isfinite(mass)
-            and powers_agree(low, high, core, powers_of_ratio(bins, count, shift, core))
-            and distances_agree(low, high, bins, count, shift)
-        )
-    return _checked(table, off if agree else math.inf)
+        exact = powers_of_ratio(bins, count, shift, core)
+        exact = Powers(*(field[None] for field in exact))
+        agree = powers_agree(low, high, np.array([core]), exact)
+        agree &= distances_agree(low, high, bins, count, shift)
+    agrees = math.isfinite(mass) and agree.item()
+    return _checked(table, off if agrees else math.inf)
 
 
 def by_setting(

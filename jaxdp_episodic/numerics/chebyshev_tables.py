@@ -70,14 +70,7 @@ class Table(NamedTuple):
         """(3, m) logarithms; beyond the end those of the end, which are larger."""
         z, panel = self._panels(place)
         left, right = self.edges[panel], self.edges[panel + 1]
-        x = (2 * z - left - right) / (right - left)
-        # Barycentric interpolation at Chebyshev points of the second kind.
-        away = x[:, None] - _POINTS
-        hit = away == 0
-        share = np.where(hit, 0.0, _WEIGHTS / np.where(hit, 1.0, away))
-        share = np.where(hit.any(axis=1, keepdims=True), hit.astype(float), share)
-        share = share / share.sum(axis=1, keepdims=True)
-        return np.einsum("mk,imk->im", share, self.values[:, panel])
+        return _within(self.values[:, panel], left, right, z)
 
     def off_at(self, place: np.ndarray) -> np.ndarray:
         """(m,) how far the third may be off, to either side in turn: panel by panel."""
@@ -114,11 +107,40 @@ class Table(NamedTuple):
         )
 
 
+def side_by_side(tables: list[Table]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Cores (T,), edges (T, P + 1) and three values (3, T, P, nodes) of tables.
+
+    Behind the last panel of one are others without length, where its values end.
+    """
+    number = [table.values.shape[1] for table in tables]
+    edges = np.empty((len(tables), max(number) + 1))
+    values = np.empty((3, len(tables), max(number), _NODES))
+    for i, (n, table) in enumerate(zip(number, tables, strict=True)):
+        edges[i, : n + 1], edges[i, n + 1 :] = table.edges, table.edges[-1]
+        values[:, i, :n] = table.values[:3]
+        values[:, i, n:] = table.values[:3, -1:, -1:]
+    return np.array([table.core for table in tables]), edges, values
+
+
 _POINTS = -np.cos(np.pi * np.arange(_NODES) / (_NODES - 1))
 _WEIGHTS = (-1.0) ** np.arange(_NODES)
 _WEIGHTS[[0, -1]] /= 2
 # From values at the points to their last three Chebyshev coefficients.
 _LAST = np.linalg.inv(np.polynomial.chebyshev.chebvander(_POINTS, _NODES - 1))[-3:]
+
+
+def _within(
+    values: np.ndarray, left: np.ndarray, right: np.ndarray, z: np.ndarray
+) -> np.ndarray:
+    """Values (R, ..., nodes) of panels from left to right, (...), at z; (R, ...)."""
+    x = (2 * z - left - right) / (right - left)
+    # Barycentric interpolation at Chebyshev points of the second kind.
+    away = x[..., None] - _POINTS
+    hit = away == 0
+    share = np.where(hit, 0.0, _WEIGHTS / np.where(hit, 1.0, away))
+    share = np.where(hit.any(axis=-1, keepdims=True), hit.astype(float), share)
+    share = share / share.sum(axis=-1, keepdims=True)
+    return np.einsum("...k,i...k->i...", share, values)
 
 
 def tabulated(
@@ -157,7 +179,7 @@ def tabulated(
     mine = np.repeat(tables, number.astype(int))
     rank = np.arange(len(mine)) - np.searchsorted(mine, mine)
     left, right = (whole[mine] * (rank + i) / number[mine] for i in (0, 1))
-    done: list[list[tuple[float, float, np.ndarray]]] = [[] for _ in tables]
+    done: list[list[tuple[float, float, np.ndarray, float]]] = [[] for _ in tables]
     for depth in range(most + 1):
         if not len(mine):
             break
@@ -165,7 +187,11 @@ def tabulated(
         place = (core[mine][:, None] * np.sinh(z)).reshape(-1)
         values = evaluate(np.repeat(mine, _NODES), place)
         values = values.reshape(len(values), *z.shape)
-        rough = np.abs(values[:3] @ _LAST.T).max(axis=(0, 2))
+        last = np.abs(values[:3] @ _LAST.T)
+        rough = last.max(axis=(0, 2))
+        # The next coefficients, which are left out, are smaller than the last two.
+        left_out = last[2, :, 1:].max(axis=1)
+        left_out[~np.all(np.isfinite(values), axis=(0, 2))] = np.nan
         rarer = np.clip(CHECKED - values[0, :, 0], 0.0, RAREST)
         # Rare tails are rough by rounding; what cannot be computed stays so in halves.
         unknown = ~np.all(np.isfinite(values), axis=(0, 2))
@@ -174,7 +200,8 @@ def tabulated(
         if alone:
             again[np.argsort(rough)[:-_MOST_HALVED]] = False
         for i in np.flatnonzero(~again).tolist():
-            done[mine[i]].append((float(left[i]), float(right[i]), values[:, i]))
+            one = float(left[i]), float(right[i]), values[:, i], float(left_out[i])
+            done[mine[i]].append(one)
         mine, left, right = mine[again], left[again], right[again]
         middle, mine = 0.5 * (left + right), np.tile(mine, 2)
         left, right = np.append(left, middle), np.append(middle, right)
@@ -183,20 +210,18 @@ def tabulated(
 
 
 def _joined(
-    core: float, whole: float, done: list[tuple[float, float, np.ndarray]]
+    core: float, whole: float, done: list[tuple[float, float, np.ndarray, float]]
 ) -> Table:
     """A table of panels, without what cannot be computed and all beyond it."""
     done.sort(key=lambda panel: panel[0])
-    bad = [i for i, (*_, one) in enumerate(done) if not np.all(np.isfinite(one))]
+    bad = [i for i, (*_, left_out) in enumerate(done) if math.isnan(left_out)]
     kept = done[: bad[0]] if bad else done
     if not kept:
         nothing = np.full((len(done[0][2]), 1, _NODES), np.nan)
         return Table(core, np.array([0.0, whole]), nothing, 1.0, np.ones(1))
-    edges = np.array([kept[0][0], *(right for _, right, _ in kept)])
-    values = np.stack([one for *_, one in kept], axis=1)
-    # The next coefficients, which are left out, are smaller than the last two.
-    left_out = np.abs(values[2] @ _LAST[1:].T).max(axis=1)
-    return Table(core, edges, values, 0.0, left_out)
+    left, right, values, left_out = zip(*kept, strict=True)
+    edges, values = np.array([left[0], *right]), np.stack(values, axis=1)
+    return Table(core, edges, values, 0.0, np.array(left_out))
 
 
 def _with_errors(
@@ -205,33 +230,34 @@ def _with_errors(
     """The tables with their errors, by finer sums between the points."""
     known = [i for i, table in enumerate(tables) if np.isfinite(table.values[0, 0, 0])]
     number = _CHECKS_ALONE if alone else _CHECKS
-    steps = (np.arange(number) + 0.37) / number
-    z = [tables[i].edges[-1] * steps for i in known]
-    place = [tables[i].core * np.sinh(one) for i, one in zip(known, z, strict=True)]
     if not known:
         return tables
-    every = evaluate(np.repeat(known, number), np.concatenate(place), finer=True)
+    core, edges, values = side_by_side([tables[i] for i in known])
+    places = np.arange(number)
+    z = edges[:, -1:] * (places + 0.37) / number
+    place = core[:, None] * np.sinh(z)
+    finer = evaluate(np.repeat(known, number), place.reshape(-1), finer=True)[:3]
+    # How many places are before each edge, and the panel of each.
+    before = np.sum(z[:, None] < edges[..., None], axis=2)
+    panel = np.sum(places[:, None] >= before[:, None, 1:-1], axis=2)
+    at = np.arange(len(known))[:, None], panel
+    found = _within(values[:, *at], edges[at], edges[at[0], panel + 1], z)
+    counts = found[0] > found[0].max(axis=1, keepdims=True) + CHECKED
+    differ = np.abs(found - finer.reshape(found.shape))
+    if alone and not np.all(differ[:, counts] <= MOST_OFF):
+        # So few of them, and far from one another, may not share what they did.
+        each = [evaluate(np.array(known), one, finer=True) for one in place.T]
+        differ = np.fmin(differ, np.abs(found - np.stack(each, axis=-1)))
+    # Where only the finer sums fail their neighbours answer for them.
+    failed = np.where(np.isnan(differ).mean(axis=(0, 2)) < _FEW_FAIL, 0.0, 1.0)
+    differ = np.where(np.isnan(differ), failed[:, None], np.minimum(differ, 1.0))
+    # Of a panel those next to it count as well, some have no place in them.
+    near = (places >= before[:, :-1, None] - 1) & (places <= before[:, 1:, None])
+    seen = np.max(np.where(near, differ[2][:, None], 0.0), axis=2)
+    error = _SPARE * np.max(np.where(counts, differ, 0.0), axis=(0, 2)) + _ROUNDING
     result = list(tables)
-    for k, (i, finer) in enumerate(
-        zip(known, np.split(every[:3], len(known), axis=1), strict=True)
-    ):
-        table = tables[i]
-        found = table.at(place[k])[:3]
-        counts = found[0] > found[0].max() + CHECKED
-        differ = np.abs(found - finer)
-        if alone and not np.all(differ[:, counts] <= MOST_OFF):
-            # So few of them, and far from one another, may not share what they did.
-            which = np.array([i])
-            each = [evaluate(which, one, finer=True) for one in place[k][:, None]]
-            differ = np.fmin(differ, np.abs(found - np.concatenate(each, axis=1)))
-        # Where only the finer sums fail their neighbours answer for them.
-        failed = 0.0 if np.isnan(differ).mean() < _FEW_FAIL else 1.0
-        differ = np.nan_to_num(differ, nan=failed, posinf=1.0)
-        # Of a panel those next to it count as well, some have no place in them.
-        after = np.searchsorted(z[k], table.edges)
-        near = zip(np.maximum(after[:-1] - 1, 0), after[1:] + 1, strict=True)
-        seen = np.array([differ[2, first:last].max() for first, last in near])
-        error = float(_SPARE * np.max(np.where(counts, differ, 0.0)) + _ROUNDING)
-        off = np.minimum(np.maximum(table.off, _SPARE * seen) + _ROUNDING, 1.0)
-        result[i] = table._replace(error=error, off=off)
+    for i, largest, here in zip(known, error.tolist(), seen, strict=True):
+        off = np.maximum(tables[i].off, _SPARE * here[: len(tables[i].off)])
+        off = np.minimum(off + _ROUNDING, 1.0)
+        result[i] = tables[i]._replace(error=largest, off=off)
     return result

@@ -27,7 +27,7 @@ from typing import NamedTuple
 import numpy as np
 
 from jaxdp_episodic.numerics.lognormal_rays import Path, log_law_on_rays, paths
-from jaxdp_episodic.numerics.lognormal_tails import Contours, Jumps, Rays
+from jaxdp_episodic.numerics.lognormal_tails import Contours, Jumps, Rays, powers
 from jaxdp_episodic.numerics.lognormal_terms import (
     AxisLaw,
     Call,
@@ -40,6 +40,7 @@ from jaxdp_episodic.numerics.loops import complex_of
 from jaxdp_episodic.numerics.quadrature import (
     between_equal,
     chebyshev_points,
+    in_blocks,
     in_turn,
     side_by_side,
     through_columns,
@@ -70,8 +71,8 @@ _LEAN, _NODES, _FEW, _BLOCK = 0.4, 64, 16, 8
 # shift below this, and of others.
 _KNOWN, _SOFT = (24, 32, 48), 3.0
 # Where the end of a ray is looked for, in asinh of widths, by how many of the law's
-# nodes; it is so many nats down.
-_SCOUTS, _ROUGHLY, _FALL = np.linspace(1.2, math.asinh(90), 16), 0.45, 37.0
+# nodes; so many nats down, of one term (of 3e5 terms densities were off by 2e-10).
+_SCOUTS, _ROUGHLY, _FALL = np.linspace(1.2, math.asinh(90), _BLOCK), 0.45, 37.0
 # On the axis the rest does not count, or it is the ray that turns.
 _NOTHING, _LARGEST_PHASE = -200.0, 6.0
 # Chebyshev nodes of the law along the axis; panels of jumps, and for shifts above 2,
@@ -148,6 +149,7 @@ def contours(
     apart = np.where(is_finer, _APART[1], _APART[0])
     with np.errstate(all="ignore"):
         best = _crossing(axis, terms.constant(_PLACES[:, None] * end).T)
+        first, last = best[:, 0], best.max(axis=1)
         # The integrand is as wide as the tilted sum's variance makes it.
         p, number = np.exp(axis.log_p), axis.number
         slope = np.diff(axis.power) / np.diff(p)
@@ -155,14 +157,18 @@ def contours(
         bend = np.clip(np.nan_to_num(_padded(bend, number - 2)), 0.0, 1e6)
         narrowness = np.sqrt(bend + 2)
         passed = np.cumsum(narrowness, axis=1) * _STEP
-        rows = []
-        for i, row in enumerate(best):
-            first, last = row[0], row.max()
-            ends = passed[i, first], passed[i, last]
-            found = np.linspace(*ends, 2 + int((ends[1] - ends[0]) / apart[i]))
-            chosen = np.unique(np.searchsorted(passed[i], found).clip(first, last))
-            rows.append(np.stack([np.full(len(chosen), i), chosen]))
-        which, chosen = place = tuple(np.concatenate(rows, axis=1))
+        rows = np.arange(len(end))
+        # All in a row, one behind the other.
+        passed += rows[:, None] * (passed.max() + 1)
+        begin, length = passed[rows, first], passed[rows, last] - passed[rows, first]
+        steps = 1 + (length / apart).astype(int)
+        which = np.repeat(rows, steps + 1)
+        rank = np.arange(len(which)) - np.searchsorted(which, which)
+        found = begin[which] + length[which] * rank / steps[which]
+        chosen = np.searchsorted(passed.reshape(-1), found) - which * passed.shape[1]
+        chosen = np.clip(chosen, first[which], last[which])
+        kept = (rank == 0) | (chosen != np.roll(chosen, 1))
+        place = which, chosen = which[kept], chosen[kept]
         # Of the places of a contour the one whose e^{pk} falls last.
         side = (terms.sign * 0.5 * apart)[:, None] * narrowness
         slope = _padded(slope, number - 1)
@@ -171,7 +177,7 @@ def contours(
         line = _Line(terms.take(which), start, base, narrowness[place], slowest[place])
         rays = _rays(line, np.where(is_finer, _FINER, 1.0)[which], slopes, call)
         jumps = _jumps(terms, which, start, is_finer[which], slopes, call)
-    first = np.searchsorted(which, np.arange(len(end)))
+    first = np.searchsorted(which, rows)
     table, ends = np.full((2, len(end), len(which)), np.nan), np.stack([start, base])
     table[:, which, np.arange(len(which)) - first[which]] = ends
     starts, bases = table[:, :, : np.bincount(which).max()]
@@ -194,10 +200,12 @@ def _crossing(axis: Axis, constant: np.ndarray) -> np.ndarray:
     rises = -np.diff(axis.power - 2 * axis.log_p) / np.diff(p)
     stops = up & (np.abs(axis.phase[:, 1:]) > _LARGEST_PHASE)
     rises = np.where(stops | np.isnan(axis.power[:, 1:]), -np.inf, rises)
-    small = np.where(up, (_NOTHING - axis.power) / p, -np.inf)[:, :-1, None]
-    stop = (constant[:, None] > rises[:, :, None]) | (constant[:, None] < small)
-    last = axis.number[:, None] - 1
-    return np.minimum(np.where(stop.any(axis=1), np.argmax(stop, axis=1), last), last)
+    small = np.where(up, (_NOTHING - axis.power) / p, -np.inf)
+    # Behind the last one it stops.
+    rises = np.append(rises, np.full_like(rises[:, :1], -np.inf), axis=1)
+    stop = constant[..., None] > rises[:, None]
+    stop |= constant[..., None] < small[:, None]
+    return np.argmax(stop, axis=2)
 
 
 class _Line(NamedTuple):
@@ -217,19 +225,17 @@ class _Line(NamedTuple):
         call: Call,
         slopes: bool,
     ) -> list[np.ndarray]:
-        """Parts of ``n log K - base`` at (N, J) distances from the start.
+        """Parts of ``n log K - base`` at (J, N) distances from the start.
 
         And derivatives by the shift. Paths have ``fine`` times as many nodes, (J,).
         """
-        size, number = away.shape
-        each = np.moveaxis((self.start + away).reshape(-1, _BLOCK, number), 1, 0)
-        each = each.reshape(_BLOCK, -1)
-        mine = np.tile(np.arange(number), size // _BLOCK)
-        kept = np.flatnonzero(is_there.reshape(-1, _BLOCK, number)[:, 0].reshape(-1))
-        p, terms = each[:, kept], self.terms.take(mine[kept])
+        each = (self.start[:, None] + away).reshape(-1, _BLOCK).T
+        kept = np.flatnonzero(is_there[:, ::_BLOCK])
+        mine = kept // (away.shape[1] // _BLOCK)
+        p, terms = each[:, kept], self.terms.take(mine)
         middle = p[_BLOCK // 2]
         least = np.abs(p).min(axis=0) / np.abs(middle)
-        which = np.real(middle), np.imag(middle), least, fine[mine[kept]]
+        which = np.real(middle), np.imag(middle), least, fine[mine]
         path = Path(*call(paths, terms, *which))
         # Rows with as many nodes together.
         order = np.argsort(path.number, kind="stable")
@@ -239,11 +245,10 @@ class _Line(NamedTuple):
         found = call(log_law_on_rays, terms, path, *p, slopes=slopes)
         result = []
         for part, empty in zip(found, (_ABSENT, 0.0, 0.0, 0.0), strict=False):
-            whole = np.full(each.shape, empty)
-            whole[:, kept] = part
-            whole = np.moveaxis(whole.reshape(_BLOCK, -1, number), 0, 1)
-            result.append(whole.reshape(size, number))
-        result[0] = result[0] - self.base
+            whole = np.full(each.T.shape, empty)
+            whole[kept] = part.T
+            result.append(whole.reshape(away.shape))
+        result[0] -= self.base[:, None]
         return result
 
 
@@ -252,46 +257,43 @@ def _rays(line: _Line, finer: np.ndarray, slopes: bool, call: Call) -> Rays:
     terms, start, narrowness = line.terms, line.start, line.narrowness
     # The more lean, the less K^n falls: then it is for e^{pk} to do.
     lean = np.where(terms.is_light, 0.0, _LEAN * (1 + 4 / narrowness**4))
-    unit = start / narrowness * (1j + terms.sign * lean)
-    away = np.sinh(_SCOUTS)[:, None] * unit
-    every = np.ones(away.shape, bool)
-    power = line.power(away, every, np.full(len(start), _ROUGHLY), call, False)[0]
-    above = power + np.real(away) * line.slowest + _FALL
-    is_gone = above < 0
-    at = np.where(is_gone.any(axis=0), np.argmax(is_gone, axis=0), len(_SCOUTS) - 1)
+    turn = (1j + terms.sign * lean) / narrowness
+    unit = (start * turn)[:, None]
+    away = np.sinh(_SCOUTS) * unit
+    fine = np.full(len(start), _ROUGHLY)
+    power = line.power(away, away != 0, fine, call, False)[0]
+    above = power + np.real(away) * line.slowest[:, None]
+    above += _FALL + 0.5 * np.log(terms.count)[:, None]
+    at = np.argmax((above < 0) | (_SCOUTS == _SCOUTS[-1]), axis=1)
     rows = np.arange(len(at))
-    after, before = above[at, rows], above[at - 1, rows]
+    after, before = above[rows, at], above[rows, at - 1]
     share = np.where((after < 0) & (before > 0), after / (after - before), 0.0)
-    end = _SCOUTS[at] - share * (_SCOUTS[1] - _SCOUTS[0])
+    end = (_SCOUTS[at] - share * (_SCOUTS[1] - _SCOUTS[0]))[:, None]
     up, is_few = terms.rising > 0, terms.count < _FEW
-    number = np.where(terms.is_light & is_few, 2, 1) * _blocks(_NODES * finer)
+    number = np.where(terms.is_light & is_few, 2, 1) * _NODES * finer
     # Along a ray log K is smooth, but for few terms of a light shift.
     kind = np.where(up, 0, np.where(terms.shift < _SOFT, 1, 2))
-    known = _blocks(np.array(_KNOWN)[kind] * np.sqrt(finer))
+    known = np.array(_KNOWN)[kind] * np.sqrt(finer)
+    number, known = (_BLOCK * np.rint(n / _BLOCK).astype(int) for n in (number, known))
     known = np.where(is_few & (terms.is_light | ~up), number, known)
     place, _ = side_by_side(known, _smooth_rule)
-    same = side_by_side(number, _ray_rule)[0, : len(place)]
-    place = np.where(known == number, same, place)
-    is_there = np.arange(len(place))[:, None] < known
-    away = np.sinh(place * end) * unit
-    found = line.power(away, is_there, finer, call, slopes)
-    found[1] = np.unwrap(found[1] / terms.count, axis=0) * terms.count
+    nodes, weight = side_by_side(number, _ray_rule)
+    place = np.where((known == number)[:, None], nodes[:, : place.shape[1]], place)
+    is_there = np.arange(place.shape[1]) < known[:, None]
+    found = line.power(np.sinh(place * end) * unit, is_there, finer, call, slopes)
+    round_ = (2 * math.pi * terms.count)[:, None]
+    found[1][:, 1:] -= round_ * np.cumsum(np.rint(np.diff(found[1]) / round_), axis=1)
     power, phase, *slope = _between(found, known, number)
-    place, weight = side_by_side(number, _ray_rule)
-    is_there = weight > 0
-    away = np.sinh(place * end) * unit
-    step = np.cosh(place * end) * unit * weight * end / math.pi
-    step = np.log(np.where(is_there, step, 1.0))
-    over = np.where(is_there, start / (start + away), 0.0)
-    power = np.where(is_there, power, _ABSENT) + np.real(step)
-    rows = [power, phase + np.imag(step), np.real(away), np.imag(away), over]
-    rows += [complex_of(np, *slope)] if slopes else []
-    rows = [np.ascontiguousarray(row.T) for row in rows]
-    return Rays(number, (rows[0], rows[1]), (rows[2], rows[3]), *rows[4:])
-
-
-def _blocks(number: np.ndarray) -> np.ndarray:
-    return _BLOCK * np.rint(number / _BLOCK).astype(int)
+    along = np.sinh(nodes * end)
+    # The step's logarithm: of its size, and the angle of the ray.
+    size = np.sqrt(1 + along * along) * weight * (np.abs(unit) * end / math.pi)
+    power = np.where(weight > 0, power + np.log(size), _ABSENT)
+    over = np.where(weight > 0, 1 / (1 + along * turn[:, None]), 0.0)
+    real = np.stack([along * np.real(unit), power], axis=1)
+    imaginary = np.stack([along * np.imag(unit), phase + np.angle(unit)], axis=1)
+    share = powers(over, *([1.0, complex_of(np, *slope)] if slopes else [1.0]))
+    share = [np.ascontiguousarray(part) for part in (np.imag(share), np.real(share))]
+    return Rays(number, [real, imaginary], share)
 
 
 _ray_rule = functools.partial(gauss, panels=1)
@@ -310,21 +312,22 @@ def _smooth_rule(nodes: int) -> tuple[np.ndarray, np.ndarray]:
 def _between(
     rows: list[np.ndarray], known: np.ndarray, number: np.ndarray
 ) -> list[np.ndarray]:
-    """Rows (N, J) at ``number`` nodes, from those at fewer ``known`` places."""
-    result = np.zeros((len(rows), number.max(), len(number)))
+    """Rows (J, N) at ``number`` nodes, from those at fewer ``known`` places."""
+    result = np.zeros((len(rows), len(number), number.max()))
     for few, many in set(zip(known.tolist(), number.tolist(), strict=True)):
         mine = np.flatnonzero((known == few) & (number == many))
-        values = np.stack([row[:few, mine] for row in rows])
-        matrix = np.eye(many) if few == many else _through(few, many)
-        result[:, :many, mine] = matrix @ values
+        values = np.stack([row[mine, :few] for row in rows])
+        if few < many:
+            values = in_blocks(values, _through(few, many))
+        result[:, mine, :many] = values
     return list(result)
 
 
 @functools.lru_cache
 def _through(few: int, many: int) -> np.ndarray:
-    """(many, few): values at nodes of a ray, of a polynomial's at `_smooth_rule`."""
+    """(few, many): values at nodes of a ray, of a polynomial's at `_smooth_rule`."""
     place = 2 * _ray_rule(many)[0] - 1
-    return through_points(chebyshev_points(few), np.eye(few), place).T
+    return through_points(chebyshev_points(few), np.eye(few), place)
 
 
 def _jumps(
@@ -342,8 +345,7 @@ def _jumps(
     rises = terms.take(np.flatnonzero(terms.rising > 0))
     which = which[: np.searchsorted(which, len(rises.count))]
     if not len(which):
-        none = np.zeros((0, 0))
-        return Jumps(np.zeros(0, int), none, none, none, none, None)
+        return Jumps(np.zeros(0, int), np.zeros((0, 2, 0)), np.zeros((0, 0, 3)))
     start, fine, line = start[: len(which)], fine[: len(which)], rises.take(which)
     s, end = line.shift, line.edge
     first = larger_saddle(np.log(start), s)
@@ -361,8 +363,8 @@ def _jumps(
     low, high = np.minimum.reduceat(first, firsts), rises.edge - 1e-9
     number = np.where(fine[firsts], _CHEBYSHEV[1], _CHEBYSHEV[0])
     points, _ = side_by_side(number, _smooth_rule)
-    known = row, column = np.nonzero(np.arange(len(points))[:, None] < number)
-    nodes, every = low + (high - low) * points, rises.take(column)
+    known = row, _ = np.nonzero(np.arange(points.shape[1]) < number[:, None])
+    nodes, every = low[:, None] + (high - low)[:, None] * points, rises.take(row)
     at_p = np.exp(place_of(nodes[known], every.shift))
     how = {"rules": _FINE, "jumps": True, "slopes": slopes}
     law = AxisLaw(*call(law_on_axis, every, at_p, **how))
@@ -389,11 +391,10 @@ def _jumps(
         result[mine, rank] = nodes
         return result
 
-    slope = None
+    factors = [dense(np.sin(angle))]
     if slopes:
         turned = line.count * ratio * moved[0] / (1 + ratio * ratio)
         grown = line.count * moved[1] * power + ratio * turned
-        slope = dense(grown * np.sin(angle) + turned * np.cos(angle))
-    size, over = dense(size, _ABSENT), dense(start[mine] / p)
-    factor = dense(np.sin(angle))
-    return Jumps(np.maximum(count, 1), size, dense(p), over, factor, slope)
+        factors.append(dense(grown * np.sin(angle) + turned * np.cos(angle)))
+    parts = np.stack([dense(p), dense(size, _ABSENT)], axis=1)
+    return Jumps(np.maximum(count, 1), parts, powers(dense(start[mine] / p), *factors))

@@ -17,13 +17,18 @@ _TOGETHER = 8
 
 
 class Rays(NamedTuple):
-    """Integrands are ``e^{power + k p}`` times powers of ``start / p``, (J, N)."""
+    """Integrands are ``e^{power + k p}`` times powers of ``start / p``.
 
-    number: np.ndarray  # (J,) of nodes; behind them nothing counts
-    power: tuple[np.ndarray, np.ndarray]
-    p: tuple[np.ndarray, np.ndarray]  # from the start on
-    over: np.ndarray
-    slope: np.ndarray | None = None  # of the power by the shift
+    Attributes:
+      number: (J,) of nodes; behind them nothing counts.
+      parts: (J, 2, N) each, real and imaginary, of p from the start, and of the power.
+      share: (J, N, 3) each, imaginary and real, of the second, first and no power; and
+        (J, N, 6), of those times the power's derivative by the shift.
+    """
+
+    number: np.ndarray
+    parts: list[np.ndarray]
+    share: list[np.ndarray]
 
     def sums(self, contour: np.ndarray, constant: np.ndarray) -> np.ndarray:
         """With the second, first and no power; then their derivatives, (R, M, 3 or 6).
@@ -32,49 +37,45 @@ class Rays(NamedTuple):
           contour: (R,).
           constant: k, (R, M).
         """
-        result, pairs = [], list(zip(self.p, self.power, strict=True))
+        result = []
         for rows, most in alike(self.number[contour], _TOGETHER):
             at = contour[rows]
-            grown = np.array([[p[at, :most], power[at, :most]] for p, power in pairs])
-            grown = _with_one(constant[rows]) @ grown.transpose(0, 2, 1, 3)
+            each = _with_one(constant[rows])
+            grown = [each @ part[at, :, :most] for part in self.parts]
             exp_in_place(*grown)
-            over = self.over[at, :most]
-            share: Any = np.stack([over * over, over, np.ones_like(over)], axis=-1)
-            if self.slope is not None:
-                slope = self.slope[at, :most, None]
-                share = np.concatenate([share, share * slope], axis=-1)
-            result.append(grown[0] @ share.imag + grown[1] @ share.real)
+            both = zip(grown, self.share, strict=True)
+            result.append(sum(part @ share[at, :most] for part, share in both))
         return _in_order(result, self.number[contour])
 
 
 class Jumps(NamedTuple):
-    """The same along the axis, times factors; 0 where there are none, (J, N)."""
+    """The same along the axis, times factors; 0 where there are none.
+
+    All is real: (J, 2, N), and (J, N, 3), or (J, N, 6).
+    """
 
     number: np.ndarray
-    size: np.ndarray
-    p: np.ndarray
-    over: np.ndarray
-    factor: np.ndarray
-    slope: np.ndarray | None  # of the factor, at this size
+    parts: np.ndarray
+    share: np.ndarray
 
     def sums(self, contour: np.ndarray, constant: np.ndarray) -> np.ndarray:
         """As those of rays, over e to the last of all; (R, M, 4 or 7)."""
         result = []
         for rows, most in alike(self.number[contour], _TOGETHER):
             at = contour[rows]
-            parts = np.stack([self.p[at, :most], self.size[at, :most]], axis=1)
-            grown = _with_one(constant[rows]) @ parts
+            grown = _with_one(constant[rows]) @ self.parts[at, :, :most]
             largest = np.max(grown, axis=-1, keepdims=True)
             grown -= largest
             np.exp(grown, out=grown)
-            over, share = self.over[at, :most], []
-            for factor in (self.factor, self.slope):
-                if factor is not None:
-                    once = factor[at, :most]
-                    share += [once * over * over, once * over, once]
-            sums = grown @ np.stack(share, axis=-1)
+            sums = grown @ self.share[at, :most]
             result.append(np.concatenate([sums, largest], axis=-1))
         return _in_order(result, self.number[contour])
+
+
+def powers(over: np.ndarray, *factors: Any) -> np.ndarray:
+    """Of ``over``, the second, the first and none, times each factor, (..., 3 F)."""
+    once = [[over * over * factor, over * factor, factor] for factor in factors]
+    return np.stack(np.broadcast_arrays(*sum(once, [])), axis=-1)
 
 
 def _with_one(constant: np.ndarray) -> np.ndarray:

@@ -145,10 +145,10 @@ def log_places(
     return u - left, np.log1p(left) + math.log(spacing)
 
 
-def _mode(log_q: np.ndarray, shift: float) -> np.ndarray:
+def _mode(log_q: np.ndarray, shift: np.ndarray | float) -> np.ndarray:
     """Where ``x²/2 + q e^{-sx - s²/2}`` is least: ``x = s q e^{-sx - s²/2}``."""
     # In w = log(s x), of w + e^w = log(s² q) - s²/2, whose left side is convex.
-    goal = log_q + 2 * math.log(shift) - 0.5 * shift * shift
+    goal = log_q + 2 * np.log(shift) - 0.5 * shift * shift
     w = np.where(goal > 1, np.log(np.maximum(goal, 1.0)), goal)
     for _ in range(8):
         grown = np.exp(w)
@@ -157,13 +157,23 @@ def _mode(log_q: np.ndarray, shift: float) -> np.ndarray:
 
 
 def normal_places(
-    shift: float, low: float, high: float, mode: float
+    shift: np.ndarray | float,
+    low: np.ndarray | float,
+    high: np.ndarray | float,
+    mode: np.ndarray | float,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Equally spaced x, and the standard normal density times the spacing."""
-    narrow = _NARROW / math.sqrt(1 + shift * mode)
-    spacing = min(_SPACING, _STRIP / shift, narrow)
-    x = np.arange(low - WIDE, high + WIDE, spacing)
-    return x, np.exp(-0.5 * x * x) * (spacing / math.sqrt(2 * math.pi))
+    """Equally spaced x, (..., N), and the standard normal density times the spacing.
+
+    The last again, of density 0, behind those of few.
+    """
+    narrow = _NARROW / np.sqrt(1 + shift * mode)
+    spacing = np.minimum(np.minimum(_SPACING, _STRIP / shift), narrow)[..., None]
+    low, high = np.asarray(low)[..., None] - WIDE, np.asarray(high)[..., None] + WIDE
+    number = np.ceil((high - low) / spacing)
+    i = np.arange(number.max())
+    x = low + spacing * np.minimum(i, number - 1)
+    density = np.exp(-0.5 * x * x) * (spacing / math.sqrt(2 * math.pi))
+    return x, np.where(i < number, density, 0.0)
 
 
 def _tilted_moments(
@@ -196,39 +206,50 @@ def _tilted_moments(
     return mass, slope - sign * s * v - 0.5 * s * s, np.maximum(single, 0.0)
 
 
-def log_centred_transform(log_q: np.ndarray, shift: float) -> np.ndarray:
-    """``log log E e^{-q (A - 1)}`` at q below e^FAR, (P,)."""
-    mode = float(_mode(np.full(1, FAR), shift)[0])
+def log_centred_transform(log_q: np.ndarray, shift: np.ndarray | float) -> np.ndarray:
+    """``log log E e^{-q (A - 1)}`` at q below e^FAR, (..., P), of shifts (...)."""
+    mode = _mode(np.full(np.shape(shift), FAR), shift)
     # A² counts as far as 2s beyond the density.
     x, density = normal_places(shift, -mode, 2 * shift, mode)
-    away = np.expm1(shift * x - 0.5 * shift * shift)
+    s = np.asarray(shift)[..., None]
+    away = np.expm1(s * x - 0.5 * s * s)
     # By the mean of (e^-y - 1 + y) / q², y = q (A - 1).
-    y = np.exp(np.minimum(log_q, FAR))[:, None] * away
+    y = np.exp(np.minimum(log_q, FAR))[..., None] * away[..., None, :]
     small = np.abs(y) < 0.02
-    z = np.where(small, y, 0.0)
-    near = 1 / 2 - z * (1 / 6 - z * (1 / 24 - z / 120 * (1 - z / 6)))
-    y = np.where(small, 1.0, y)
-    ratio = np.where(small, near, (np.expm1(-y) + y) / (y * y))
-    size = np.log((ratio * (away * away)) @ density) + 2 * log_q
+    z = y[small]
+    y[small] = 1.0
+    ratio = np.expm1(-y)
+    ratio += y
+    y *= y
+    ratio /= y
+    ratio[small] = 1 / 2 - z * (1 / 6 - z * (1 / 24 - z / 120 * (1 - z / 6)))
+    size = (ratio @ (away * away * density)[..., None])[..., 0]
+    size = np.log(size) + 2 * log_q
     grown = np.log1p(np.exp(np.clip(size, -40.0, 700.0)))
     return np.where(size < -40, size, np.log(grown))
 
 
 def log_excess_transform(
-    log_p: np.ndarray, bins: float, count: float, shift: float
+    log_p: np.ndarray,
+    bins: np.ndarray | float,
+    count: np.ndarray | float,
+    shift: np.ndarray | float,
 ) -> np.ndarray:
-    """``log(E e^{-pX} - e^{-p})`` at p > 0, (P,)."""
-    p, log_q = np.exp(log_p), log_p - math.log(bins)
-    exponent = math.log(count) + log_centred_transform(log_q, shift)
+    """``log(E e^{-pX} - e^{-p})`` at p > 0, (..., P), of settings (...)."""
+    p, log_q = np.exp(log_p), log_p - np.log(bins)[..., None]
+    exponent = np.log(count)[..., None] + log_centred_transform(log_q, shift)
     # log(e^{e^x} - 1): what is small is not exponentiated.
     grown = np.exp(np.clip(exponent, -40.0, 700.0))
     moderate = np.where(exponent < -40, exponent, grown + np.log(-np.expm1(-grown)))
-    if np.all(log_q < FAR):
-        return moderate - p
-    # Where q is large, e^-p is nothing.
-    mass, _, _ = _tilted_moments(np.maximum(log_q, FAR), shift, 0, 1.0)
-    huge = count * mass - p * ((bins - count) / bins)
-    return np.where(log_q < FAR, moderate - p, huge)
+    result = moderate - p
+    settings = np.broadcast_arrays(bins, count, shift)
+    for i in np.argwhere(np.any(log_q >= FAR, axis=-1)).tolist():
+        n, t, s = (float(field[*i]) for field in settings)
+        # Where q is large, e^-p is nothing.
+        mass, _, _ = _tilted_moments(np.maximum(log_q[*i], FAR), s, 0, 1.0)
+        huge = t * mass - p[*i] * ((n - t) / n)
+        result[*i] = np.where(log_q[*i] < FAR, result[*i], huge)
+    return result
 
 
 def _of_mean(single: np.ndarray, count: float) -> np.ndarray:

@@ -216,6 +216,20 @@ def through_points(points: np.ndarray, rows: np.ndarray, x: np.ndarray) -> np.nd
     return result.reshape(-1, *x.shape)
 
 
+# From twice so many products on BLAS wakes its threads, which then wait for more on
+# cores that others need.
+_ALONE = 2**17
+
+
+def in_blocks(rows: np.ndarray, matrix: np.ndarray) -> np.ndarray:
+    """``rows @ matrix``, (..., R, N) and (N, M), by this thread alone."""
+    result = np.empty((*rows.shape[:-1], matrix.shape[1]))
+    each = max(_ALONE // matrix.size, 1)
+    for i in range(0, rows.shape[-2], each):
+        result[..., i : i + each, :] = rows[..., i : i + each, :] @ matrix
+    return result
+
+
 # Values are made so many times as close in the angle; weights of neighbours there.
 _CLOSER, _WEIGHTS = 4, [(-1.0) ** j * math.comb(9, j) for j in range(10)]
 
@@ -226,7 +240,7 @@ def through_columns(
     """`through_points` of many polynomials, by neighbours in the angle.
 
     Args:
-      rows: (R, N, S) at ``number`` `chebyshev_points`, (S,).
+      rows: (R, S, N) at ``number`` `chebyshev_points`, (S,).
       number: of each column's points.
       x: (L,) in [-1, 1].
       column: (L,) of each x.
@@ -240,8 +254,8 @@ def through_columns(
         mine, end = number == size, _CLOSER * (size - 1)
         # Values are even in the angle, about both ends.
         index = end - np.abs(end - np.abs(np.arange(1 - around, end + around + 1)))
-        found = np.moveaxis(rows[:, :size, mine], 1, -1) @ _closer(size)[index].T
-        close[:, mine, : len(index)] = found
+        found = in_blocks(rows[:, mine, :size], _closer(size))
+        close[:, mine, : len(index)] = found[..., index]
     result, width = np.empty((len(rows), len(x))), close.shape[-1]
     close = close.reshape(len(rows), -1)
     for begin in range(0, len(x), _BLOCK**2):  # these fit the cache
@@ -264,7 +278,7 @@ def through_columns(
 @functools.lru_cache
 def _closer(number: int) -> np.ndarray:
     points = chebyshev_points(_CLOSER * (number - 1) + 1)
-    return through_points(chebyshev_points(number), np.eye(number), points).T
+    return through_points(chebyshev_points(number), np.eye(number), points)
 
 
 def between_equal(rows: np.ndarray, last: np.ndarray, some: int) -> np.ndarray:
@@ -280,13 +294,10 @@ def between_equal(rows: np.ndarray, last: np.ndarray, some: int) -> np.ndarray:
     """
     column, every = np.arange(rows.shape[-1]), np.arange(len(last))[:, None]
     first = np.clip(column // some - 3, 0, last[:, None] - 7)
+    around = np.lib.stride_tricks.sliding_window_view(rows[..., ::some], 8, axis=-1)
     # Where a place is among its neighbours' is a multiple of 1/some.
-    shares = _shares(some)[np.clip(column - some * first, 0, 7 * some)]
-    result = np.zeros(rows.shape)
-    for i in range(8):
-        index = some * (first + i)
-        result += shares[..., i] * rows[..., every, index]
-    return result
+    found = np.ascontiguousarray(around) @ _shares(some).T
+    return found[..., every, first, np.minimum(column - some * first, 7 * some)]
 
 
 @functools.cache
@@ -299,10 +310,10 @@ def _shares(some: int) -> np.ndarray:
 
 
 def side_by_side(number: np.ndarray, rule: Callable[[int], tuple]) -> np.ndarray:
-    """(2, N, J) places and weights of rules on [0, 1]; 0 behind a shorter one."""
-    result = np.zeros((2, number.max(), len(number)))
+    """(2, J, N) places and weights of rules on [0, 1]; 0 behind a shorter one."""
+    result = np.zeros((2, len(number), number.max()))
     for size in np.unique(number).tolist():
-        result[:, :size, number == size] = np.array(rule(size))[:, :, None]
+        result[:, number == size, :size] = np.array(rule(size))[:, None]
     return result
 
 

@@ -45,8 +45,17 @@ class Powers(NamedTuple):
     place: np.ndarray
 
 
-def powers_of_mean(count: int, shift: float, unit: float) -> Powers:
-    """Of the mean X of the terms."""
+def powers_of_means(count: np.ndarray, shift: np.ndarray, unit: np.ndarray) -> Powers:
+    """Of means X of terms, (S, M + 1) each; -inf behind the last that is known."""
+    rows = zip(count.tolist(), shift.tolist(), unit.tolist(), strict=True)
+    found = [_powers_of_mean(int(n), s, one) for n, s, one in rows]
+    result = np.full((3, len(found), max(len(row.all) for row in found)), -np.inf)
+    for i, row in enumerate(found):
+        result[:, i, : len(row.all)] = row
+    return Powers(*result)
+
+
+def _powers_of_mean(count: int, shift: float, unit: float) -> Powers:
     most = max(min(_MOST_POWERS, int(_FURTHEST / shift)), 2)
     x, density = normal_places(1.0, 0.0, most * shift, 0.0)
     away = np.expm1(shift * x - 0.5 * shift * shift) / (count * unit)
@@ -94,16 +103,17 @@ def powers_of_ratio(bins: int, count: int, shift: float, unit: float) -> Powers:
 def power_factors(
     away: np.ndarray, density: np.ndarray, most: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """``away^m / m!`` times the density, m = 0 .. most or more, (n,) each.
+    """``away^m / m!`` times the density, m = 0 .. most or more, (..., n) each.
 
     As ``high[j] low[i] scale[j, i]`` for the ``j``-th rows of ``len(low)``, ``m = j
     len(low) + i``: sums over n are products of matrices that are far smaller.
     """
     each, steps, scale = _scales(most)
-    low = away / each[:, None]
+    each, steps = (row.reshape(-1, *(1,) * away.ndim) for row in (each, steps))
+    low = away / each
     low[0] = 1.0
     _multiply_up(low)
-    high = low[-1] * (away / len(each)) / steps[:, None]
+    high = low[-1] * (away / len(each)) / steps
     high[0] = density
     _multiply_up(high)
     return high, low, scale

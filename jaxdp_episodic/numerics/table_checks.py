@@ -1,5 +1,7 @@
 """What is known of random allocation's tables without them: are they right?
 
+Of S tables side by side.
+
 A table holds the profile ``H(w) = E(W - w)_+`` of a ratio W of mean 1. For convex f
 
     E f(W) - f(1) = int f''(w) min(H(w), H(w) - 1 + w) dw,
@@ -48,23 +50,29 @@ def allowed_off(log_tail: np.ndarray) -> np.ndarray:
 
 
 class Places(NamedTuple):
-    """Of a table: places with weights of a rule, (N,), and rows there, (R, N)."""
+    """Of S tables: places with weights of a rule, (S, N), and rows there, (R, S, N)."""
 
     place: np.ndarray
     weight: np.ndarray
     rows: np.ndarray
 
 
-def places_of(core: float, edges: np.ndarray, values: np.ndarray) -> Places:
-    """Of a `chebyshev_tables.Table`'s core, edges and values."""
-    longest = core * np.diff(np.sinh(edges)).max()
-    number = _NODES * int(np.clip(np.ceil(longest / _LONG), _LEAST, _MOST))
+def num_nodes(core: np.ndarray, edges: np.ndarray) -> np.ndarray:
+    """(S,) of a panel, of `chebyshev_tables.side_by_side`."""
+    longest = np.max(core[:, None] * np.diff(np.sinh(edges)), axis=1)
+    return _NODES * np.clip(np.ceil(longest / _LONG), _LEAST, _MOST).astype(int)
+
+
+def places_of(
+    core: np.ndarray, edges: np.ndarray, values: np.ndarray, number: int
+) -> Places:
+    """Of `chebyshev_tables.side_by_side`, so many of each panel."""
     z, weight = gauss(number, 1)
-    width = np.diff(edges)[:, None]
-    z = (edges[:-1, None] + width * z).reshape(-1)
-    weight = core * np.cosh(z) * (width * weight).reshape(-1)
-    rows = values @ _through(values.shape[2], number)
-    return Places(core * np.sinh(z), weight, rows.reshape(len(values), -1))
+    width, core = np.diff(edges)[..., None], core[:, None]
+    z = (edges[:, :-1, None] + width * z).reshape(len(core), -1)
+    weight = core * np.cosh(z) * (width * weight).reshape(z.shape)
+    rows = values @ _through(values.shape[-1], number)
+    return Places(core * np.sinh(z), weight, rows.reshape(-1, *z.shape))
 
 
 @functools.cache
@@ -75,119 +83,133 @@ def _through(known: int, number: int) -> np.ndarray:
 
 
 def fitting(values: np.ndarray, nodes: Places, ratio: np.ndarray) -> np.ndarray:
-    """(panels,) whether rows are integrals of the next ones, without a jump between.
+    """(S, P) whether rows are integrals of the next ones, without a jump between.
 
     This sees what is off in one row, or from one panel on, not what is off in the same
     way in all of them, as what every contour leaves out.
 
     Args:
-      values: (3, panels, nodes) of a table.
-      nodes: `places_of` it.
-      ratio: (N,) at these; it changes by itself times the place's change.
+      values: (3, S, P, nodes) of tables.
+      nodes: `places_of` them.
+      ratio: (S, N) at these; it changes by itself times the place's change.
     """
-    step = np.exp(np.minimum(np.diff(nodes.rows[:3], axis=0), 700.0))
-    fall = (step * ratio * nodes.weight).reshape(2, values.shape[1], -1).sum(axis=2)
-    off = np.abs(values[:2, :, -1] - values[:2, :, 0] + fall).max(axis=0)
-    jump = np.abs(values[:3, 1:, 0] - values[:3, :-1, -1]).max(axis=0)
-    begin, end = (allowed_off(values[0, :, i] - values[0, 0, 0]) for i in (0, -1))
-    return (off <= end) & (np.append(0.0, jump) <= begin)
+    step = np.exp(np.minimum(np.diff(nodes.rows, axis=0), 700.0))
+    fall = (step * ratio * nodes.weight).reshape(2, *values.shape[1:3], -1).sum(axis=3)
+    off = np.abs(values[:2, ..., -1] - values[:2, ..., 0] + fall).max(axis=0)
+    jump = np.zeros_like(off)
+    jump[:, 1:] = np.abs(values[:, :, 1:, 0] - values[:, :, :-1, -1]).max(axis=0)
+    top = values[0, :, :1, 0]
+    begin, end = (allowed_off(values[0, ..., i] - top) for i in (0, -1))
+    return (off <= end) & (jump <= begin)
 
 
 class Side(NamedTuple):
-    """A profile at places on one side of w = 1, (N,) each; see the module.
+    """Profiles at places on one side of w = 1, (S, N) each; see the module.
 
     Attributes:
       log_w: away from 0.
       log_gain: of H, or of H - 1 + w below 1.
-      weight: of the rule, in log w.
+      weight: of the rule, in log w; behind the last place 0.
       spare: by how much log_gain may be off.
+      last: (S, 2) the last two places.
     """
 
     log_w: np.ndarray
     log_gain: np.ndarray
     weight: np.ndarray
     spare: np.ndarray
+    last: np.ndarray
 
     def integrals(self, log_second: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Of ``f''``, (T, N), times H: (T,) each, and by how much they may be off."""
-        values = np.exp(log_second + (self.log_gain + self.log_w))
-        return self.totals(values @ self.weights.T, values[:, -2:])
+        """Of ``f''``, (S, T, N), times H: (S, T), and by how much they may be off."""
+        values = np.exp(log_second + (self.log_gain + self.log_w)[:, None])
+        weights = np.stack([self.weight, self.weight * self.spare], axis=-1)
+        return self.totals(values @ weights, self.ends(values))
 
-    @property
-    def weights(self) -> np.ndarray:
-        """Of the rule, and those times what may be off; (2, N)."""
-        return np.stack([self.weight, self.weight * self.spare])
+    def ends(self, rows: np.ndarray) -> np.ndarray:
+        """The last two of (S, ..., N)."""
+        found = rows[np.arange(len(rows))[:, None], ..., self.last]
+        return np.moveaxis(found, 1, -1)
 
     def totals(
         self, sums: np.ndarray, ends: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray]:
-        """`integrals` of ``f'' H w``, of its sums with `weights` and last two, (T, 2).
+        """`integrals` of ``f'' H w``, of its sums with the weights, (S, T, 2).
 
-        Beyond the last place it is taken to fall no slower than there.
+        With the weights times what may be off, too; and of its last two. Beyond the
+        last place it is taken to fall no slower than there.
         """
-        before, last = ends.T
-        slope = np.log(last / before) / np.abs(np.diff(self.log_w[-2:]))
+        before, last = np.moveaxis(ends, -1, 0)
+        slope = np.log(last / before) / np.abs(np.diff(self.ends(self.log_w)))
         beyond = np.where(slope < 0, last / -slope, np.inf)
         beyond = np.where(last > 0, beyond, 0.0)
-        return sums[:, 0], sums[:, 1] + 2 * beyond
+        return sums[..., 0], sums[..., 1] + 2 * beyond
 
 
-def side_of(nodes: Places, sign: float, scale: float, error: float) -> Side:
-    """Of a table by ``|log w|`` whose first row is the profile times a scale."""
+def side_of(
+    nodes: Places, sign: float, scale: np.ndarray, error: np.ndarray | float
+) -> Side:
+    """Of tables by ``|log w|`` whose first row is the profile times a scale."""
     gain = nodes.rows[0]
-    spare = allowed_off(gain - gain[0]) + error
-    return Side(sign * nodes.place, gain - np.log(scale), nodes.weight, spare)
+    spare = allowed_off(gain - gain[:, :1]) + np.reshape(error, (-1, 1))
+    log_gain = gain - np.log(scale)[:, None]
+    last = np.sum(nodes.weight > 0, axis=1)[:, None] - np.array([2, 1])
+    return Side(sign * nodes.place, log_gain, nodes.weight, spare, last)
 
 
-def powers_agree(low: Side, high: Side, core: float, exact: Powers) -> bool:
-    """Whether the profile has the powers, from the second one on, up to its end."""
-    left = np.arange(len(exact.all) - 2.0)
+def powers_agree(low: Side, high: Side, core: np.ndarray, exact: Powers) -> np.ndarray:
+    """(S,) whether profiles have the powers, from the second one on, up to the end.
 
-    log_w, log_gain = (np.append(*pair) for pair in zip(low[:2], high[:2], strict=True))
-    first = np.exp(log_gain + log_w) / core**2
-    away = np.abs(np.expm1(log_w)) / core
-    many, few, scale = power_factors(away, first, len(left) - 1)
-
-    def totals(side: Side, at: slice) -> tuple[np.ndarray, np.ndarray]:
-        weighted = few[:, at] * side.weights[:, None]
-        sums = (many[:, at] @ weighted.transpose(0, 2, 1)) * scale
-        ends = many[:, at][:, None, -2:] * few[:, at][:, -2:] * scale[..., None]
-        sums, ends = sums.reshape(2, -1).T, ends.reshape(-1, 2)
-        return side.totals(sums[: len(left)], ends[: len(left)])
-
-    below, off = totals(low, slice(len(low.log_w)))
-    above, more = totals(high, slice(len(low.log_w), None))
-    found = (-1.0) ** left * below + above
+    Of those that are there: others are -inf.
+    """
+    whole, jumps, place = (field[:, 2:] for field in exact)
+    left, core = np.arange(whole.shape[1]), core[:, None]
+    found, rest = np.zeros((2, *whole.shape))
+    for side, sign in ((low, (-1.0) ** left), (high, 1.0)):
+        first = np.exp(side.log_gain + side.log_w) / core**2
+        away = np.abs(np.expm1(side.log_w)) / core
+        many, few, scale = power_factors(away, first, len(left) - 1)
+        many, few = many.swapaxes(0, 1), few.swapaxes(0, 1)
+        weights = side.weight, side.weight * side.spare
+        sums = [many @ (few * each[:, None]).swapaxes(1, 2) for each in weights]
+        ends = side.ends(many)[:, :, None] * side.ends(few)[:, None]
+        both = np.stack(sums, axis=-1) * scale[..., None], ends * scale[..., None]
+        sums, ends = (x.reshape(len(x), -1, 2)[:, : len(left)] for x in both)
+        total, off = side.totals(sums, ends)
+        found, rest = found + sign * total, rest + off
     # Rare jumps may be the larger part, beyond the end, where the rest still falls.
-    beyond = exact.place[2:] > high.log_w[-1]
-    rest = off + more + np.where(beyond, _JUMPS * exact.jumps[2:], 0.0)
+    beyond = place > high.ends(high.log_w)[:, 1:]
+    rest = rest + np.where(beyond, _JUMPS * jumps, 0.0)
     # What is made beyond the end, by a few terms together, is not known so well.
-    known = ~(rest > _KNOWN * np.abs(exact.all[2:]))
-    return bool(np.all(np.abs(found - exact.all[2:])[known] <= rest[known]))
+    agree = (rest > _KNOWN * np.abs(whole)) | (np.abs(found - whole) <= rest)
+    return np.all(agree | np.isneginf(whole), axis=1)
 
 
-def transforms_agree(low: Side, high: Side, count: int, shift: float) -> bool:
-    """Whether it has the Laplace transforms of the mean of terms, at several p.
+def transforms_agree(
+    low: Side, high: Side, count: np.ndarray, shift: np.ndarray
+) -> np.ndarray:
+    """(S,) whether they have the Laplace transforms of means of terms, at several p.
 
     That of one deviation sees a law of the right mass and mean that is of a shift which
     is 1e-4 larger: by some 2e-4.
     """
     # From where e^{-pw} ends at the last place to where it does at the first.
-    slope = np.diff(low.log_gain[-2:]) / np.diff(low.log_w[-2:])
-    first, last = -high.log_w[-1], np.log(slope[0]) - low.log_w[-1]
-    log_p = np.linspace(first, last, _TRANSFORMS)
+    end, slope = low.ends(low.log_w), np.diff(low.ends(low.log_gain))
+    last = np.log(slope / np.diff(end)) - end[:, 1:]
+    first = -high.ends(high.log_w)[:, 1:]
+    log_p = first + (last - first) * np.linspace(0, 1, _TRANSFORMS)
     exact = log_excess_transform(log_p, count, count, shift)
+    p, size = np.exp(log_p)[..., None], (2 * log_p - exact)[..., None]
     found = [
-        side.integrals(
-            (2 * log_p - exact)[:, None] - np.outer(np.exp(log_p), np.exp(side.log_w))
-        )
-        for side in (low, high)
+        side.integrals(size - p * np.exp(side.log_w)[:, None]) for side in (low, high)
     ]
     return _are_one(*found)
 
 
-def distances_agree(low: Side, high: Side, bins: int, count: int, shift: float) -> bool:
-    """Whether a ratio's has ``E (W - 1)² / (W + 1)`` and ``E (W - 1)² W^{a-1}``.
+def distances_agree(
+    low: Side, high: Side, bins: int, count: int, shift: float
+) -> np.ndarray:
+    """(S,) whether a ratio's have ``E (W - 1)² / (W + 1)`` and ``E (W - 1)² W^{a-1}``.
 
     Of little noise the powers are beyond a table; the first of these never is.
     """
@@ -200,12 +222,12 @@ def distances_agree(low: Side, high: Side, bins: int, count: int, shift: float) 
         second = a * (a + 1) * w * w + 2 * a * (1 - a) * w + (1 - a) * (2 - a)
         parts = np.log(second) + (a - 3) * side.log_w
         nearest = np.log(8.0) - 3 * np.log1p(w)
-        found.append(side.integrals(np.concatenate([parts, nearest[None]]) - exact))
+        found.append(side.integrals((np.concatenate([parts, nearest]) - exact)[None]))
     return _are_one(*found)
 
 
 def _are_one(
     below: tuple[np.ndarray, np.ndarray], above: tuple[np.ndarray, np.ndarray]
-) -> bool:
-    """Whether integrals of both sides add up to 1, by what they may be off."""
-    return bool(np.all(np.abs(below[0] + above[0] - 1) <= below[1] + above[1]))
+) -> np.ndarray:
+    """(S,) whether integrals of both sides add up to 1, by what they may be off."""
+    return np.all(np.abs(below[0] + above[0] - 1) <= below[1] + above[1], axis=1)

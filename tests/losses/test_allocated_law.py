@@ -149,23 +149,40 @@ def planted_at(table, *, off, first, rows):
     return table._replace(values=values)
 
 
+def vouched(rising, falling, count, shift):
+    """Next to tables that are as they should be, and are vouched for."""
+    high, low = made(9, 0.8)
+    how = np.array([count, 9.0]), np.array([shift, 0.8])
+    others = allocation_tables._vouched([high], [low], *(row[1:] for row in how))
+    both = allocation_tables._vouched([rising, high], [falling, low], *how)
+    assert both[1][0].error == others[0][0].error < 1e-9
+    return both[0]
+
+
+def made(count, shift):
+    terms = Sums(np.full(2, float(count)), np.full(2, shift), np.array([1.0, 0.0]))
+    return allocation_tables._made(terms, slopes=False)
+
+
+def fitted(table, count):
+    return allocation_tables._fitted([table], np.array([count]), 1.0)[0][0]
+
+
 @pytest.mark.parametrize("off", [1e-4, -1e-4])
 def test_tables_that_are_off_by_little_are_not_used(off):
     """1e-4 everywhere, that of another noise, and from a panel far out on."""
 
     def honest(shift):
-        terms = Sums(np.full(2, 6.0), np.full(2, shift), np.array([1.0, 0.0]))
-        made = allocation_tables._made(terms, slopes=False)
-        return dict(zip((True, False), made, strict=True))
+        return dict(zip((True, False), made(6, shift), strict=True))
 
     tables = honest(1 / 1.21)
 
     def found(planted):
-        return allocation_tables._vouched(planted[True], planted[False], 6, 1 / 1.21)
+        return vouched(planted[True], planted[False], 6, 1 / 1.21)
 
     def kept(rows, first):
         table = planted_at(tables[True], off=off, first=first, rows=rows)
-        return allocation_tables._fitted(table, 6.0, 1.0)[0].values.shape[1]
+        return fitted(table, 6.0).values.shape[1]
 
     assert all(
         np.isfinite(one.values).all() and one.error < 1e-9 for one in found(tables)
@@ -192,22 +209,19 @@ def test_tables_end_at_a_jump_into_a_panel_that_reaches_far_down():
     assert -36 < depth[0] and depth[1] < -80
     for off, kept in ((0.0, last + 1), (1e-4, last), (-1e-4, last)):
         planted = planted_at(table, off=off, first=last, rows=(1, 1, 1))
-        assert allocation_tables._fitted(planted, 20.0, 1.0)[0].values.shape[1] == kept
+        assert fitted(planted, 20.0).values.shape[1] == kept
 
 
 def test_tables_whose_first_panel_is_off_have_no_values():
-    terms = Sums(np.full(2, 6.0), np.full(2, 0.5), np.array([1.0, 0.0]))
-    rising, falling = allocation_tables._made(terms, slopes=False)
+    rising, falling = made(6, 0.5)
     planted = planted_at(rising, off=0.1, first=0, rows=(1, 0, 0))
-    for one in allocation_tables._vouched(planted, falling, 6, 0.5):
+    for one in vouched(planted, falling, 6, 0.5):
         assert np.isnan(one.values).all() and one.error == 1.0
 
 
 def test_tables_without_rare_jumps_are_not_used():
     """As if every contour left them out: rows fit, mass and mean are right to 1e-10."""
-    terms = Sums(np.full(2, 50.0), np.full(2, 1.0), np.array([1.0, 0.0]))
-    made = allocation_tables._made(terms, slopes=False)
-    rising, falling = made
+    rising, falling = made(50, 1.0)
     x = 50 * np.exp(rising.places)
     (gain, beyond), there = np.exp(rising.values[:2]), rising.values[1] > -30
     last = np.flatnonzero(there.all(axis=1))[-1]
@@ -218,11 +232,11 @@ def test_tables_without_rare_jumps_are_not_used():
     values[0] = np.log(gain - cut[0] - cut[1] * (x[-1, -1] - x))
     values[1] = np.log(beyond - cut[1])
     planted = short._replace(values=values)
-    fits = allocation_tables._fitted(planted, 50.0, 1.0)[0]
+    fits = fitted(planted, 50.0)
     assert fits.values.shape[1] >= last and cut[1] < 1e-10
-    honest = allocation_tables._vouched(short, falling, 50, 1.0)
+    honest = vouched(short, falling, 50, 1.0)
     assert all(np.isfinite(one.values).all() for one in honest)
-    for one in allocation_tables._vouched(planted, falling, 50, 1.0):
+    for one in vouched(planted, falling, 50, 1.0):
         assert np.isnan(one.values).all()
 
 

@@ -9,7 +9,7 @@ from mpmath import binomial, exp, factorial, log, mp, mpf
 from jaxdp_episodic.numerics.ratio_means import (
     log_distances,
     log_middle_distance,
-    powers_of_mean,
+    powers_of_means,
     powers_of_ratio,
 )
 
@@ -22,7 +22,9 @@ def of_one(shift, i, j):
 @pytest.mark.parametrize(("count", "shift"), [(7, 1.3), (40, 0.2), (3, 4.0)])
 def test_powers_of_the_mean_are_those_of_raw_moments(count, shift):
     most = 12
-    found = powers_of_mean(count, shift, 0.5).all
+    asked = np.array([count, 9]), np.array([shift, 0.2]), np.array([0.5, 1.0])
+    (found, _) = powers_of_means(*asked).all
+    found = found[np.isfinite(found)]
     with mp.workdps(60):
         one = [of_one(shift, k, 0) / factorial(k) for k in range(most + 1)]
         raw = [mpf(1)] + [mpf(0)] * most

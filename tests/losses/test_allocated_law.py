@@ -124,7 +124,6 @@ def test_composed_with_another_mechanism():
     assert low <= truth <= high < low * 1.003
 
 
-@pytest.mark.slow
 def test_a_table_that_leaves_the_certified_ends_is_not_used(monkeypatch):
     """A planted table, 1 % too small everywhere, is answered for by the upper end."""
     honest = allocation_tables._made

@@ -16,18 +16,17 @@ _PANEL, _NODES = 1.3, 16
 LEAST = -90.0
 # Ends that are tried together, in parts of the furthest.
 _SHORTER = 0.95 ** np.arange(4)
-# A panel whose last Chebyshev coefficients are larger is halved, so often at most; and
-# where values depend on what else is asked for, and take long.
-_ROUGHNESS, _ROUGHNESS_ALONE, MOST_HALVINGS = 1e-9, 1e-8, 4
+# A panel whose last Chebyshev coefficients are larger is halved, so often at most.
+_ROUGHNESS, MOST_HALVINGS = 1e-9, 4
 # It may be so many times as many nats rougher as its tails are rarer than `CHECKED`.
 _SLACK = 0.5
-# Of such a table so many panels at once, the roughest: what is rough by rounding stays
-# so, in ever more of them, and a turn is in one or two.
+# Where more halvings are asked for so many panels at once, the roughest: what is rough
+# by rounding stays so, in ever more of them, and a turn is in one or two.
 _MOST_HALVED = 12
 # Largest relative error of integrals of a table that may be used.
 MOST_OFF = 1e-7
 # Places at which a table is checked, and the spare factor.
-_CHECKS, _CHECKS_ALONE, _SPARE, _ROUNDING = 64, 16, 10.0, 1e-13
+_CHECKS, _SPARE, _ROUNDING = 64, 10.0, 1e-13
 # Share of these places at which finer sums may fail.
 _FEW_FAIL = 0.2
 
@@ -127,7 +126,6 @@ def tabulated(
     evaluate: Evaluate,
     *,
     most: int = MOST_HALVINGS,
-    alone: bool = False,
 ) -> list[Table]:
     """Tables of functions of places, side by side.
 
@@ -136,10 +134,8 @@ def tabulated(
       end: (T,) where it ends, or earlier.
       evaluate: the functions.
       most: halvings of a panel.
-      alone: whether values depend on what else is asked for.
     """
     end, tables = end.copy(), np.arange(len(core))
-    roughness = _ROUGHNESS_ALONE if alone else _ROUGHNESS
     open_ = tables
     for _ in range(13):
         tried = end[open_, None] * _SHORTER
@@ -169,8 +165,8 @@ def tabulated(
         rarer = np.clip(CHECKED - values[0, :, 0], 0.0, RAREST)
         # Rare tails are rough by rounding.
         allowed = np.where(rarer > 0, MOST_HALVINGS, most)
-        again = ~(rough <= roughness * np.exp(_SLACK * rarer)) & (depth < allowed)
-        if alone:
+        again = ~(rough <= _ROUGHNESS * np.exp(_SLACK * rarer)) & (depth < allowed)
+        if most > MOST_HALVINGS:
             again[np.argsort(rough)[:-_MOST_HALVED]] = False
         for i in np.flatnonzero(~again).tolist():
             done[mine[i]].append((float(left[i]), float(right[i]), values[:, i]))
@@ -178,7 +174,7 @@ def tabulated(
         middle, mine = 0.5 * (left + right), np.tile(mine, 2)
         left, right = np.append(left, middle), np.append(middle, right)
     joined = [_joined(*one) for one in zip(core.tolist(), whole, done, strict=True)]
-    return _with_errors(joined, evaluate, alone=alone)
+    return _with_errors(joined, evaluate)
 
 
 def _joined(
@@ -198,18 +194,15 @@ def _joined(
     return Table(core, edges, values, 0.0, left_out)
 
 
-def _with_errors(
-    tables: list[Table], evaluate: Evaluate, *, alone: bool
-) -> list[Table]:
+def _with_errors(tables: list[Table], evaluate: Evaluate) -> list[Table]:
     """The tables with their errors, by finer sums between the points."""
     known = [i for i, table in enumerate(tables) if np.isfinite(table.values[0, 0, 0])]
-    number = _CHECKS_ALONE if alone else _CHECKS
-    steps = (np.arange(number) + 0.37) / number
+    steps = (np.arange(_CHECKS) + 0.37) / _CHECKS
     z = [tables[i].edges[-1] * steps for i in known]
     place = [tables[i].core * np.sinh(one) for i, one in zip(known, z, strict=True)]
     if not known:
         return tables
-    every = evaluate(np.repeat(known, number), np.concatenate(place), finer=True)
+    every = evaluate(np.repeat(known, _CHECKS), np.concatenate(place), finer=True)
     result = list(tables)
     for k, (i, finer) in enumerate(
         zip(known, np.split(every[:3], len(known), axis=1), strict=True)
@@ -218,11 +211,6 @@ def _with_errors(
         found = table.at(place[k])[:3]
         counts = found[0] > found[0].max() + CHECKED
         differ = np.abs(found - finer)
-        if alone and not np.all(differ[:, counts] <= MOST_OFF):
-            # So few of them, and far from one another, may not share what they did.
-            which = np.array([i])
-            each = [evaluate(which, one, finer=True) for one in place[k][:, None]]
-            differ = np.fmin(differ, np.abs(found - np.concatenate(each, axis=1)))
         # Where only the finer sums fail their neighbours answer for them.
         failed = 0.0 if np.isnan(differ).mean() < _FEW_FAIL else 1.0
         differ = np.nan_to_num(differ, nan=failed, posinf=1.0)

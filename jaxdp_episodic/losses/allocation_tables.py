@@ -39,7 +39,8 @@ from jaxdp_episodic.numerics.lognormal_terms import (
     parts,
 )
 from jaxdp_episodic.numerics.ratio_means import Powers, powers_of_means, powers_of_ratio
-from jaxdp_episodic.numerics.skewed_sums import log_tails
+from jaxdp_episodic.numerics.skewed_starts import starts_for
+from jaxdp_episodic.numerics.skewed_sums import contours as skewed_contours
 from jaxdp_episodic.numerics.skewed_terms import Terms
 from jaxdp_episodic.numerics.table_checks import (
     Places,
@@ -290,19 +291,21 @@ def antipodal_table(bins: int, count: int, shift: float) -> Table:
         end = max(end, _REACH * shift * math.sqrt(count / (count - 1)))
     end = min(end, 2 * shift * (_REACH + shift))
 
+    terms = Terms(count, shift, idle)
+    starts = functools.cache(lambda: starts_for(terms, end))
+    along = functools.cache(lambda finer: skewed_contours(terms, starts(), finer=finer))
+
     def evaluate(
         _: np.ndarray, place: np.ndarray, *, finer: bool = False
     ) -> np.ndarray:
-        constant = -np.expm1(place) * idle
         if count == 2:
+            constant = terms.constant(place)
             return np.stack(log_tails_of_two(constant, shift, place, idle))
-        terms = Terms(count, constant, shift, place, idle)
-        return np.stack(log_tails(terms, finer=finer))
+        return along(finer).log_tails(place)
 
-    # One alone, as its values depend on what else is asked for.
     ends = np.array([core]), np.array([end])
     most = _MOST_OF_CROWDED if idle or count == 2 else MOST_HALVINGS
-    (table,) = tabulated(*ends, evaluate, most=most, alone=True)
+    (table,) = tabulated(*ends, evaluate, most=most)
     with np.errstate(all="ignore"):
         (table,), nodes = _fitted([table], np.ones(1), 1.0)
         (place,), (weight,) = nodes.place, nodes.weight

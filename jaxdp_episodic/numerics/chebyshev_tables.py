@@ -16,18 +16,17 @@ _PANEL, _NODES = 1.3, 16
 LEAST = -90.0
 # Ends that are tried together, in parts of the furthest.
 _SHORTER = 0.95 ** np.arange(4)
-# A panel whose last Chebyshev coefficients are larger is halved, so often at most; and
-# where values depend on what else is asked for, and take long.
-_ROUGHNESS, _ROUGHNESS_ALONE, MOST_HALVINGS = 1e-9, 1e-8, 4
+# A panel whose last Chebyshev coefficients are larger is halved, so often at most.
+_ROUGHNESS, MOST_HALVINGS = 1e-9, 4
 # It may be so many times as many nats rougher as its tails are rarer than `CHECKED`.
 _SLACK = 0.5
-# Of such a table so many panels at once, the roughest: what is rough by rounding stays
-# so, in ever more of them, and a turn is in one or two.
+# Where more halvings are asked for so many panels at once, the roughest: what is rough
+# by rounding stays so, in ever more of them, and a turn is in one or two.
 _MOST_HALVED = 12
 # Largest relative error of integrals of a table that may be used.
 MOST_OFF = 1e-7
 # Places at which a table is checked, and the spare factor.
-_CHECKS, _CHECKS_ALONE, _SPARE, _ROUNDING = 64, 16, 10.0, 1e-13
+_CHECKS, _SPARE, _ROUNDING = 64, 10.0, 1e-13
 # Share of these places at which finer sums may fail.
 _FEW_FAIL = 0.2
 
@@ -149,7 +148,6 @@ def tabulated(
     evaluate: Evaluate,
     *,
     most: int = MOST_HALVINGS,
-    alone: bool = False,
 ) -> list[Table]:
     """Tables of functions of places, side by side.
 
@@ -158,10 +156,8 @@ def tabulated(
       end: (T,) where it ends, or earlier.
       evaluate: the functions.
       most: halvings of a panel.
-      alone: whether values depend on what else is asked for.
     """
     end, tables = end.copy(), np.arange(len(core))
-    roughness = _ROUGHNESS_ALONE if alone else _ROUGHNESS
     open_ = tables
     for _ in range(13):
         tried = end[open_, None] * _SHORTER
@@ -196,8 +192,8 @@ def tabulated(
         # Rare tails are rough by rounding; what cannot be computed stays so in halves.
         unknown = ~np.all(np.isfinite(values), axis=(0, 2))
         allowed = np.where((rarer > 0) | unknown, MOST_HALVINGS, most)
-        again = ~(rough <= roughness * np.exp(_SLACK * rarer)) & (depth < allowed)
-        if alone:
+        again = ~(rough <= _ROUGHNESS * np.exp(_SLACK * rarer)) & (depth < allowed)
+        if most > MOST_HALVINGS:
             again[np.argsort(rough)[:-_MOST_HALVED]] = False
         for i in np.flatnonzero(~again).tolist():
             one = float(left[i]), float(right[i]), values[:, i], float(left_out[i])
@@ -206,7 +202,7 @@ def tabulated(
         middle, mine = 0.5 * (left + right), np.tile(mine, 2)
         left, right = np.append(left, middle), np.append(middle, right)
     joined = [_joined(*one) for one in zip(core.tolist(), whole, done, strict=True)]
-    return _with_errors(joined, evaluate, alone=alone)
+    return _with_errors(joined, evaluate)
 
 
 def _joined(
@@ -224,19 +220,16 @@ def _joined(
     return Table(core, edges, values, 0.0, np.array(left_out))
 
 
-def _with_errors(
-    tables: list[Table], evaluate: Evaluate, *, alone: bool
-) -> list[Table]:
+def _with_errors(tables: list[Table], evaluate: Evaluate) -> list[Table]:
     """The tables with their errors, by finer sums between the points."""
     known = [i for i, table in enumerate(tables) if np.isfinite(table.values[0, 0, 0])]
-    number = _CHECKS_ALONE if alone else _CHECKS
     if not known:
         return tables
     core, edges, values = side_by_side([tables[i] for i in known])
-    places = np.arange(number)
-    z = edges[:, -1:] * (places + 0.37) / number
+    places = np.arange(_CHECKS)
+    z = edges[:, -1:] * (places + 0.37) / _CHECKS
     place = core[:, None] * np.sinh(z)
-    finer = evaluate(np.repeat(known, number), place.reshape(-1), finer=True)[:3]
+    finer = evaluate(np.repeat(known, _CHECKS), place.reshape(-1), finer=True)[:3]
     # How many places are before each edge, and the panel of each.
     before = np.sum(z[:, None] < edges[..., None], axis=2)
     panel = np.sum(places[:, None] >= before[:, None, 1:-1], axis=2)
@@ -244,10 +237,6 @@ def _with_errors(
     found = _within(values[:, *at], edges[at], edges[at[0], panel + 1], z)
     counts = found[0] > found[0].max(axis=1, keepdims=True) + CHECKED
     differ = np.abs(found - finer.reshape(found.shape))
-    if alone and not np.all(differ[:, counts] <= MOST_OFF):
-        # So few of them, and far from one another, may not share what they did.
-        each = [evaluate(np.array(known), one, finer=True) for one in place.T]
-        differ = np.fmin(differ, np.abs(found - np.stack(each, axis=-1)))
     # Where only the finer sums fail their neighbours answer for them.
     failed = np.where(np.isnan(differ).mean(axis=(0, 2)) < _FEW_FAIL, 0.0, 1.0)
     differ = np.where(np.isnan(differ), failed[:, None], np.minimum(differ, 1.0))

@@ -23,24 +23,31 @@ SQRT_2PI = math.sqrt(2 * math.pi)
 # Deviations below 0, and above s, where nothing is left; and of so many nats less are
 # jumps too rare to count.
 _LOWEST, _HIGHEST, _RARER = -10.0, 13.0, 20.0
+# From so many terms on rounding of K near 1 would count.
+_MANY = 1e4
 
 
 class Terms(NamedTuple):
-    """What is added up, at places (E,).
+    """What is added up.
 
     Attributes:
       count: n, how many terms.
-      constant: (E,) k.
       shift: s > 0.
-      log_g: (E,) log of g.
-      idle: constant that goes along with the B in the second result.
+      idle: how many bins have none; of each is 1 in the sum of the A and of the B.
     """
 
     count: float
-    constant: np.ndarray
     shift: float
-    log_g: np.ndarray
     idle: float
+
+    def constant(self, log_g: np.ndarray) -> np.ndarray:
+        """What there is besides the terms, k."""
+        return -np.expm1(log_g) * self.idle
+
+    @property
+    def are_many(self) -> bool:
+        """Whether ``K - 1`` needs all its digits."""
+        return self.count > _MANY
 
 
 def log_last(s: Array) -> Array:
@@ -89,13 +96,13 @@ def gauss(nodes: int, panels: int) -> tuple[np.ndarray, np.ndarray]:
     return places.reshape(-1), np.tile(0.5 * w / panels, panels)
 
 
-# Panels of so many nodes along the axis, and the rule of jumps.
-_NODES, ROUGH = 16, (7, gauss(12, 1))
+# Nodes of a panel along the axis.
+_NODES = 16
 
 
-def fine_rules(s: float) -> tuple:
-    """Rules of `law_on_axis`: e^{-pgB} vanishes within 1/s."""
-    return math.ceil(4 + 8 * s), gauss(32, 1)
+def rules(s: float, *, rough: bool = False) -> tuple:
+    """Panels of `law_on_axis`, as e^{-pgB} vanishes within 1/s, and rule of jumps."""
+    return math.ceil(4 + (1 if rough else 8) * s), gauss(12 if rough else 32, 1)
 
 
 class Law(NamedTuple):
@@ -107,10 +114,8 @@ class Law(NamedTuple):
     second: np.ndarray
 
 
-def ends_of(s: float, move: np.ndarray | None) -> tuple[float, float]:
+def ends_of(s: float, move: np.ndarray) -> tuple[float, float]:
     """Where the normal variable's range ends, for all moves."""
-    if move is None:
-        return _LOWEST, _HIGHEST + s
     return _LOWEST - float(move.max()), _HIGHEST + s - float(move.min())
 
 
@@ -126,35 +131,26 @@ def too_rare(s: Array, move: np.ndarray | None = None) -> Array:
     return edge if move is None else edge - float(move.min())
 
 
-def contracted(
-    grown: np.ndarray,
-    excess: np.ndarray,
-    opposite: np.ndarray,
-    v: np.ndarray,
-    move: np.ndarray | None,
+def _contracted(
+    grown: np.ndarray, less: np.ndarray | None, opposite: np.ndarray, share: np.ndarray
 ) -> Law:
-    """Sums over nodes, the last axis, each one with the weights of all moves.
+    """Sums over nodes, each one with the shares of all moves, (M, E) each.
 
     Args:
       grown: (M, N) masses times ``e^{pU}``.
-      excess: (M, N) the same, less the masses.
+      less: (M, N) the same, less the masses; if None K is there for ``K - 1``.
       opposite: B, (N,) or (M, N).
-      v: (N,) or (M, N) places.
-      move: (E,) distances by which the normal variable is moved down, or None.
-
-    Returns:
-      (M, E) each, or (M, 1) without a move, then 0 with B.
+      share: (N, E) or (M, N, E).
     """
-    if move is None:
-        whole, less = (np.sum(part, axis=-1, keepdims=True) for part in (grown, excess))
-        return Law(whole, less, 0.0 * whole, 0.0 * whole)
     first = grown * opposite
-    rows = np.stack([grown, excess, first, first * opposite], axis=1)
-    share = np.exp(-np.real(v)[..., None] * move - 0.5 * move * move)
-    if np.iscomplexobj(v):
-        height = np.imag(v[0])  # that of all
-        share = share * exp_complex(-1j * height[:, None] * move)
-    return Law(*np.moveaxis(rows @ share, 1, 0))
+    rows = [grown, first, first * opposite]
+    rows = np.stack(rows if less is None else [*rows, less])
+    if share.ndim == 2:  # one product for all
+        found = (rows.reshape(-1, rows.shape[2]) @ share).reshape(*rows.shape[:2], -1)
+    else:
+        found = np.moveaxis(np.moveaxis(rows, 0, 1) @ share, 1, 0)
+    whole, first, second = found[:3]
+    return Law(whole, whole if less is None else found[3], first, second)
 
 
 def steepest(x: Array, s: Array, rule: tuple) -> tuple[Array, ...]:
@@ -185,44 +181,56 @@ def steepest(x: Array, s: Array, rule: tuple) -> tuple[Array, ...]:
 
 
 def law_on_axis(
-    p: np.ndarray, terms: Terms, rules: tuple, move: np.ndarray | None = None
+    p: np.ndarray,
+    log_g: np.ndarray,
+    terms: Terms,
+    move: np.ndarray,
+    *,
+    rough: bool = False,
 ) -> Law:
-    """At real p > 0, (M,), on the upper side of the axis; see `contracted`.
+    """At real p > 0 and g, (M,), on the upper side of the axis; for moves (E,).
 
-    ``log_g`` of the terms is one number, or one for each p.
+    Moved by d, x is ``x - d`` under the mean: log g is by ``2 s d`` larger, log p by
+    ``s d`` smaller, and B by the factor ``e^{s d}`` of what it is here.
     """
     s = terms.shift
     saddle = larger_saddle(np.log(p), s)
+    panels, of_jumps = rules(s, rough=rough)
     low, edge = ends_of(s, move)
     end = np.minimum(saddle, edge)[:, None]
-    against = (p * np.exp(terms.log_g))[:, None]
+    against = (p * np.exp(log_g))[:, None]
 
     def part(v: np.ndarray, weight: np.ndarray) -> Law:
         normal = weight * np.exp(-0.5 * v * v) / SQRT_2PI
         sizes = np.exp(s * v - 0.5 * s * s)
         opposite = math.exp(-s * s) / sizes
         exponent = np.minimum(p[:, None] * sizes - against * opposite, 700.0)
-        grown = np.exp(exponent) * normal
-        return contracted(grown, np.expm1(exponent) * normal, opposite, v, move)
+        less = np.expm1(exponent) * normal if terms.are_many else None
+        share = np.exp(-v[..., None] * move - 0.5 * move * move)
+        return _contracted(np.exp(exponent) * normal, less, opposite, share)
 
     # Panels that all share, and of each its last one: so nodes differ in one alone.
-    width = (edge - low) / rules[0]
-    place, weight = gauss(_NODES, rules[0])
+    width = (edge - low) / panels
+    place, weight = gauss(_NODES, panels)
     whole = np.floor((end - low) / width)
     is_left = np.arange(len(place)) // _NODES < whole
     laws = [part(low + (edge - low) * place, (edge - low) * weight * is_left)]
     place, weight = gauss(_NODES, 1)
     rest = end - (low + whole * width)
     laws.append(part(end - rest * (1 - place), rest * weight))
-    beyond = np.exp(log_normal_tail(end + (0.0 if move is None else move)))
-    v, dv, exponent = steepest(saddle, s, rules[1])
+    v, dv, exponent = steepest(saddle, s, of_jumps)
     exponent = np.exp(np.clip(exponent, -745, 700))
     is_rare = (saddle >= too_rare(s, move))[:, None]
     grown = np.where(is_rare, 0.0, exponent * dv / SQRT_2PI)
     opposite = math.exp(-0.5 * s * s) * exp_complex(-s * v)
     grown = grown * exp_complex(-against * opposite)
-    laws.append(contracted(grown, grown, opposite, v, move))
+    share = np.exp(-np.real(v)[..., None] * move - 0.5 * move * move)
+    height = np.imag(v[0])  # that of all
+    turn = -height[:, None] * move
+    share = complex_of(np, share * np.cos(turn), share * np.sin(turn))
+    laws.append(_contracted(grown, None, opposite, share))
     law = Law(*(a + b + c for a, b, c in zip(*laws, strict=True)))
+    beyond = np.exp(log_normal_tail(end + move)) if terms.are_many else 1.0
     return law._replace(excess=law.excess - beyond)
 
 

@@ -15,7 +15,8 @@ from jaxdp_episodic.losses import allocation_tables, antipodal_law
 from jaxdp_episodic.losses.allocated_antipodal import AllocatedAntipodalLoss
 from jaxdp_episodic.losses.allocated_law import tails_between
 from jaxdp_episodic.numerics.signed_sums import sinh_sum
-from jaxdp_episodic.numerics.skewed_sums import log_tails
+from jaxdp_episodic.numerics.skewed_starts import starts_for
+from jaxdp_episodic.numerics.skewed_sums import contours
 from jaxdp_episodic.numerics.skewed_terms import Terms
 from jaxdp_episodic.numerics.two_terms import log_tails_of_two
 from oracles import allocation
@@ -298,9 +299,11 @@ def test_a_table_of_another_noise_is_not_used(monkeypatch):
     def planted(core, end, evaluate, **how):
         del evaluate  # of the shift 1.2
 
+        terms = Terms(6, 1.2 * (1 + off), 0.0)
+        starts = starts_for(terms, end[0])
+
         def other(_, place, *, finer=False):
-            terms = Terms(6, 0 * place, 1.2 * (1 + off), place, 0.0)
-            return np.stack(log_tails(terms, finer=finer))
+            return contours(terms, starts, finer=finer).log_tails(place)
 
         return honest(core, end, other, **how)
 

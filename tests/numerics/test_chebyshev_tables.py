@@ -16,7 +16,7 @@ def test_what_is_rough_by_rounding_is_not_halved_without_end():
         return np.stack([-place, -2 * place, -3 * place + off])
 
     ends = np.array([1.0]), np.array([29.0])
-    (table,) = tabulated(*ends, evaluate, most=10, alone=True)
+    (table,) = tabulated(*ends, evaluate, most=10)
     # 60,000 where every rough panel is halved ten times.
     assert asked < 8_000
     place = np.linspace(0.0, 29.0, 99)

@@ -11,10 +11,10 @@ from scipy.stats import norm
 from jaxdp_episodic.losses.allocation_tables import sum_tables
 from jaxdp_episodic.numerics.lognormal_sums import axis_of, contours
 from jaxdp_episodic.numerics.lognormal_terms import Sums
-from jaxdp_episodic.numerics.skewed_sums import log_tails
+from jaxdp_episodic.numerics.skewed_starts import starts_for
+from jaxdp_episodic.numerics.skewed_sums import contours as skewed_contours
 from jaxdp_episodic.numerics.skewed_terms import (
     Terms,
-    fine_rules,
     larger_saddle,
     law_on_axis,
     place_of,
@@ -35,17 +35,19 @@ def tails(settings, place, *, finer=False):
     return along.log_tails(which, np.tile(place, len(settings)))
 
 
-def sums(count, constant, shift, log_g=None, *, rising=True, idle=0.0):
+def sums(count, constant, shift, *, rising=True):
     """Each place by itself."""
     parts = []
     for n, k, s in np.broadcast(count, constant, shift):
-        if log_g is None:
-            place = np.array([abs(np.log(abs(k) / n))])
-            parts.append(tails([(n, s, rising)], place))
-        else:
-            at, constants = np.array([float(log_g)]), np.array([float(k)])
-            parts.append(log_tails(Terms(int(n), constants, float(s), at, idle)))
+        parts.append(tails([(n, s, rising)], np.array([abs(np.log(abs(k) / n))])))
     return np.concatenate(parts, axis=1)
+
+
+def antipodal(count, shift, log_g, idle=0.0, *, finer=False):
+    """By contours that all these places share."""
+    terms, log_g = Terms(count, shift, idle), np.atleast_1d(np.float64(log_g))
+    starts = starts_for(terms, log_g.max())
+    return skewed_contours(terms, starts, finer=finer).log_tails(log_g)
 
 
 def log_density_of_eight(shift, place):
@@ -84,15 +86,13 @@ def test_neighbours_share_contours(count, shift, kind):
     place = np.linspace(0.0, 6 * np.sqrt(np.log1p(np.expm1(shift**2) / count)), 12)
     up = kind != "falling"
     if kind == "antipodal":
-        constant, log_g = -5 * np.expm1(place), place
-        together = np.array(log_tails(Terms(count, constant, shift, log_g, 5.0)))
+        together = antipodal(count, shift, place, 5.0)
+        each = [antipodal(count, shift, one, 5.0) for one in place]
     else:
-        constant, log_g = (count * np.exp(-place), -count * np.exp(place))[up], None
         together = tails([(count, shift, up)], place)
+        each = [tails([(count, shift, up)], one) for one in place[:, None]]
     for i in range(0, 12, 5):
-        at = None if log_g is None else log_g[i]
-        alone = sums(count, constant[i], shift, at, rising=up, idle=5.0)[:, 0]
-        np.testing.assert_allclose(together[:, i], alone, atol=2e-11)
+        np.testing.assert_allclose(together[:, i], each[i][:, 0], atol=2e-11)
 
 
 def test_sums_side_by_side():
@@ -135,7 +135,7 @@ def test_single_epochs_of_the_reference():
 
 @pytest.mark.parametrize(("shift", "epsilon"), [(0.3, 0.2), (1.0, 1.0), (2.5, 3.0)])
 def test_antipodal_sums_of_two(shift, epsilon):
-    ours = np.exp(sums(2, 0.0, shift, epsilon)[0][0]) / 2
+    ours = np.exp(antipodal(2, shift, epsilon)[0, 0]) / 2
     true = allocation.antipodal_of_two(shift, epsilon)
     assert ours == pytest.approx(true, rel=1e-11)
 
@@ -143,7 +143,7 @@ def test_antipodal_sums_of_two(shift, epsilon):
 @pytest.mark.parametrize(("shift", "epsilon"), [(1 / 1.2, 7.5), (1.0, 14)])
 def test_antipodal_sums_of_three_far_out(shift, epsilon):
     # Most of one term's law is left out where it counts nothing: not all its mass.
-    ours = sums(3, 0.0, shift, epsilon)[0, 0] - np.log(3)
+    ours = antipodal(3, shift, epsilon)[0, 0] - np.log(3)
     true = np.log(allocation.antipodal(3, 3, shift, epsilon))
     assert ours == pytest.approx(true, abs=3e-8)
 
@@ -153,8 +153,7 @@ def test_antipodal_sums_of_three_far_out(shift, epsilon):
 )
 def test_rare_jumps_of_light_antipodal_terms(steps, shift, epsilon):
     # Down to e^-90: they were 5e-5 to 0.4 too small.
-    k = (steps - 3) * -np.expm1(epsilon)
-    ours = sums(3, k, shift, epsilon, idle=steps - 3)[0, 0] - np.log(steps)
+    ours = antipodal(3, shift, epsilon, steps - 3)[0, 0] - np.log(steps)
     true = np.log(allocation.antipodal(steps, 3, shift, epsilon))
     assert ours == pytest.approx(true, abs=1e-7)
 
@@ -189,7 +188,7 @@ def test_two_terms_under_little_noise_far_out(shift, epsilon, idle):
     # one term turns within e^-100 of a deviation: the third was off by 0.2, or NaN.
     constant, log_g = np.array([-np.expm1(epsilon) * idle]), np.array([epsilon])
     closed = log_tails_of_two(constant, shift, log_g, idle)
-    contour = sums(2, constant, shift, epsilon, idle=idle)
+    contour = antipodal(2, shift, log_g, idle)
     np.testing.assert_allclose(contour, np.array(closed), rtol=0, atol=2e-10)
 
 
@@ -197,29 +196,26 @@ def test_two_terms_and_idle_steps():
     log_g = np.array([0.1, 0.5, 1.0])
     constant = -3 * np.expm1(log_g)
     ours = log_tails_of_two(constant, 1.0, log_g, 3.0)
-    for one, g, k in zip(np.transpose(ours), log_g, constant, strict=True):
-        contour = sums(2, k, 1.0, g, idle=3.0)
-        assert one == pytest.approx(np.ravel(contour), rel=1e-12)
+    assert np.array(ours) == pytest.approx(antipodal(2, 1.0, log_g, 3.0), rel=1e-12)
 
 
 def test_distant_neighbours_do_not():
     # K^n of small g turns where that of large g has not begun to.
     log_g = np.geomspace(0.1, 14.0, 16)
-    together = log_tails(Terms(7, np.zeros(16), 1.22, log_g, 0.0))
+    together = antipodal(7, 1.22, log_g)
     for i in (0, 2, 8):
-        alone = sums(7, 0.0, 1.22, log_g[i])[:, 0]
-        np.testing.assert_allclose(np.array(together)[:, i], alone, atol=1e-11)
+        alone = antipodal(7, 1.22, log_g[i])[:, 0]
+        np.testing.assert_allclose(together[:, i], alone, atol=1e-11)
 
 
 @pytest.mark.parametrize("shift", [0.4, 1.0, 2.5])
 def test_jumps_too_rare_for_one_count_for_its_neighbours(shift):
     """Moved by d the law is that of ``p e^-sd`` and ``g e^2sd``, by their densities."""
     p = np.exp(place_of(too_rare(np.array([shift])) + np.array([0.2, 1.0]), shift))
-    terms, rules = Terms(3, np.zeros(1), shift, np.array(1.3), 0.0), fine_rules(shift)
-    move = np.array([-2.0, 1.0])
-    together = law_on_axis(p, terms, rules, move).excess[:, 0]
-    neighbour = terms._replace(log_g=terms.log_g + 2 * shift * move[0])
-    alone = law_on_axis(p * np.exp(-shift * move[0]), neighbour, rules).excess[:, 0]
+    terms, log_g, move = Terms(3, shift, 0.0), np.full(2, 1.3), np.array([-2.0, 1.0])
+    together = law_on_axis(p, log_g, terms, move).excess[:, 0]
+    p, log_g = p * np.exp(-shift * move[0]), log_g + 2 * shift * move[0]
+    alone = law_on_axis(p, log_g, terms, np.zeros(1)).excess[:, 0]
     # Above the axis, what the jump takes.
     np.testing.assert_allclose(np.imag(together), np.imag(alone), rtol=1e-8)
     assert np.all(np.imag(together) != 0)
@@ -260,7 +256,7 @@ def test_both_sides_agree_at_the_mean():
 
 def test_derivatives_in_g_are_those_of_the_profile():
     step, at = 1e-4, 1.3
-    values = [sums(6, 0.0, 1.0, np.log(at + k * step)) for k in (-1, 0, 1)]
+    values = [antipodal(6, 1.0, np.log(at + k * step)) for k in (-1, 0, 1)]
     first = [np.exp(v[0][0]) for v in values]
     slope = (first[0] - first[2]) / (2 * step)
     bend = (first[0] - 2 * first[1] + first[2]) / step**2
@@ -280,14 +276,9 @@ def test_the_larger_saddle_is_one(shift):
 def test_terms_that_turn_by_more_than_a_quarter_are_the_same_on_a_shared_contour():
     """K has a negative real part there, of which three terms have an odd power."""
     log_g = np.array([0.31, 0.55, 1.09, 2.61, 3.15, 3.77, 4.5])
-    terms = Terms(3.0, np.zeros(7), 1.0, log_g, 0.0)
-    alone = [
-        np.stack(log_tails(terms._replace(log_g=one, constant=np.zeros(1))))
-        for one in log_g[:, None]
-    ]
-    np.testing.assert_allclose(
-        np.stack(log_tails(terms)), np.concatenate(alone, axis=1), atol=1e-10
-    )
+    alone = [antipodal(3, 1.0, one) for one in log_g]
+    together = antipodal(3, 1.0, log_g)
+    np.testing.assert_allclose(together, np.concatenate(alone, axis=1), atol=1e-10)
 
 
 @pytest.mark.parametrize("rising", [True, False])
@@ -327,5 +318,4 @@ def test_other_contours_with_more_nodes_agree(count, shift, rising):
 
 def test_contours_that_start_at_next_to_nothing():
     """Their squares are 0; "math domain error" ended epochs at noise 0.1."""
-    terms = Terms(5, np.zeros(1), 9.99, np.array([387.5]), 0.0)
-    assert all(not np.isposinf(row) for row in log_tails(terms))
+    assert not np.isposinf(antipodal(5, 9.99, 387.5)).any()

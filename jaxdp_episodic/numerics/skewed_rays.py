@@ -1,0 +1,159 @@
+"""The law of one term ``A - g B`` on rays off the axis; see `numerics.skewed_sums`."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+
+from jaxdp_episodic.numerics.complex_exponentials import exp_complex, exp_in_place
+from jaxdp_episodic.numerics.loops import complex_of
+from jaxdp_episodic.numerics.skewed_terms import (
+    SQRT_2PI,
+    Law,
+    Terms,
+    ends_of,
+    larger_saddle,
+    log_last,
+    log_law,
+)
+
+# Slope of a ray against the vertical; shifts below which it has none, and of few terms.
+_LEAN, _LIGHT, _LIGHT_OF_FEW, _FEW = 0.4, 0.4, 0.25, 5
+# Nodes of the law on vertical rays under this shift, and of others; more of these for
+# ten times as many terms, and of a few with a shift below another.
+_NODES, _FEWEST, _MORE_NODES, _MORE_OF_FEW, _SOFT = (96, 136), 0.3, 8, (8, 40), 0.6
+# Nodes of a ray that share a path; nodes of paths that fit the cache.
+BLOCK, _AT_ONCE = 8, 1000
+
+
+class Rays(NamedTuple):
+    """Of each contour, (J,): ``start + sinh(u) width direction``.
+
+    Attributes:
+      log_g: of the place that p belongs to.
+    """
+
+    log_g: np.ndarray
+    start: np.ndarray
+    width: np.ndarray
+    direction: complex
+
+    def at(self, u: np.ndarray) -> np.ndarray:
+        """(J, N), at (N,) or (J, N) places."""
+        away = np.sinh(u) * self.width[:, None] * self.direction
+        return self.start[:, None] + away
+
+
+def direction_of(terms: Terms) -> complex:
+    """Of light tails the ray is vertical: K falls off like a Gaussian's."""
+    return 1j + (0.0 if _is_light(terms) else _LEAN)
+
+
+def _is_light(terms: Terms) -> bool:
+    return terms.shift < (_LIGHT_OF_FEW if terms.count <= _FEW else _LIGHT)
+
+
+def law_on_rays(
+    p: np.ndarray, log_g: np.ndarray, terms: Terms, move: np.ndarray, fine: float
+) -> np.ndarray:
+    """``log K``, as it follows along rays, and the law's others over K.
+
+    Args:
+      p: (J, N).
+      log_g: (J,).
+      terms: what is added up.
+      move: (E,) see `skewed_terms.law_on_axis`.
+      fine: how many times as many nodes a law has as it needs.
+
+    Returns:
+      (3, J, N, E) complex.
+    """
+    nodes = _NODES[1] + _MORE_NODES * math.log10(terms.count)
+    if terms.count <= _MORE_OF_FEW[0] and terms.shift < _SOFT:
+        nodes += _MORE_OF_FEW[1]
+    if _is_light(terms) and terms.shift < _FEWEST:
+        nodes = _NODES[0]
+    nodes = round(fine * nodes)
+    rows, each = p.reshape(-1, BLOCK), np.repeat(log_g, p.shape[1] // BLOCK)
+    v, dv = _paths(rows, each, terms, move, nodes)
+    some = max(_AT_ONCE // nodes, 1)
+    cuts = [slice(i, i + some) for i in range(0, len(rows), some)]
+    parts = [_sums(rows[i], each[i], v[i], dv[i], terms, move) for i in cuts]
+    whole, excess, first, second = (
+        np.concatenate(part).reshape(*p.shape, -1) for part in zip(*parts, strict=True)
+    )
+    log_k = log_law(Law(whole, excess, first, second))
+    log_k = complex_of(np, np.real(log_k), np.unwrap(np.imag(log_k), axis=1))
+    return np.stack([log_k, first / whole, second / whole])
+
+
+def _paths(
+    p: np.ndarray, log_g: np.ndarray, terms: Terms, move: np.ndarray, nodes: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Nodes v of one term's law, (L, N), and dv: bent where ``e^{pA}`` would grow.
+
+    Far to the right ``p A`` is turned to the negative axis, about, at all of a row of
+    p, (L, B).
+    """
+    s = terms.shift
+    sizes, angles = np.log(np.abs(p)), np.angle(p)
+    smallest, largest = sizes.min(axis=1), sizes.max(axis=1)
+    angle = 0.5 * (angles.min(axis=1) + angles.max(axis=1))
+    last = log_last(s)
+    # Where the ray is vertical, e^{pA} is no larger than at its start.
+    growth = largest
+    if _is_light(terms):
+        growth = np.log(np.maximum(np.real(p).max(axis=1), 1e-300))
+    turn = larger_saddle(np.minimum(growth, last), s)
+    turn = np.where(growth >= last, (1 - (growth - last)) / s, turn)
+    slope = min(2.0 * s, 2.5)
+    end = (math.log(60.0) - smallest + 0.5 * s * s) / s
+    low, edge = ends_of(s, move)
+    high = np.minimum(np.maximum(end, turn + 3 / s), edge)
+    # |e^{-p g B}| has vanished.
+    fall = np.maximum(np.cos(angles), 0.3)
+    gone = (sizes + log_g[:, None] - 0.5 * s * s - np.log(60.0 / fall)) / s
+    low = np.maximum(low, np.minimum(gone.min(axis=1), high - 2))
+    spacing = (high - low) / (nodes - 1)
+    w = low[:, None] + spacing[:, None] * np.arange(nodes)
+    bent = 0.5 * (1 + np.tanh(slope * (w - turn[:, None])))
+    height = ((math.pi - angle) / s)[:, None]
+    rise = 2 * slope * height * bent * (1 - bent)
+    return w + 1j * height * bent, spacing[:, None] * (1 + 1j * rise)
+
+
+def _sums(
+    p: np.ndarray,
+    log_g: np.ndarray,
+    v: np.ndarray,
+    dv: np.ndarray,
+    terms: Terms,
+    move: np.ndarray,
+) -> Law:
+    """The law at rows of p, (L, B), by `_paths`: (L, B, E) each."""
+    s, size = terms.shift, p.shape[1]
+    opposite = math.exp(-0.5 * s * s) * exp_complex(-s * v)
+    exponent = math.exp(-s * s) / opposite - np.exp(log_g)[:, None] * opposite
+    dv, normal = dv / SQRT_2PI, -0.5 * v * v
+    grown = exp_complex(p[:, :, None] * exponent[:, None] + normal[:, None])
+    grown *= dv[:, None]
+    mass = (exp_complex(normal) * dv)[:, None]
+    share = -np.real(v)[:, :, None] * move - 0.5 * move * move
+    turn = -np.imag(v)[:, :, None] * move
+    exp_in_place(share, turn)
+    share = complex_of(np, share, turn)
+    # Near 1 the law's own mass is taken off, of many term by term, if it is all there.
+    less = grown - mass if terms.are_many else mass
+    both = np.concatenate([grown, less], axis=1) @ share
+    whole, excess = both[:, :size], both[:, size:]
+    low, edge = ends_of(s, move)
+    complete = (np.real(v[:, 0]) < low + 1.5) & (np.real(v[:, -1]) > edge - s - 3.8)
+    excess = excess if terms.are_many else whole - excess
+    excess = np.where(complete[:, None, None], excess, whole - 1)
+    others = []
+    for _ in range(2):
+        grown *= opposite[:, None]
+        others.append(grown @ share)
+    return Law(whole, excess, *others)

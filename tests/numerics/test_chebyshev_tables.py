@@ -37,7 +37,7 @@ def test_what_cannot_be_computed_is_not_halved_without_end():
         return -np.arange(1.0, 4.0)[:, None] * place + lost
 
     ends = np.array([1.0]), np.array([29.0])
-    (table,) = tabulated(*ends, evaluate, most=24, alone=True)
+    (table,) = tabulated(*ends, evaluate, most=24)
     assert asked < 3_000  # 8,000 where they are halved 24 times
     place = np.linspace(0.0, 6.0, 99)
     exact = -np.arange(1.0, 4.0)[:, None] * place

@@ -25,7 +25,7 @@ _CHUNKS = Chunks(_CPU_BLOCK, (8, _CPU_BLOCK), (8, 2048, 131072))
 # and waits for its slowest setting, but the last one is filled up.
 _MANY_BLOCKS = 8, 32
 # From so many settings on compiling pays: it takes about as long as they do on NumPy.
-BREAK_EVEN = 10_000
+BREAK_EVEN = 25_000
 
 
 def rdp_answer(question: Question, run: Run) -> Answer:

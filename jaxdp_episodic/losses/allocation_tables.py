@@ -290,6 +290,10 @@ def antipodal_table(bins: int, count: int, shift: float) -> Table:
         # One A is large, and the others' B are all small.
         end = max(end, _REACH * shift * math.sqrt(count / (count - 1)))
     end = min(end, 2 * shift * (_REACH + shift))
+    if idle:
+        # The A must make up for the idle bins: one of them is this far out.
+        largest = math.exp(min(shift * (_REACH + 0.5 * shift), 700.0))
+        end = min(end, math.log1p(count * largest / idle))
 
     terms = Terms(count, shift, idle)
     starts = functools.cache(lambda: starts_for(terms, end))

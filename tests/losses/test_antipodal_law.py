@@ -282,6 +282,12 @@ def test_few_of_many_steps_under_much_noise_have_narrow_ends(bins, taken, noise)
     assert low < high < low * (1 + 3e-4)
     at_ends = [allocation.antipodal(bins, taken, 1 / noise, e) for e in (low, high)]
     assert at_ends[0] >= 1e-10 >= at_ends[1]
+    # Tables end where the idle steps can no longer be made up for.
+    found, info = jde.epsilon(
+        step(bins, noise), delta=1e-10, num_steps=taken, return_info=True
+    )
+    assert low < found < high
+    assert not info.is_certified_bound
 
 
 def test_edges():

@@ -199,9 +199,10 @@ def compiled(kernel: Callable[..., Any], static: tuple[str, ...] = ()) -> Any:
 
 def call_in_float64(function: Callable[..., Any], *args: Any) -> Any:
     """Calls a user's function of arrays, which may be written in NumPy or in JAX."""
-    jax = sys.modules.get("jax")
-    if jax is None:
+    if "jax" not in sys.modules:
         return np.asarray(function(*args))
+    import jax  # waits where another thread has only begun
+
     with jax.enable_x64(True), jax.numpy_rank_promotion("allow"):
         return np.asarray(function(*args))
 

@@ -203,8 +203,9 @@ def _numeric(name: str, value: Any) -> np.ndarray:
 
 def _is_traced(value: Any) -> bool:
     """Whether JAX stands in for a value that it knows only later."""
-    jax = sys.modules.get("jax")
-    return jax is not None and isinstance(value, jax.core.Tracer)
+    # Another thread may be importing JAX just now: then there is none.
+    core = getattr(sys.modules.get("jax"), "core", None)
+    return isinstance(value, getattr(core, "Tracer", ()))
 
 
 def _holds_bool(value: Any) -> bool:

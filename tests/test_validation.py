@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import sys
+import types
+
 import numpy as np
 import pytest
 
@@ -85,3 +88,12 @@ def test_a_mask_is_not_silently_dropped():
     for name in CHECKS:
         with pytest.raises(TypeError, match="must not be a masked array"):
             getattr(validation, name)("x", masked)
+
+
+def test_a_number_while_another_thread_imports_jax(monkeypatch):
+    """Half a JAX is known by name already."""
+    half = types.ModuleType("jax")
+    monkeypatch.setitem(sys.modules, "jax", half)
+    assert validation.nonnegative_array("x", 1.0) == 1.0
+    monkeypatch.setattr(half, "core", types.ModuleType("jax.core"), raising=False)
+    assert validation.nonnegative_array("x", 1.0) == 1.0

@@ -21,9 +21,9 @@ from jaxdp_episodic.numerics.skewed_terms import (
 
 # Slope of a ray against the vertical; shifts below which it has none, and of few terms.
 _LEAN, _LIGHT, _LIGHT_OF_FEW, _FEW = 0.4, 0.4, 0.25, 5
-# Nodes of the law on vertical rays under this shift, and of others; more of these for
-# ten times as many terms, and of a few with a shift below another.
-_NODES, _FEWEST, _MORE_NODES, _MORE_OF_FEW, _SOFT = (96, 136), 0.3, 8, (8, 40), 0.6
+# Nodes of the law on rays; more of these for ten times as many terms, and of a few with
+# a shift below another.
+_NODES, _MORE_NODES, _MORE_OF_FEW, _SOFT = 160, 8, (8, 40), 0.6
 # Nodes of a ray that share a path; nodes of paths that fit the cache.
 BLOCK, _AT_ONCE = 8, 1000
 
@@ -70,11 +70,9 @@ def law_on_rays(
     Returns:
       (3, J, N, E) complex.
     """
-    nodes = _NODES[1] + _MORE_NODES * math.log10(terms.count)
+    nodes = _NODES + _MORE_NODES * math.log10(terms.count)
     if terms.count <= _MORE_OF_FEW[0] and terms.shift < _SOFT:
         nodes += _MORE_OF_FEW[1]
-    if _is_light(terms) and terms.shift < _FEWEST:
-        nodes = _NODES[0]
     nodes = round(fine * nodes)
     rows, each = p.reshape(-1, BLOCK), np.repeat(log_g, p.shape[1] // BLOCK)
     v, dv = _paths(rows, each, terms, move, nodes)

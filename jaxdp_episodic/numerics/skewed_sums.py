@@ -50,7 +50,7 @@ from jaxdp_episodic.numerics.skewed_terms import (
 
 # Of contours that serve the same places, these and finer ones: where theirs lies, and
 # how much finer laws are.
-_MIDDLE, _FINER = (0.35, 0.42), (1.0, 1.1)
+_MIDDLE, _FINER = (0.35, 0.42), (1.0, 1.3)
 # Nodes of a ray; of so many terms, with a lower shift, the law along it is smooth: then
 # it is known at so many. Of few it is not, and of more its rounding would count twice.
 _NODES, _KNOWN_OF_RAY, _SMOOTH, _SOFT = (80, 88), (32, 40), (16, 2e4), 2.5

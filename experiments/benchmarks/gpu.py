@@ -228,7 +228,7 @@ def call(method: str, settings: int, size: int, repeats: int) -> dict[str, Any]:
     from jaxdp_episodic.accounting.rdp import method as rdp
 
     if method == "rdp":
-        rdp._MANY_CHUNKS = rdp._MANY_CHUNKS._replace(accelerator=(size,))
+        rdp._CHUNKS = rdp._CHUNKS._replace(accelerator=(size,))
     else:
         solver._CHUNKS = solver._CHUNKS._replace(accelerator=(size,))
     side = int(settings**0.5)

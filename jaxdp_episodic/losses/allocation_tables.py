@@ -291,9 +291,9 @@ def antipodal_table(bins: int, count: int, shift: float) -> Table:
         end = max(end, _REACH * shift * math.sqrt(count / (count - 1)))
     end = min(end, 2 * shift * (_REACH + shift))
     if idle:
-        # The A must make up for the idle bins: one of them is this far out.
-        largest = math.exp(min(shift * (_REACH + 0.5 * shift), 700.0))
-        end = min(end, math.log1p(count * largest / idle))
+        # Its best moment bounds E(sum A - (g - 1) idle)_+: beyond it is below LEAST.
+        rare = shift * math.sqrt(2 * (math.log(count) - LEAST)) + 0.5 * shift * shift
+        end = min(end, math.log1p(count / idle * math.exp(min(rare, 700.0))))
 
     terms = Terms(count, shift, idle)
     starts = functools.cache(lambda: starts_for(terms, end))

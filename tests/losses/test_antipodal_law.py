@@ -20,6 +20,7 @@ from jaxdp_episodic.numerics.skewed_sums import contours
 from jaxdp_episodic.numerics.skewed_terms import Terms
 from jaxdp_episodic.numerics.two_terms import log_tails_of_two
 from oracles import allocation
+from oracles.antipodal_sums import log_antipodal
 
 
 def step(steps, noise, relation="replace_one"):
@@ -288,6 +289,45 @@ def test_few_of_many_steps_under_much_noise_have_narrow_ends(bins, taken, noise)
     )
     assert low < found < high
     assert not info.is_certified_bound
+
+
+@pytest.mark.parametrize(
+    ("bins", "taken", "noise", "epsilon"),
+    [(1000, 6, 1 / 0.3, 0.004), (10**5, 7, 10.0, 1e-5)],
+)
+def test_few_of_many_steps_need_no_certified_end(bins, taken, noise, epsilon):
+    """Contours lay between places at which nothing is left: tables were 2e-5 off."""
+    asked = {"epsilon": epsilon, "num_steps": taken, "return_info": True}
+    delta, info = jde.delta(step(bins, noise), **asked)
+    assert not info.is_certified_bound
+    true = np.exp(log_antipodal(bins, taken, 1 / noise, epsilon))
+    assert delta / true == pytest.approx(1, rel=3e-10)
+
+
+def test_light_terms_far_out():
+    # Their rays had too few nodes: 4e-8 off, 2e-10 stated.
+    asked = {"epsilon": 0.254, "num_steps": 12, "return_info": True}
+    delta, info = jde.delta(step(63, 1 / 0.28807022743688293), **asked)
+    true = np.exp(log_antipodal(63, 12, 0.28807022743688293, 0.254))
+    assert delta / true == pytest.approx(1, rel=2e-10)
+    assert not info.is_certified_bound
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(8))
+def test_stated_errors_far_out(seed):
+    """Down to e^-60 each place is as near as its table says."""
+    rng = np.random.default_rng([7, seed])
+    taken = int(np.exp(rng.uniform(np.log(2), np.log(60))))
+    steps = int(taken * np.exp(rng.choice([0.0, rng.uniform(0, 5)])))
+    shift = np.exp(rng.uniform(np.log(0.05), np.log(2.5)))
+    table = allocation_tables.antipodal_table(steps, taken, shift)
+    places = table.core * np.sinh(np.linspace(0.1, 0.9, 5) * table.edges[-1])
+    rows, stated = table.at(places)[0], table.error + table.further_error(places)
+    for place, row, error in zip(places, rows, stated, strict=True):
+        if row > rows[0] - 60:
+            true = log_antipodal(steps, taken, shift, place) + np.log(steps)
+            assert row == pytest.approx(true, abs=error)
 
 
 def test_edges():

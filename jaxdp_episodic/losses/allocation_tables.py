@@ -240,21 +240,8 @@ def _made(terms: Sums, *, slopes: bool, call: Call = by_rows) -> list[Table]:
     # As far as what no tail is above is not too small.
     end[down] = np.minimum(end[down], _last_places(axis.take(down), LEAST + _ABOVE))
 
-    # Each is there twice, once with finer sums; those that rise stand first.
-    rising = np.flatnonzero(up)
-    rows = np.concatenate([rising, rising, down, down])
-    is_finer = np.repeat([0, 1, 0, 1], [len(rising)] * 2 + [len(down)] * 2)
-    mine = np.argsort(rows + len(rows) * is_finer, kind="stable")
-
-    how = {"finer": is_finer > 0, "slopes": slopes, "call": call}
-    along = contours(axis.take(rows), end[rows], **how)
-
-    def evaluate(
-        which: np.ndarray, place: np.ndarray, *, finer: bool = False
-    ) -> np.ndarray:
-        return along.log_tails(mine[which + len(up) * finer], place)
-
-    return tabulated(core, end, evaluate)
+    along = contours(axis, end, slopes=slopes, call=call)
+    return tabulated(core, end, along.log_tails)
 
 
 def _last_places(axis: Axis, least: float) -> np.ndarray:

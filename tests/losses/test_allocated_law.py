@@ -245,8 +245,8 @@ def test_tables_say_how_far_they_are_off_under_little_noise():
     place = table.core * np.sinh(np.linspace(0.001, 0.999, 300) * table.edges[-1])
     found = table.at(place)
     terms = Sums(np.array([82.0]), np.array([1 / 0.2003]), np.zeros(1))
-    finer = contours(axis_of(terms), place[-1:], finer=True)
-    off = np.abs(found - finer.log_tails(np.zeros(300, int), place))
+    along = contours(axis_of(terms), place[-1:])
+    off = np.abs(found - along.log_tails(np.zeros(300, int), place, finer=True))
     assert off[:, found[0] > found[0, 0] - 36].max() < table.error < 1e-8
 
 

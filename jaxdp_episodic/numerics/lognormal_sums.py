@@ -53,6 +53,8 @@ from jaxdp_episodic.numerics.skewed_terms import (
 # Where a contour may start: logarithms of p so far apart, of which one in some is
 # computed; and Gauss-Legendre rules of the law there.
 _STEP, _SOME, _ROUGH = 0.125, 3, ((24, 3), (24, 1))
+# Deviations of sums that are as rare as tables go; and how much further the axis does.
+_RAREST, _BEYOND = 13.5, 2.0
 # Contours are so many widths of the integrand apart; finer ones, that have so many
 # times the nodes, lie elsewhere: with 4.5 they are off by more under little noise.
 _APART, _FINER = (3.4, 3.8), 1.4
@@ -100,7 +102,11 @@ def axis_of(terms: Sums, call: Call = by_rows) -> Axis:
     with np.errstate(all="ignore"):
         low = -0.5 * np.log(terms.count * np.expm1(s * s)) - 0.5
         high = log_last(s) - 0.02
-        length = np.where(up, high - low, 20 + 12 * s)
+        # All terms low together are as rare as a table goes at this p, in logarithms.
+        each = _RAREST * s / np.sqrt(terms.count)
+        rarest = np.log(each) + each + 0.5 * s * s - 2 * np.log(s)
+        length = np.minimum(rarest - low + _BEYOND, 20 + 12 * s)
+        length = np.where(up, high - low, length)
         known = np.maximum(np.ceil(length / _STEP / _SOME).astype(int), 7)
         number = _SOME * known + 1
         low = np.where(up, high - _STEP * (number - 1), low)

@@ -57,7 +57,7 @@ _STEP, _SOME, _ROUGH = 0.125, 3, ((24, 3), (24, 1))
 _RAREST, _BEYOND = 13.5, 2.0
 # Contours are so many widths of the integrand apart; finer ones, that have so many
 # times the nodes, lie elsewhere: with 4.5 they are off by more under little noise.
-_APART, _FINER = (3.4, 3.8), 1.4
+_APART, _FINER = (3.4, 3.8), 1.25
 # Places, in parts of the range, for whose starts contours are chosen.
 _PLACES = np.linspace(0, 1, 16) ** 2
 # Of rays: slope against the vertical, nodes, twice as many of fewer terms with a light
@@ -285,8 +285,8 @@ def _rays(
     number = np.where(terms.is_light & is_few, 2, 1) * _NODES * finer
     # Along a ray log K is smooth, but for few terms of a light shift.
     kind = np.where(up, 0, np.where(terms.shift < _SOFT, 1, 2))
-    known = np.array(_KNOWN)[kind] * np.sqrt(finer)
-    number, known = (_BLOCK * np.rint(n / _BLOCK).astype(int) for n in (number, known))
+    known = np.array(_KNOWN)[kind] + _BLOCK * fine
+    number = _BLOCK * np.rint(number / _BLOCK).astype(int)
     known = np.where(is_few & (terms.is_light | ~up), number, known)
     place, _ = side_by_side(known, _smooth_rule)
     nodes, weight = side_by_side(number, _ray_rule)

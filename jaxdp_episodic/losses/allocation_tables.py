@@ -68,7 +68,7 @@ _CACHED, MOST_SUMS, _SIDE_BY_SIDE, _FEW_SUMS = 256, 4096, (64, 128), 8
 _THREADS, _LEAST_OF_THREAD = 2, 64
 _CHECKED_TOGETHER = 16  # settings: what fits the cache
 # Rows of kernels: what takes less than calling them, and fits the cache.
-_ROWS = {log_law_on_rays: 512, law_on_axis: 2048, paths: 2048}
+_ROWS = {log_law_on_rays: 512, law_on_axis: 1024, paths: 2048}
 _FEW = 8
 
 
@@ -177,8 +177,9 @@ def _vouched(
     result: list = [None] * len(count)
     core, edges, _ = side_by_side([*rising, *falling])
     number = num_nodes(core, edges).reshape(2, -1).max(axis=0)
-    # Some together, of as many nodes a panel, and about as many others.
-    order = np.lexsort((shift, number))
+    # Some together, of as many nodes a panel, and about as many panels.
+    panels = [table.values.shape[1] for table in rising]
+    order = np.lexsort((shift, panels, number))
     ends = np.flatnonzero(np.diff(number[order], append=0)) + 1
     for begin, end in itertools.pairwise([0, *ends.tolist()]):
         for first in range(begin, end, _CHECKED_TOGETHER):

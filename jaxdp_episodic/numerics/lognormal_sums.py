@@ -170,10 +170,12 @@ def contours(
         rays = _rays(line, _ends(line, which, fine == 0, call), fine > 0, slopes, call)
         jumps = jumps_of(terms, which, start, fine, slopes, call)
     first = np.searchsorted(kind, np.arange(len(steps)))
-    table, ends = np.full((2, len(steps), len(kind)), np.nan), np.stack([start, base])
-    table[:, kind, np.arange(len(kind)) - first[kind]] = ends
-    starts, bases = table[:, :, : np.bincount(kind).max()]
-    return Contours(terms, first, starts, bases, ends, rays, jumps)
+    column = np.arange(len(kind)) - first[kind]
+    starts = np.zeros((len(steps), column.max() + 1))
+    sizes = np.full_like(starts, np.inf)
+    starts[kind, column], sizes[kind, column] = start, base - 2 * np.log(start)
+    ends = np.stack([start, base])
+    return Contours(terms, first, starts, sizes, ends, rays, jumps)
 
 
 def _padded(rows: np.ndarray, number: np.ndarray) -> np.ndarray:

@@ -97,9 +97,9 @@ class Contours(NamedTuple):
     Attributes:
       terms: what is added up.
       first: (2 S,) number of the first contour of each, and of its first finer one.
-      start: (2 S, C) where these leave the axis, or cross it; NaN behind the last.
-      base: (2 S, C) logarithm of K^n there.
-      ends: (2, J) both, of all contours.
+      start: (2 S, C) where these leave the axis, or cross it.
+      size: (2 S, C) logarithm of ``K^n / p²`` there; inf behind the last.
+      ends: (2, J) where all contours do, and the logarithm of K^n there.
       rays: of all contours, one after the other.
       jumps: of those that rise, which come first.
     """
@@ -107,7 +107,7 @@ class Contours(NamedTuple):
     terms: Sums
     first: np.ndarray
     start: np.ndarray
-    base: np.ndarray
+    size: np.ndarray
     ends: np.ndarray
     rays: Rays
     jumps: Jumps
@@ -124,10 +124,9 @@ class Contours(NamedTuple):
         with np.errstate(all="ignore"):
             constant = self.terms.take(which).constant(place)
             kind = 2 * which + finer
-            start, base = self.start[kind], self.base[kind]
             # Little cancels where the integrand is small.
-            size = base + constant[:, None] * start - 2 * np.log(start)
-            mine = np.argmin(np.where(np.isnan(size), np.inf, size), axis=1)
+            size = self.size[kind] + constant[:, None] * self.start[kind]
+            mine = np.argmin(size, axis=1)
             contour, column = _side_by_side(mine + self.first[kind])
             constant = constant[column]
             start, base = self.ends[:, contour, None]

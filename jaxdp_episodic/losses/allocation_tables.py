@@ -68,7 +68,7 @@ _CACHED, MOST_SUMS, _SIDE_BY_SIDE, _FEW_SUMS = 256, 4096, (64, 128), 8
 _THREADS, _LEAST_OF_THREAD = 2, 64
 _CHECKED_TOGETHER = 16  # settings: what fits the cache
 # Rows of kernels: what takes less than calling them, and fits the cache.
-_ROWS = {log_law_on_rays: 512, law_on_axis: 1024, paths: 2048}
+_ROWS = {log_law_on_rays: 512, law_on_axis: 1024, paths: 1024}
 _FEW = 8
 
 

@@ -53,7 +53,8 @@ from jaxdp_episodic.numerics.skewed_terms import (
 # Where a contour may start: logarithms of p so far apart, of which one in some is
 # computed; and Gauss-Legendre rules of the law there.
 _STEP, _SOME, _ROUGH = 0.125, 3, ((24, 3), (24, 1))
-# Deviations of sums that are as rare as tables go; and how much further the axis does.
+# Deviations of sums that are as rare as tables go; and how much further the axis does,
+# over the shift if that is above 1.
 _RAREST, _BEYOND = 13.5, 2.0
 # Contours are so many widths of the integrand apart; finer ones, that have so many
 # times the nodes, lie elsewhere: with 4.5 they are off by more under little noise.
@@ -105,7 +106,7 @@ def axis_of(terms: Sums, call: Call = by_rows) -> Axis:
         # All terms low together are as rare as a table goes at this p, in logarithms.
         each = _RAREST * s / np.sqrt(terms.count)
         rarest = np.log(each) + each + 0.5 * s * s - 2 * np.log(s)
-        length = np.minimum(rarest - low + _BEYOND, 20 + 12 * s)
+        length = np.minimum(rarest - low + _BEYOND * np.maximum(s, 1.0), 20 + 12 * s)
         length = np.where(up, high - low, length)
         known = np.maximum(np.ceil(length / _STEP / _SOME).astype(int), 7)
         number = _SOME * known + 1

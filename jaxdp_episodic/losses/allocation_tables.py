@@ -68,7 +68,7 @@ _CACHED, MOST_SUMS, _SIDE_BY_SIDE, _FEW_SUMS = 256, 4096, (64, 128), 8
 _THREADS, _LEAST_OF_THREAD = 2, 64
 _CHECKED_TOGETHER = 16  # settings: what fits the cache
 # Rows of kernels: what takes less than calling them, and fits the cache.
-_ROWS = {log_law_on_rays: 512, law_on_axis: 2048, paths: 2048}
+_ROWS = {log_law_on_rays: 512, law_on_axis: 1024, paths: 1024}
 _FEW = 8
 
 
@@ -177,8 +177,9 @@ def _vouched(
     result: list = [None] * len(count)
     core, edges, _ = side_by_side([*rising, *falling])
     number = num_nodes(core, edges).reshape(2, -1).max(axis=0)
-    # Some together, of as many nodes a panel, and about as many others.
-    order = np.lexsort((shift, number))
+    # Some together, of as many nodes a panel, and about as many panels.
+    panels = [table.values.shape[1] for table in rising]
+    order = np.lexsort((shift, panels, number))
     ends = np.flatnonzero(np.diff(number[order], append=0)) + 1
     for begin, end in itertools.pairwise([0, *ends.tolist()]):
         for first in range(begin, end, _CHECKED_TOGETHER):
@@ -240,21 +241,8 @@ def _made(terms: Sums, *, slopes: bool, call: Call = by_rows) -> list[Table]:
     # As far as what no tail is above is not too small.
     end[down] = np.minimum(end[down], _last_places(axis.take(down), LEAST + _ABOVE))
 
-    # Each is there twice, once with finer sums; those that rise stand first.
-    rising = np.flatnonzero(up)
-    rows = np.concatenate([rising, rising, down, down])
-    is_finer = np.repeat([0, 1, 0, 1], [len(rising)] * 2 + [len(down)] * 2)
-    mine = np.argsort(rows + len(rows) * is_finer, kind="stable")
-
-    how = {"finer": is_finer > 0, "slopes": slopes, "call": call}
-    along = contours(axis.take(rows), end[rows], **how)
-
-    def evaluate(
-        which: np.ndarray, place: np.ndarray, *, finer: bool = False
-    ) -> np.ndarray:
-        return along.log_tails(mine[which + len(up) * finer], place)
-
-    return tabulated(core, end, evaluate)
+    along = contours(axis, end, slopes=slopes, call=call)
+    return tabulated(core, end, along.log_tails)
 
 
 def _last_places(axis: Axis, least: float) -> np.ndarray:

@@ -26,8 +26,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+from jaxdp_episodic.numerics.lognormal_jumps import jumps_of
 from jaxdp_episodic.numerics.lognormal_rays import Path, log_law_on_rays, paths
-from jaxdp_episodic.numerics.lognormal_tails import Contours, Jumps, Rays, powers
+from jaxdp_episodic.numerics.lognormal_tails import ABSENT, Contours, Rays, powers
 from jaxdp_episodic.numerics.lognormal_terms import (
     AxisLaw,
     Call,
@@ -41,27 +42,23 @@ from jaxdp_episodic.numerics.quadrature import (
     between_equal,
     chebyshev_points,
     in_blocks,
-    in_turn,
     side_by_side,
-    through_columns,
     through_points,
 )
 from jaxdp_episodic.numerics.skewed_terms import (
     gauss,
-    larger_saddle,
     log_last,
-    place_of,
 )
 
 # Where a contour may start: logarithms of p so far apart, of which one in some is
-# computed; and Gauss-Legendre rules of the law there, and of the law of jumps, whose
-# errors finer sums share: below 1e-12 but where tails of two terms under much noise are
-# rarer than e^-70.
-_STEP, _SOME = 0.125, 3
-_ROUGH, _FINE = ((24, 3), (24, 1)), ((24, 4), (40, 1))
+# computed; and Gauss-Legendre rules of the law there.
+_STEP, _SOME, _ROUGH = 0.125, 3, ((24, 3), (24, 1))
+# Deviations of sums that are as rare as tables go; and how much further the axis does,
+# over the shift if that is above 1.
+_RAREST, _BEYOND = 13.5, 2.0
 # Contours are so many widths of the integrand apart; finer ones, that have so many
 # times the nodes, lie elsewhere: with 4.5 they are off by more under little noise.
-_APART, _FINER = (3.4, 3.8), 1.4
+_APART, _FINER = (3.4, 3.8), 1.25
 # Places, in parts of the range, for whose starts contours are chosen.
 _PLACES = np.linspace(0, 1, 16) ** 2
 # Of rays: slope against the vertical, nodes, twice as many of fewer terms with a light
@@ -72,13 +69,13 @@ _LEAN, _NODES, _FEW, _BLOCK = 0.4, 64, 16, 8
 _KNOWN, _SOFT = (24, 32, 48), 3.0
 # Where the end of a ray is looked for, in asinh of widths, by how many of the law's
 # nodes; so many nats down, of one term (of 3e5 terms densities were off by 2e-10).
+# Finer rays are so many times as long: even on the same one they are known elsewhere.
 _SCOUTS, _ROUGHLY, _FALL = np.linspace(1.2, math.asinh(90), _BLOCK), 0.45, 37.0
+_FURTHER = 1.05
 # On the axis the rest does not count, or it is the ray that turns.
 _NOTHING, _LARGEST_PHASE = -200.0, 6.0
-# Chebyshev nodes of the law along the axis; panels of jumps, and for shifts above 2,
-# over 1 + shift; and nodes of each.
-_CHEBYSHEV, _PANELS, _EACH = (64, 88), ((3, 4), (4, 6)), 22
-_ABSENT = -1e300  # logarithm of what is not there
+# Between the logarithms of the starts of one sum and the next.
+_FAR = 1e4
 
 
 class Axis(NamedTuple):
@@ -108,7 +105,11 @@ def axis_of(terms: Sums, call: Call = by_rows) -> Axis:
     with np.errstate(all="ignore"):
         low = -0.5 * np.log(terms.count * np.expm1(s * s)) - 0.5
         high = log_last(s) - 0.02
-        length = np.where(up, high - low, 20 + 12 * s)
+        # All terms low together are as rare as a table goes at this p, in logarithms.
+        each = _RAREST * s / np.sqrt(terms.count)
+        rarest = np.log(each) + each + 0.5 * s * s - 2 * np.log(s)
+        length = np.minimum(rarest - low + _BEYOND * np.maximum(s, 1.0), 20 + 12 * s)
+        length = np.where(up, high - low, length)
         known = np.maximum(np.ceil(length / _STEP / _SOME).astype(int), 7)
         number = _SOME * known + 1
         low = np.where(up, high - _STEP * (number - 1), low)
@@ -129,59 +130,55 @@ def axis_of(terms: Sums, call: Call = by_rows) -> Axis:
 
 
 def contours(
-    axis: Axis,
-    end: np.ndarray,
-    *,
-    finer: np.ndarray | bool = False,
-    slopes: bool = False,
-    call: Call = by_rows,
+    axis: Axis, end: np.ndarray, *, slopes: bool = False, call: Call = by_rows
 ) -> Contours:
-    """Contours for places from 0 to ``end``, of each sum.
+    """Contours for places from 0 to ``end``, of each sum, and others to compare with.
 
     Args:
       axis: by `axis_of`.
       end: (S,) >= 0.
-      finer: (S,) whether other contours, with more nodes, to compare with.
       slopes: whether the tails' derivatives by the shift are asked for.
       call: how kernels are called.
     """
-    terms, is_finer = axis.terms, np.broadcast_to(finer, end.shape)
-    apart = np.where(is_finer, _APART[1], _APART[0])
+    terms, number, rows = axis.terms, axis.number, np.arange(len(end))
     with np.errstate(all="ignore"):
         best = _crossing(axis, terms.constant(_PLACES[:, None] * end).T)
         first, last = best[:, 0], best.max(axis=1)
         # The integrand is as wide as the tilted sum's variance makes it.
-        p, number = np.exp(axis.log_p), axis.number
+        p = np.exp(axis.log_p)
         slope = np.diff(axis.power) / np.diff(p)
         bend = np.diff(slope) / (0.5 * (p[:, 2:] - p[:, :-2])) * p[:, 1:-1] ** 2
         bend = np.clip(np.nan_to_num(_padded(bend, number - 2)), 0.0, 1e6)
         narrowness = np.sqrt(bend + 2)
         passed = np.cumsum(narrowness, axis=1) * _STEP
-        rows = np.arange(len(end))
         # All in a row, one behind the other.
         passed += rows[:, None] * (passed.max() + 1)
         begin, length = passed[rows, first], passed[rows, last] - passed[rows, first]
-        steps = 1 + (length / apart).astype(int)
-        which = np.repeat(rows, steps + 1)
-        rank = np.arange(len(which)) - np.searchsorted(which, which)
-        found = begin[which] + length[which] * rank / steps[which]
+        # Finer ones stand behind the others of a sum.
+        steps = 1 + (length[:, None] / _APART).astype(int).reshape(-1)
+        kind = np.repeat(np.arange(len(steps)), steps + 1)
+        rank, which = np.arange(len(kind)) - np.searchsorted(kind, kind), kind // 2
+        found = begin[which] + length[which] * rank / steps[kind]
         chosen = np.searchsorted(passed.reshape(-1), found) - which * passed.shape[1]
         chosen = np.clip(chosen, first[which], last[which])
         kept = (rank == 0) | (chosen != np.roll(chosen, 1))
-        place = which, chosen = which[kept], chosen[kept]
+        kind, place = kind[kept], (which[kept], chosen[kept])
+        which, fine = place[0], kind % 2
+        start, base, narrow = p[place], axis.power[place], narrowness[place]
         # Of the places of a contour the one whose e^{pk} falls last.
-        side = (terms.sign * 0.5 * apart)[:, None] * narrowness
         slope = _padded(slope, number - 1)
-        slowest = (2 + side) / p - 0.5 * (slope[:, 1:] + slope[:, :-1])
-        start, base = p[place], axis.power[place]
-        line = _Line(terms.take(which), start, base, narrowness[place], slowest[place])
-        rays = _rays(line, np.where(is_finer, _FINER, 1.0)[which], slopes, call)
-        jumps = _jumps(terms, which, start, is_finer[which], slopes, call)
-    first = np.searchsorted(which, rows)
-    table, ends = np.full((2, len(end), len(which)), np.nan), np.stack([start, base])
-    table[:, which, np.arange(len(which)) - first[which]] = ends
-    starts, bases = table[:, :, : np.bincount(which).max()]
-    return Contours(terms, first, starts, bases, ends, rays, jumps)
+        slowest = 2 + 0.5 * terms.sign[which] * np.array(_APART)[fine] * narrow
+        slowest = slowest / start - 0.5 * (slope[:, 1:] + slope[:, :-1])[place]
+        line = _Line(terms.take(which), start, base, narrow, slowest)
+        rays = _rays(line, _ends(line, which, fine == 0, call), fine > 0, slopes, call)
+        jumps = jumps_of(terms, which, start, fine, slopes, call)
+    first = np.searchsorted(kind, np.arange(len(steps)))
+    column = np.arange(len(kind)) - first[kind]
+    starts = np.zeros((len(steps), column.max() + 1))
+    sizes = np.full_like(starts, np.inf)
+    starts[kind, column], sizes[kind, column] = start, base - 2 * np.log(start)
+    ends = np.stack([start, base])
+    return Contours(terms, first, starts, sizes, ends, rays, jumps)
 
 
 def _padded(rows: np.ndarray, number: np.ndarray) -> np.ndarray:
@@ -217,6 +214,10 @@ class _Line(NamedTuple):
     narrowness: np.ndarray
     slowest: np.ndarray
 
+    def take(self, rows: np.ndarray) -> _Line:
+        """Some contours."""
+        return _Line(self.terms.take(rows), *(field[rows] for field in self[1:]))
+
     def power(
         self,
         away: np.ndarray,
@@ -244,7 +245,7 @@ class _Line(NamedTuple):
         p = np.real(p), np.imag(p)
         found = call(log_law_on_rays, terms, path, *p, slopes=slopes)
         result = []
-        for part, empty in zip(found, (_ABSENT, 0.0, 0.0, 0.0), strict=False):
+        for part, empty in zip(found, (ABSENT, 0.0, 0.0, 0.0), strict=False):
             whole = np.full(each.T.shape, empty)
             whole[kept] = part.T
             result.append(whole.reshape(away.shape))
@@ -252,29 +253,46 @@ class _Line(NamedTuple):
         return result
 
 
-def _rays(line: _Line, finer: np.ndarray, slopes: bool, call: Call) -> Rays:
-    """Of rays from the starts, where the integrand is ``start / narrowness`` wide."""
-    terms, start, narrowness = line.terms, line.start, line.narrowness
+def _turn(line: _Line) -> np.ndarray:
+    """Direction of each ray, where the integrand is ``start / narrowness`` wide."""
     # The more lean, the less K^n falls: then it is for e^{pk} to do.
-    lean = np.where(terms.is_light, 0.0, _LEAN * (1 + 4 / narrowness**4))
-    turn = (1j + terms.sign * lean) / narrowness
-    unit = (start * turn)[:, None]
-    away = np.sinh(_SCOUTS) * unit
-    fine = np.full(len(start), _ROUGHLY)
+    lean = np.where(line.terms.is_light, 0.0, _LEAN * (1 + 4 / line.narrowness**4))
+    return (1j + line.terms.sign * lean) / line.narrowness
+
+
+def _ends(
+    every: _Line, which: np.ndarray, is_rough: np.ndarray, call: Call
+) -> np.ndarray:
+    """Where rays end, in asinh of widths: finer ones by the others of the sum."""
+    line = every.take(is_rough)
+    away = np.sinh(_SCOUTS) * (line.start * _turn(line))[:, None]
+    fine = np.full(len(away), _ROUGHLY)
     power = line.power(away, away != 0, fine, call, False)[0]
     above = power + np.real(away) * line.slowest[:, None]
-    above += _FALL + 0.5 * np.log(terms.count)[:, None]
+    above += _FALL + 0.5 * np.log(line.terms.count)[:, None]
     at = np.argmax((above < 0) | (_SCOUTS == _SCOUTS[-1]), axis=1)
     rows = np.arange(len(at))
     after, before = above[rows, at], above[rows, at - 1]
     share = np.where((after < 0) & (before > 0), after / (after - before), 0.0)
-    end = (_SCOUTS[at] - share * (_SCOUTS[1] - _SCOUTS[0]))[:, None]
+    end = _SCOUTS[at] - share * (_SCOUTS[1] - _SCOUTS[0])
+    # Sums one behind the other; all begin and end with the same contours.
+    place = _FAR * which + np.log(every.start)
+    end = np.interp(place, place[is_rough], end)
+    return np.where(is_rough, end, _FURTHER * end)
+
+
+def _rays(
+    line: _Line, end: np.ndarray, fine: np.ndarray, slopes: bool, call: Call
+) -> Rays:
+    """Of rays from the starts to the ends."""
+    terms, turn, end = line.terms, _turn(line), end[:, None]
+    unit, finer = (line.start * turn)[:, None], np.where(fine, _FINER, 1.0)
     up, is_few = terms.rising > 0, terms.count < _FEW
     number = np.where(terms.is_light & is_few, 2, 1) * _NODES * finer
     # Along a ray log K is smooth, but for few terms of a light shift.
     kind = np.where(up, 0, np.where(terms.shift < _SOFT, 1, 2))
-    known = np.array(_KNOWN)[kind] * np.sqrt(finer)
-    number, known = (_BLOCK * np.rint(n / _BLOCK).astype(int) for n in (number, known))
+    known = np.array(_KNOWN)[kind]
+    number = _BLOCK * np.rint(number / _BLOCK).astype(int)
     known = np.where(is_few & (terms.is_light | ~up), number, known)
     place, _ = side_by_side(known, _smooth_rule)
     nodes, weight = side_by_side(number, _ray_rule)
@@ -287,7 +305,7 @@ def _rays(line: _Line, finer: np.ndarray, slopes: bool, call: Call) -> Rays:
     along = np.sinh(nodes * end)
     # The step's logarithm: of its size, and the angle of the ray.
     size = np.sqrt(1 + along * along) * weight * (np.abs(unit) * end / math.pi)
-    power = np.where(weight > 0, power + np.log(size), _ABSENT)
+    power = np.where(weight > 0, power + np.log(size), ABSENT)
     over = np.where(weight > 0, 1 / (1 + along * turn[:, None]), 0.0)
     real = np.stack([along * np.real(unit), power], axis=1)
     imaginary = np.stack([along * np.imag(unit), phase + np.angle(unit)], axis=1)
@@ -297,10 +315,6 @@ def _rays(line: _Line, finer: np.ndarray, slopes: bool, call: Call) -> Rays:
 
 
 _ray_rule = functools.partial(gauss, panels=1)
-
-
-def _jump_rule(nodes: int) -> tuple[np.ndarray, np.ndarray]:
-    return gauss(_EACH, nodes // _EACH)
 
 
 @functools.cache
@@ -328,73 +342,3 @@ def _through(few: int, many: int) -> np.ndarray:
     """(few, many): values at nodes of a ray, of a polynomial's at `_smooth_rule`."""
     place = 2 * _ray_rule(many)[0] - 1
     return through_points(chebyshev_points(few), np.eye(few), place)
-
-
-def _jumps(
-    terms: Sums,
-    which: np.ndarray,
-    start: np.ndarray,
-    fine: np.ndarray,
-    slopes: bool,
-    call: Call,
-) -> Jumps:
-    """Of the axis from 0 to the starts, by the larger saddle in place of p.
-
-    Of sums that rise, which come first; the law there is interpolated.
-    """
-    rises = terms.take(np.flatnonzero(terms.rising > 0))
-    which = which[: np.searchsorted(which, len(rises.count))]
-    if not len(which):
-        return Jumps(np.zeros(0, int), np.zeros((0, 2, 0)), np.zeros((0, 0, 3)))
-    start, fine, line = start[: len(which)], fine[: len(which)], rises.take(which)
-    s, end = line.shift, line.edge
-    first = larger_saddle(np.log(start), s)
-    are_rare = first >= end  # too rare to count
-    first = np.minimum(first, end - 1)
-    panels = np.array(_PANELS)[(s > 2).astype(int), fine.astype(int)]
-    panels = np.ceil(panels * (1 + s)).astype(int)
-    # Nodes of all contours in turn.
-    count = np.where(are_rare, 0, _EACH * panels)
-    mine, rank, place, weight = in_turn(count, _jump_rule)
-    s, line, length = s[mine], line.take(mine), (end - first)[mine]
-    x = first[mine] + length * place
-    p = np.exp(place_of(x, s))
-    firsts = np.searchsorted(which, np.arange(len(rises.count)))
-    low, high = np.minimum.reduceat(first, firsts), rises.edge - 1e-9
-    number = np.where(fine[firsts], _CHEBYSHEV[1], _CHEBYSHEV[0])
-    points, _ = side_by_side(number, _smooth_rule)
-    known = row, _ = np.nonzero(np.arange(points.shape[1]) < number[:, None])
-    nodes, every = low[:, None] + (high - low)[:, None] * points, rises.take(row)
-    at_p = np.exp(place_of(nodes[known], every.shift))
-    how = {"rules": _FINE, "jumps": True, "slopes": slopes}
-    law = AxisLaw(*call(law_on_axis, every, at_p, **how))
-    # Smooth where they are tiny, too.
-    scale = np.where(every.mean > 0, at_p * at_p, at_p)
-    # K turns by less than half a right angle: its real part is positive.
-    real, _ = log_axis_law(law._replace(imaginary=np.zeros_like(at_p)))
-    rows = [np.log(law.imaginary) - real, real / scale]
-    if slopes:
-        moved = law.real_slope / law.real
-        rows += [law.imaginary_slope / law.imaginary - moved, moved / scale]
-    values = np.zeros((len(rows), *points.shape))
-    values[:, *known] = rows
-    row = which[mine]
-    away = np.clip(2 * (x - low[row]) / (high - low)[row] - 1, -1.0, 1.0)
-    turn, real, *moved = through_columns(values, number, away, row)
-    ratio, power = np.exp(turn), np.where(line.mean > 0, p * p, p)
-    size = line.count * (real * power + 0.5 * np.log1p(ratio * ratio))
-    size += np.log(p * (s - 1 / x) * length * weight / math.pi)
-    angle = line.count * np.arctan(ratio)
-
-    def dense(nodes: np.ndarray, otherwise: float = 0.0) -> np.ndarray:
-        result = np.full((len(count), max(count.max(), 1)), otherwise)
-        result[mine, rank] = nodes
-        return result
-
-    factors = [dense(np.sin(angle))]
-    if slopes:
-        turned = line.count * ratio * moved[0] / (1 + ratio * ratio)
-        grown = line.count * moved[1] * power + ratio * turned
-        factors.append(dense(grown * np.sin(angle) + turned * np.cos(angle)))
-    parts = np.stack([dense(p), dense(size, _ABSENT)], axis=1)
-    return Jumps(np.maximum(count, 1), parts, powers(dense(start[mine] / p), *factors))

@@ -14,6 +14,7 @@ from jaxdp_episodic.numerics.lognormal_terms import Sums, alike
 
 # Places of a contour that are evaluated together.
 _TOGETHER = 8
+ABSENT = -1e300  # logarithm of what is not there
 
 
 class Rays(NamedTuple):
@@ -91,14 +92,14 @@ def _in_order(parts: list[np.ndarray], number: np.ndarray) -> np.ndarray:
 
 
 class Contours(NamedTuple):
-    """Contours for all places of S sums; made by `contours`.
+    """Contours for all places of S sums, then finer ones; made by `contours`.
 
     Attributes:
       terms: what is added up.
-      first: (S,) number of the first contour of each.
-      start: (S, C) where its contours leave the axis, or cross it; NaN behind the last.
-      base: (S, C) logarithm of K^n there.
-      ends: (2, J) both, of all contours.
+      first: (2 S,) number of the first contour of each, and of its first finer one.
+      start: (2 S, C) where these leave the axis, or cross it.
+      size: (2 S, C) logarithm of ``K^n / p²`` there; inf behind the last.
+      ends: (2, J) where all contours do, and the logarithm of K^n there.
       rays: of all contours, one after the other.
       jumps: of those that rise, which come first.
     """
@@ -106,12 +107,14 @@ class Contours(NamedTuple):
     terms: Sums
     first: np.ndarray
     start: np.ndarray
-    base: np.ndarray
+    size: np.ndarray
     ends: np.ndarray
     rays: Rays
     jumps: Jumps
 
-    def log_tails(self, which: np.ndarray, place: np.ndarray) -> np.ndarray:
+    def log_tails(
+        self, which: np.ndarray, place: np.ndarray, *, finer: bool = False
+    ) -> np.ndarray:
         """``log E(X - x)_+``, ``log P(X > x)`` and log-density at ``x = n e^place``.
 
         Or of ``E(x - X)_+`` and ``P(X < x)`` at ``n e^-place``, if not rising, of sum
@@ -120,11 +123,11 @@ class Contours(NamedTuple):
         """
         with np.errstate(all="ignore"):
             constant = self.terms.take(which).constant(place)
-            start, base = self.start[which], self.base[which]
+            kind = 2 * which + finer
             # Little cancels where the integrand is small.
-            size = base + constant[:, None] * start - 2 * np.log(start)
-            mine = np.argmin(np.where(np.isnan(size), np.inf, size), axis=1)
-            contour, column = _side_by_side(mine + self.first[which])
+            size = self.size[kind] + constant[:, None] * self.start[kind]
+            mine = np.argmin(size, axis=1)
+            contour, column = _side_by_side(mine + self.first[kind])
             constant = constant[column]
             start, base = self.ends[:, contour, None]
             totals, top = self.rays.sums(contour, constant), base + start * constant

@@ -122,7 +122,8 @@ class Side(NamedTuple):
 
     def integrals(self, log_second: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Of ``f''``, (S, T, N), times H: (S, T), and by how much they may be off."""
-        values = np.exp(log_second + (self.log_gain + self.log_w)[:, None])
+        values = log_second + (self.log_gain + self.log_w)[:, None]
+        np.exp(values, out=values)
         weights = np.stack([self.weight, self.weight * self.spare], axis=-1)
         return self.totals(values @ weights, self.ends(values))
 
@@ -199,10 +200,11 @@ def transforms_agree(
     first = -high.ends(high.log_w)[:, 1:]
     log_p = first + (last - first) * np.linspace(0, 1, _TRANSFORMS)
     exact = log_excess_transform(log_p, count, count, shift)
-    p, size = np.exp(log_p)[..., None], (2 * log_p - exact)[..., None]
-    found = [
-        side.integrals(size - p * np.exp(side.log_w)[:, None]) for side in (low, high)
-    ]
+    size = np.stack([2 * log_p - exact, -np.exp(log_p)], axis=-1)
+    found = []
+    for side in (low, high):
+        rows = np.stack([np.ones_like(side.log_w), np.exp(side.log_w)], axis=1)
+        found.append(side.integrals(size @ rows))
     return _are_one(*found)
 
 

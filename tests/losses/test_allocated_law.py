@@ -13,6 +13,7 @@ import jaxdp_episodic as jde
 from jaxdp_episodic.losses import allocation_tables
 from jaxdp_episodic.losses.allocated_gaussian import AllocatedGaussianLoss
 from jaxdp_episodic.losses.allocated_law import AllocatedLawLoss, epoch_law
+from jaxdp_episodic.numerics import lognormal_sums
 from jaxdp_episodic.numerics.lognormal_sums import axis_of, contours
 from jaxdp_episodic.numerics.lognormal_terms import Sums
 from oracles import allocation
@@ -245,9 +246,27 @@ def test_tables_say_how_far_they_are_off_under_little_noise():
     place = table.core * np.sinh(np.linspace(0.001, 0.999, 300) * table.edges[-1])
     found = table.at(place)
     terms = Sums(np.array([82.0]), np.array([1 / 0.2003]), np.zeros(1))
-    finer = contours(axis_of(terms), place[-1:], finer=True)
-    off = np.abs(found - finer.log_tails(np.zeros(300, int), place))
+    along = contours(axis_of(terms), place[-1:])
+    off = np.abs(found - along.log_tails(np.zeros(300, int), place, finer=True))
     assert off[:, found[0] > found[0, 0] - 36].max() < table.error < 1e-8
+
+
+@pytest.mark.parametrize(
+    ("what", "planted", "count", "shift"),
+    [("_KNOWN", (16, 24, 32), 50, 0.7444), ("_FALL", 22.0, 6, 0.2496)],
+)
+def test_what_is_known_of_rays_too_roughly_is_said(
+    monkeypatch, what, planted, count, shift
+):
+    """Both contours once shared it: errors were 2 to 15 times what was said."""
+    true, _ = allocation_tables.sum_tables(count, shift)
+    monkeypatch.setattr(allocation_tables, "_kept", {})
+    monkeypatch.setattr(lognormal_sums, what, planted)
+    rough, _ = allocation_tables.sum_tables(count, shift)
+    place = np.linspace(0.0, 0.7, 300) * true.end
+    values = true.at(place)
+    off = np.abs(rough.at(place) - values)[:, values[0] > values[0, 0] - 36].max()
+    assert 10 * true.error < off < rough.error
 
 
 @pytest.mark.slow

@@ -30,9 +30,9 @@ def tails(settings, place, *, finer=False):
     """Of (count, shift, rising), those that rise first; the same places of each."""
     terms = Sums(*np.array(settings, np.float64).T)
     end = np.full(len(settings), max(place))
-    along = contours(axis_of(terms), end, finer=finer)
+    along = contours(axis_of(terms), end)
     which = np.repeat(np.arange(len(settings)), len(place))
-    return along.log_tails(which, np.tile(place, len(settings)))
+    return along.log_tails(which, np.tile(place, len(settings)), finer=finer)
 
 
 def sums(count, constant, shift, *, rising=True):

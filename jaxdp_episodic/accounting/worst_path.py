@@ -101,14 +101,16 @@ def _ask(question: Question, run: Run, method: str) -> Answer:
     most = run.most_lost
     if question.is_epsilon:
         return found._replace(value=np.minimum(found.value, most))
-    if not np.any(np.isfinite(most)):
+    limited = np.isfinite(most)
+    if not np.any(limited):
         return found
     bound = np.maximum(
         *(_near_largest(question.target, run, backward=b) for b in (False, True))
     )
+    lower = limited & (bound < found.value)
     return found._replace(
-        value=np.minimum(found.value, bound),
-        is_certified=found.is_certified | (bound < found.value),
+        value=np.where(lower, bound, found.value),
+        is_certified=found.is_certified | lower,
     )
 
 

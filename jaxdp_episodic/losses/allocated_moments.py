@@ -97,7 +97,7 @@ def _excess_below(
     """
     result = log_expm1((z + z * z / t) * (j * s * s / (2 * t)))
     # Where all terms are moved so far, the bound is near.
-    known = np.flatnonzero((z <= most) & (z * s * s / t <= _FARTHEST))
+    known = np.flatnonzero((z > 0) & (z <= most) & (z * s * s / t <= _FARTHEST))
     if known.size:
         largest = 2.0 ** max(math.ceil(math.log2(z[known].max())), 3)
         found = _laplace(s, t, j, largest).log_excess_below(z[known])

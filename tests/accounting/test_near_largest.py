@@ -46,3 +46,16 @@ def test_laplace_and_failures_near_the_end():
         (jde.ApproximateDP(1.0, 0.1), 1), (jde.ApproximateDP(2.0, 0.2), 1)
     )
     assert 0.28 <= jde.delta(failing, epsilon=3.0, method="rdp") < 0.28 + 1e-11
+
+
+def test_a_setting_beside_one_that_loses_nothing_is_what_it_is_alone():
+    # Gaussian losses have no end: delta next to 1 was called a certified bound.
+    step = jde.GaussianStep(
+        jde.Poisson("unit", sampling_probability=0.5), noise_multiplier=2.0
+    )
+    asked = {"epsilon": 5.0, "return_info": True, "engine": "numpy"}
+    alone, info = jde.delta(step, num_steps=10_000, **asked)
+    both, infos = jde.delta(step, num_steps=[10_000, 0], **asked)
+    assert both.tolist() == [alone, 0.0]
+    assert not info.is_certified_bound
+    assert infos.is_certified_bound.tolist() == [False, False]

@@ -174,3 +174,10 @@ def test_the_search_finds_the_best_order():
             spent = spent + np.log1p(-1 / a) - (math.log(1e-6) + np.log(a)) / (a - 1)
             found = epsilon(t, noise, relation, steps)
             assert found <= spent.min() * (1 + 1e-3)
+
+
+@pytest.mark.parametrize("direction", ["forward", "backward"])
+def test_of_order_one_nothing_is_above_one(direction):
+    # The best order of a run that loses all beside; it was an exception.
+    with np.errstate(all="ignore"):
+        assert excess_of(0.0, direction, 0.3, 20, 20) == -np.inf

@@ -45,7 +45,7 @@ class Table(NamedTuple):
         derivatives by a parameter.
       error: estimate of the largest error of the logarithms, with some to spare: how
         much sums with more nodes differ, between the points, down to e^-36.
-      off: (panels,) the same of each panel's third, wherever it is.
+      off: (3, panels) the same of each panel's, wherever it is.
     """
 
     core: float
@@ -74,15 +74,16 @@ class Table(NamedTuple):
     def off_at(self, place: np.ndarray) -> np.ndarray:
         """(m,) how far the third may be off, to either side in turn: panel by panel."""
         _, panel = self._panels(place)
-        return self.off[panel] * (-1.0) ** panel
+        return self.off[2, panel] * (-1.0) ** panel
 
     def further_error(self, place: np.ndarray) -> np.ndarray:
         """(m,) what may be added to `error` where tails are rarer than that is for."""
         _, panel = self._panels(place)
         is_far = self.at(place)[0] < self.values[0, 0, 0] + CHECKED
-        # What checks is off there as well; and the first loses digits before the third.
+        # What checks is off there as well.
         rough = _SPARE * np.abs(self.values[0] @ _LAST.T).max(axis=1)
-        return np.where(is_far, np.maximum(2 * self.off, rough)[panel], 0.0)
+        off = np.maximum(2 * self.off[:2].max(axis=0), rough)
+        return np.where(is_far, off[panel], 0.0)
 
     def _panels(self, place: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Where in the table places are, and the panel."""
@@ -102,7 +103,7 @@ class Table(NamedTuple):
         return self._replace(
             edges=self.edges[: panel + 1],
             values=self.values[:, :panel],
-            off=self.off[:panel],
+            off=self.off[:, :panel],
         )
 
 
@@ -175,7 +176,7 @@ def tabulated(
     mine = np.repeat(tables, number.astype(int))
     rank = np.arange(len(mine)) - np.searchsorted(mine, mine)
     left, right = (whole[mine] * (rank + i) / number[mine] for i in (0, 1))
-    done: list[list[tuple[float, float, np.ndarray, float]]] = [[] for _ in tables]
+    done: list[list[tuple[float, float, np.ndarray, np.ndarray]]] = [[] for _ in tables]
     for depth in range(most + 1):
         if not len(mine):
             break
@@ -186,8 +187,8 @@ def tabulated(
         last = np.abs(values[:3] @ _LAST.T)
         rough = last.max(axis=(0, 2))
         # The next coefficients, which are left out, are smaller than the last two.
-        left_out = last[2, :, 1:].max(axis=1)
-        left_out[~np.all(np.isfinite(values), axis=(0, 2))] = np.nan
+        left_out = last[..., 1:].max(axis=2)
+        left_out[:, ~np.all(np.isfinite(values), axis=(0, 2))] = np.nan
         rarer = np.clip(CHECKED - values[0, :, 0], 0.0, RAREST)
         # Rare tails are rough by rounding; what cannot be computed stays so in halves.
         unknown = ~np.all(np.isfinite(values), axis=(0, 2))
@@ -196,7 +197,7 @@ def tabulated(
         if most > MOST_HALVINGS:
             again[np.argsort(rough)[:-_MOST_HALVED]] = False
         for i in np.flatnonzero(~again).tolist():
-            one = float(left[i]), float(right[i]), values[:, i], float(left_out[i])
+            one = float(left[i]), float(right[i]), values[:, i], left_out[:, i]
             done[mine[i]].append(one)
         mine, left, right = mine[again], left[again], right[again]
         middle, mine = 0.5 * (left + right), np.tile(mine, 2)
@@ -206,18 +207,18 @@ def tabulated(
 
 
 def _joined(
-    core: float, whole: float, done: list[tuple[float, float, np.ndarray, float]]
+    core: float, whole: float, done: list[tuple[float, float, np.ndarray, np.ndarray]]
 ) -> Table:
     """A table of panels, without what cannot be computed and all beyond it."""
     done.sort(key=lambda panel: panel[0])
-    bad = [i for i, (*_, left_out) in enumerate(done) if math.isnan(left_out)]
+    bad = [i for i, (*_, left_out) in enumerate(done) if math.isnan(left_out[0])]
     kept = done[: bad[0]] if bad else done
     if not kept:
         nothing = np.full((len(done[0][2]), 1, _NODES), np.nan)
-        return Table(core, np.array([0.0, whole]), nothing, 1.0, np.ones(1))
+        return Table(core, np.array([0.0, whole]), nothing, 1.0, np.ones((3, 1)))
     left, right, values, left_out = zip(*kept, strict=True)
     edges, values = np.array([left[0], *right]), np.stack(values, axis=1)
-    return Table(core, edges, values, 0.0, np.array(left_out))
+    return Table(core, edges, values, 0.0, np.stack(left_out, axis=1))
 
 
 def _with_errors(tables: list[Table], evaluate: Evaluate) -> list[Table]:
@@ -227,7 +228,8 @@ def _with_errors(tables: list[Table], evaluate: Evaluate) -> list[Table]:
         return tables
     core, edges, values = side_by_side([tables[i] for i in known])
     places = np.arange(_CHECKS)
-    z = edges[:, -1:] * (places + 0.37) / _CHECKS
+    # Nearly up to the last place, where most digits are lost.
+    z = edges[:, -1:] * (places + 0.37) / (_CHECKS - 0.6)
     place = core[:, None] * np.sinh(z)
     finer = evaluate(np.repeat(known, _CHECKS), place.reshape(-1), finer=True)[:3]
     # How many places are before each edge, and the panel of each.
@@ -242,11 +244,11 @@ def _with_errors(tables: list[Table], evaluate: Evaluate) -> list[Table]:
     differ = np.where(np.isnan(differ), failed[:, None], np.minimum(differ, 1.0))
     # Of a panel those next to it count as well, some have no place in them.
     near = (places >= before[:, :-1, None] - 1) & (places <= before[:, 1:, None])
-    seen = np.max(np.where(near, differ[2][:, None], 0.0), axis=2)
+    seen = np.max(np.where(near, differ[:, :, None], 0.0), axis=3).swapaxes(0, 1)
     error = _SPARE * np.max(np.where(counts, differ, 0.0), axis=(0, 2)) + _ROUNDING
     result = list(tables)
     for i, largest, here in zip(known, error.tolist(), seen, strict=True):
-        off = np.maximum(tables[i].off, _SPARE * here[: len(tables[i].off)])
+        off = np.maximum(tables[i].off, _SPARE * here[:, : tables[i].off.shape[1]])
         off = np.minimum(off + _ROUNDING, 1.0)
         result[i] = tables[i]._replace(error=largest, off=off)
     return result

@@ -25,7 +25,7 @@ _LEAN, _LIGHT, _LIGHT_OF_FEW, _FEW = 0.4, 0.4, 0.25, 5
 # a shift below another.
 _NODES, _MORE_NODES, _MORE_OF_FEW, _SOFT = 160, 8, (8, 40), 0.6
 # Nodes of a ray that share a path; nodes of paths that fit the cache.
-BLOCK, _AT_ONCE = 8, 1000
+BLOCK, _AT_ONCE = 8, 2500
 
 
 class Rays(NamedTuple):
@@ -83,7 +83,9 @@ def law_on_rays(
         np.concatenate(part).reshape(*p.shape, -1) for part in zip(*parts, strict=True)
     )
     log_k = log_law(Law(whole, excess, first, second))
-    log_k = complex_of(np, np.real(log_k), np.unwrap(np.imag(log_k), axis=1))
+    angle = np.imag(log_k)
+    turns = np.rint(np.diff(angle, axis=1) / (2 * math.pi))
+    angle[:, 1:] -= 2 * math.pi * np.cumsum(turns, axis=1)
     return np.stack([log_k, first / whole, second / whole])
 
 
@@ -134,24 +136,22 @@ def _sums(
     s, size = terms.shift, p.shape[1]
     opposite = math.exp(-0.5 * s * s) * exp_complex(-s * v)
     exponent = math.exp(-s * s) / opposite - np.exp(log_g)[:, None] * opposite
-    dv, normal = dv / SQRT_2PI, -0.5 * v * v
-    grown = exp_complex(p[:, :, None] * exponent[:, None] + normal[:, None])
-    grown *= dv[:, None]
-    mass = (exp_complex(normal) * dv)[:, None]
+    # At 0, too: the law's own mass.
+    p = np.concatenate([p, np.zeros((len(p), 1))], axis=1)[:, :, None]
+    grown = exp_complex(p * exponent[:, None] - (0.5 * v * v)[:, None])
+    grown *= (dv / SQRT_2PI)[:, None]
+    grown, mass = grown[:, :size], grown[:, size:]
     share = -np.real(v)[:, :, None] * move - 0.5 * move * move
     turn = -np.imag(v)[:, :, None] * move
     exp_in_place(share, turn)
     share = complex_of(np, share, turn)
-    # Near 1 the law's own mass is taken off, of many term by term, if it is all there.
+    # Near 1 that mass is taken off, of many term by term, if it is all there.
+    first = grown * opposite[:, None]
     less = grown - mass if terms.are_many else mass
-    both = np.concatenate([grown, less], axis=1) @ share
-    whole, excess = both[:, :size], both[:, size:]
+    rows = np.concatenate([grown, first, first * opposite[:, None], less], axis=1)
+    whole, first, second, less = np.split(rows @ share, [size, 2 * size, 3 * size], 1)
     low, edge = ends_of(s, move)
     complete = (np.real(v[:, 0]) < low + 1.5) & (np.real(v[:, -1]) > edge - s - 3.8)
-    excess = excess if terms.are_many else whole - excess
+    excess = less if terms.are_many else whole - less
     excess = np.where(complete[:, None, None], excess, whole - 1)
-    others = []
-    for _ in range(2):
-        grown *= opposite[:, None]
-        others.append(grown @ share)
-    return Law(whole, excess, *others)
+    return Law(whole, excess, first, second)

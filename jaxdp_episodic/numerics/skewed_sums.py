@@ -32,7 +32,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from jaxdp_episodic.numerics.complex_exponentials import exp_in_place
+from jaxdp_episodic.numerics.complex_exponentials import exp_complex
 from jaxdp_episodic.numerics.loops import complex_of
 from jaxdp_episodic.numerics.quadrature import chebyshev_points, through_points
 from jaxdp_episodic.numerics.skewed_rays import Rays, direction_of, law_on_rays
@@ -70,18 +70,21 @@ _NO_RAY = 28.0
 _KNOWN, _MANY, _MORE, _POWER, _TIMES = (36, 26), 50, 18, 1.5, (1.0, 1.15)
 # Panels of jumps, over 1 + shift, and nodes of each.
 _PANELS, _EACH = (3, 4), 22
+# Places whose integrands fit the cache; and powers of p by which the three differ.
+_AT_ONCE, _POWERS = 128, np.array([[2], [1], [0]])
 # So far before jumps are too rare to count the axis ends.
 _BEFORE = 1e-9
 
 
 class _Jumps(NamedTuple):
-    """The axis from 0 to c, by nodes p, (N,).
+    """Of C contours the axis from 0 to c, by nodes p, (C, N).
 
     Attributes:
       p: from c on.
       log_weight: of the rule.
-      fields: (E, 6 N) log of ``|K|`` and of K's angle; logs of the law's others over
-        K, the imaginary parts over the angle. All are smooth where that is tiny, too.
+      fields: as those of `Contours`, (C, E, 6 N): logs of ``|K|`` and of K's angle, and
+        of the law's others imaginary parts over the angle. All are smooth where that is
+        tiny, too.
     """
 
     p: np.ndarray
@@ -100,8 +103,10 @@ class Contours(NamedTuple):
       at_start: (J, E) log of ``|K^n|`` where contours leave the axis.
       p: (J, N) nodes of the rays.
       step: (J, N) their weights.
-      fields: (J, E, 6 N) parts of ``n log K`` and of the law's others over K.
-      jumps: along the axis; None where all are too rare.
+      fields: (J, E, 6 N) parts of ``n log K`` and of the law's others over K, of nodes
+        in turn.
+      jumps: along the axis.
+      rank: (J,) which of them a contour has; -1 where all are too rare.
     """
 
     terms: Terms
@@ -112,7 +117,8 @@ class Contours(NamedTuple):
     p: np.ndarray
     step: np.ndarray
     fields: np.ndarray
-    jumps: list[_Jumps | None]
+    jumps: _Jumps
+    rank: np.ndarray
 
     def log_tails(self, log_g: np.ndarray) -> np.ndarray:
         """Logarithms of ``E[T_+]``, ``E[D; T > 0]`` and ``E[D² delta(T)]``, (3, m).
@@ -120,115 +126,110 @@ class Contours(NamedTuple):
         D is the sum of the B plus ``idle``: minus the derivative of T in g. NaN where
         more cancels than double precision has.
         """
-        result, which = np.empty((3, len(log_g))), np.searchsorted(self.ends, log_g)
         with np.errstate(all="ignore"):
-            for i in np.unique(which).tolist():
-                at = np.flatnonzero(which == i)
-                result[:, at] = self._by(i, log_g[at])
-        return result
+            parts = range(0, len(log_g), _AT_ONCE)
+            rows = [self._log_tails(log_g[i : i + _AT_ONCE]) for i in parts]
+        return np.concatenate(rows, axis=1)
 
-    def _by(self, i: int, log_g: np.ndarray) -> np.ndarray:
-        """By one contour."""
-        s, c = self.terms.shift, float(self.rays.start[i])
-        move = 0.5 * (log_g - self.rays.log_g[i]) / s
+    def _log_tails(self, log_g: np.ndarray) -> np.ndarray:
+        """Of so many that all fits the cache."""
+        s, which = self.terms.shift, np.searchsorted(self.ends, log_g)
+        c, width = self.rays.start[which], self.rays.width[which]
+        move = 0.5 * (log_g - self.rays.log_g[which]) / s
         scale = np.exp(-s * move)
         share = _shares(self.at_start.shape[1], move / self.reach)
-        members = _Members(
-            share, self.terms.constant(log_g) * scale, scale[:, None], self.terms
-        )
-        base = share @ self.at_start[i] + c * members.constant
-        powers = np.array([[2], [1], [0]])
-        top = base - powers * math.log(c)
-        largest = top + math.log(_LARGEST_RAY * self.rays.width[i])
+        constant = self.terms.constant(log_g) * scale
+        members = _Members(which, share, constant, scale, c, self.terms)
+        base = np.sum(share * self.at_start[which], axis=1) + c * constant
+        top = base - _POWERS * np.log(c)
         total, needed = np.zeros(top.shape), np.ones(len(log_g), bool)
-        jumps = self.jumps[i]
-        if jumps is not None:
-            part, high = members.on_axis(jumps, c)
+        at = np.flatnonzero(self.rank[which] >= 0)
+        if len(at):
+            some = members.take(at)
+            part, high = some._replace(which=self.rank[which[at]]).on_axis(self.jumps)
+            largest = top[:, at] + np.log(_LARGEST_RAY * width[at])
             known = largest <= np.log(part) + high - _NO_RAY
-            needed = ~np.all(known, axis=0)
-            both = np.maximum(top, high)
-            total, top = part * np.exp(high - both), both
-        if needed.any():
-            some = members.take(needed)
-            ray = some.on_ray(self.p[i], self.step[i], self.fields[i], base[needed], c)
+            needed[at] = ~np.all(known, axis=0)
+            both = np.maximum(top[:, at], high)
+            total[:, at], top[:, at] = part * np.exp(high - both), both
+        at = np.flatnonzero(needed)
+        if len(at):
+            ray = members.take(at).on_ray(self, base[at])
             # The integrand is largest at c: a law that is not resolved shows.
-            is_small = np.abs(ray[0]) <= _LARGEST_RAY * self.rays.width[i]
+            is_small = np.abs(ray[0]) <= _LARGEST_RAY * width[at]
             ray = np.where(is_small, ray, np.nan)
-            own = base[needed] - powers * math.log(c)
-            total[:, needed] += ray * np.exp(own - top[:, needed])
+            own = base[at] - _POWERS * np.log(c[at])
+            total[:, at] += ray * np.exp(own - top[:, at])
         found = np.where(total > 0, np.log(total) + top, np.nan)
-        return found + (1 - powers) * np.log(scale)
+        return found + (1 - _POWERS) * np.log(scale)
 
 
 class _Members(NamedTuple):
-    """Places of one contour, (M,).
+    """Places, (M,).
 
     Attributes:
+      which: numbers of their contours.
       share: (M, E) of values at moves in theirs.
       constant: ``k h``.
-      scale: (M, 1) h.
+      scale: h.
+      start: c.
       terms: what is added up.
     """
 
+    which: np.ndarray
     share: np.ndarray
     constant: np.ndarray
     scale: np.ndarray
+    start: np.ndarray
     terms: Terms
 
     def take(self, rows: np.ndarray) -> _Members:
         """Some of them."""
-        kept = (self.share[rows], self.constant[rows], self.scale[rows])
-        return _Members(*kept, self.terms)
+        share, constant, scale = self.share[rows], self.constant[rows], self.scale[rows]
+        which, start = self.which[rows], self.start[rows]
+        return _Members(which, share, constant, scale, start, self.terms)
 
-    def on_ray(
-        self,
-        p: np.ndarray,
-        step: np.ndarray,
-        fields: np.ndarray,
-        base: np.ndarray,
-        c: float,
-    ) -> np.ndarray:
+    def on_ray(self, along: Contours, base: np.ndarray) -> np.ndarray:
         """Shares of the three integrals, over ``e^base c^-m``, their size at c."""
-        found = self._at(fields)
-        found[:, 0] += np.multiply.outer(self.constant, np.real(p)) - base[:, None]
-        found[:, 1] += np.multiply.outer(self.constant, np.imag(p))
-        is_whole = found[:, 0, -1] < _FALLEN
-        value, once, twice = self._factors(found)
-        over = c / p
-        rows = value @ (step * over * over), (value * once) @ (step * over)
-        rows = np.imag(np.stack([*rows, (value * twice) @ step]))
-        return np.where(is_whole, rows, np.nan)
+        p, (log, first, second) = along.p[self.which], self._at(along.fields)
+        log += self.constant[:, None] * p - base[:, None]
+        is_whole = np.real(log[:, -1]) < _FALLEN
+        value = exp_complex(log) * along.step[self.which]
+        return np.where(is_whole, self._integrals(value, first, second, p), np.nan)
 
-    def on_axis(self, jumps: _Jumps, c: float) -> tuple[np.ndarray, np.ndarray]:
+    def on_axis(self, jumps: _Jumps) -> tuple[np.ndarray, np.ndarray]:
         """Shares of the integrals, and the logarithm of their scale."""
-        n, found = self.terms.count, self._at(jumps.fields)
-        size = n * found[:, 0] + np.multiply.outer(self.constant, jumps.p)
-        size += jumps.log_weight
+        p, (log, first, second) = jumps.p[self.which], self._at(jumps.fields)
+        n, angle = self.terms.count, np.exp(np.imag(log))
+        size = n * np.real(log) + self.constant[:, None] * p
+        size += jumps.log_weight[self.which]
         top = np.max(size, axis=1)
-        angle = np.exp(found[:, 1])
-        found[:, 3::2] *= angle[:, None]
-        exp_in_place(found[:, 2::2], found[:, 3::2])
-        found[:, 0], found[:, 1] = size - top[:, None], n * angle
-        value, once, twice = self._factors(found)
-        over = c / jumps.p
-        rows = np.imag(value) @ (over * over), np.imag(value * once) @ over
-        rows = np.stack([*rows, np.sum(np.imag(value * twice), axis=1)])
-        return rows, top - np.array([[2], [1], [0]]) * math.log(c)
+        value = exp_complex(complex_of(np, size - top[:, None], n * angle))
+        first.imag *= angle
+        second.imag *= angle
+        rows = self._integrals(value, first, second, p)
+        return rows, top - _POWERS * np.log(self.start)
 
     def _at(self, fields: np.ndarray) -> np.ndarray:
-        return (self.share @ fields).reshape(len(self.share), 6, -1)
+        """(3, M, N): the law at nodes of each one's contour."""
+        found = np.empty((len(self.which), fields.shape[2]))
+        for i in np.unique(self.which).tolist():
+            mine = self.which == i
+            found[mine] = self.share[mine] @ fields[i]
+        return np.moveaxis(found.view(complex).reshape(len(found), 3, -1), 1, 0)
 
-    def _factors(self, parts: np.ndarray) -> tuple[np.ndarray, ...]:
-        """``K^n e^{pk}``, and what it is multiplied with in the other integrands."""
-        exp_in_place(parts[:, 0], parts[:, 1])
-        value, first, second = (
-            complex_of(np, parts[:, i], parts[:, i + 1]) for i in (0, 2, 4)
-        )
-        once = self.terms.count * self.scale * first
-        alike = self.terms.count * self.scale**2 * second
-        alike -= once * once / self.terms.count
+    def _integrals(
+        self, value: np.ndarray, first: np.ndarray, second: np.ndarray, p: np.ndarray
+    ) -> np.ndarray:
+        """Imaginary parts of sums of ``K^n e^{pk}`` and what it is multiplied with."""
+        n, over = self.terms.count, self.start[:, None] / p
+        scale = self.scale[:, None]
+        once = n * scale * first
+        twice = n * scale**2 * second - once * once / n
         once += self.terms.idle
-        return value, once, once * once + alike
+        twice += once * once
+        parts = value * over * over, value * once * over, value * twice
+        return np.stack([np.imag(np.sum(part, axis=1)) for part in parts])
 
 
 def contours(terms: Terms, starts: Starts, *, finer: bool = False) -> Contours:
@@ -262,13 +263,13 @@ def contours(terms: Terms, starts: Starts, *, finer: bool = False) -> Contours:
         power = power.reshape(-1, 3, len(move))
         middle = power @ _shares(len(move), np.zeros(1))[0]
         rays = Rays(log_g, start, start / narrowness(middle), direction_of(terms))
-        law = Law(*(part[len(p) :] for part in law))
-        jumps: list[_Jumps | None] = [None] * number
-        for i, one in zip(mine, _jumps(law, first, length, s, finer), strict=True):
-            jumps[i] = one
+        shape = len(mine), len(points), len(move)
+        law = Law(*(part[len(p) :].reshape(shape) for part in law))
+        jumps, rank = _jumps(law, first, length, s, finer), np.full(number, -1)
+        rank[mine] = np.arange(len(mine))
         at_start = power[:, 1]
         found = _on_rays(terms, rays, ends, at_start, move, finer)
-    return Contours(terms, ends[1:-1], rays, reach, at_start, *found, jumps)
+    return Contours(terms, ends[1:-1], rays, reach, at_start, *found, jumps, rank)
 
 
 def _shares(number: int, x: np.ndarray) -> np.ndarray:
@@ -282,33 +283,40 @@ def _between(known: int, nodes: int, panels: int) -> np.ndarray:
     return _shares(known, 2 * gauss(nodes, panels)[0] - 1)
 
 
+def _through(rows: np.ndarray, nodes: int, panels: int) -> np.ndarray:
+    """Rows (..., N, E) at Chebyshev points, at nodes of panels."""
+    return (_between(rows.shape[-2], nodes, panels) @ rows.view(float)).view(complex)
+
+
 def _by_moves(fields: np.ndarray) -> np.ndarray:
-    """From (6, J, N, E) to (J, E, 6 N)."""
-    fields = fields.transpose(1, 3, 0, 2)
-    return fields.reshape(*fields.shape[:2], -1)
+    """From (3, J, N, E) to the parts, (J, E, 6 N)."""
+    parts, j, n, e = fields.shape
+    fields = np.ascontiguousarray(fields.transpose(1, 3, 0, 2))
+    return fields.reshape(j, e, parts * n).view(float)
 
 
 def _jumps(
     law: Law, first: np.ndarray, length: np.ndarray, s: float, finer: bool
-) -> list[_Jumps]:
+) -> _Jumps:
     """The axis from 0 to the starts, by the larger saddle in place of p.
 
     The logarithm of p falls by s as that grows by 1, and e^{pk} with it.
     """
-    if not len(first):
-        return []
     angle = np.angle(law.whole)
-    rows = [np.real(log_law(law)), np.log(angle)]
+    rows = [complex_of(np, np.real(log_law(law)), np.log(angle))]
     for part in (law.first / law.whole, law.second / law.whole):
-        rows += [np.log(np.abs(part)), np.angle(part) / angle]
-    fields = np.stack(rows).reshape(6, len(first), -1, angle.shape[1])
+        rows.append(complex_of(np, np.log(np.abs(part)), np.angle(part) / angle))
     panels = math.ceil(_PANELS[finer] * (1 + s))
-    fields = _by_moves(_between(fields.shape[2], _EACH, panels) @ fields)
+    fields = _through(np.stack(rows), _EACH, panels)
+    angle, others = np.exp(np.imag(fields[0])), np.imag(fields[1:])
+    others *= angle
+    fields[1:] = exp_complex(fields[1:])
+    others /= angle
     place, weight = gauss(_EACH, panels)
     x = first + length * place
     p = np.exp(place_of(x, s))
     weight = np.log(p * (s - 1 / x) * length * weight / math.pi)
-    return [_Jumps(*one) for one in zip(p, weight, fields, strict=True)]
+    return _Jumps(p, weight, _by_moves(fields))
 
 
 def _on_rays(
@@ -327,12 +335,11 @@ def _on_rays(
     at = 0.5 * (chebyshev_points(known) + 1) if is_smooth else place
     law = law_on_rays(rays.at(at * end), rays.log_g, terms, move, _FINER[finer])
     law[0] *= terms.count
-    fields = np.stack([np.real(law), np.imag(law)], axis=1).reshape(6, *law.shape[1:])
     if is_smooth:
-        fields = _between(known, _NODES[finer], 1) @ fields
+        law = _through(law, _NODES[finer], 1)
     u = place * end
     step = np.cosh(u) * rays.width[:, None] * weight * end / math.pi
-    return rays.at(u), rays.direction * step, _by_moves(fields)
+    return rays.at(u), rays.direction * step, _by_moves(law)
 
 
 def _last(

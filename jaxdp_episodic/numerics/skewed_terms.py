@@ -6,6 +6,7 @@ See `numerics.skewed_sums`.
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 from typing import NamedTuple
 
@@ -142,11 +143,15 @@ def _contracted(
       opposite: B, (N,) or (M, N).
       share: (N, E) or (M, N, E).
     """
-    first = grown * opposite
-    rows = [grown, first, first * opposite]
-    rows = np.stack(rows if less is None else [*rows, less])
+    number, (m, n) = 3 if less is None else 4, grown.shape
+    rows = np.empty((number, m, n), opposite.dtype)
+    rows[0] = grown
+    for before, row in itertools.pairwise(rows[:3]):
+        np.multiply(before, opposite, out=row)
+    if less is not None:
+        rows[3] = less
     if share.ndim == 2:  # one product for all
-        found = (rows.reshape(-1, rows.shape[2]) @ share).reshape(*rows.shape[:2], -1)
+        found = (rows.reshape(-1, n) @ share).reshape(number, m, -1)
     else:
         found = np.moveaxis(np.moveaxis(rows, 0, 1) @ share, 1, 0)
     whole, first, second = found[:3]
@@ -226,8 +231,7 @@ def law_on_axis(
     grown = grown * exp_complex(-against * opposite)
     share = np.exp(-np.real(v)[..., None] * move - 0.5 * move * move)
     height = np.imag(v[0])  # that of all
-    turn = -height[:, None] * move
-    share = complex_of(np, share * np.cos(turn), share * np.sin(turn))
+    share = share * exp_complex(-1j * height[:, None] * move)
     laws.append(_contracted(grown, None, opposite, share))
     law = Law(*(a + b + c for a, b, c in zip(*laws, strict=True)))
     beyond = np.exp(log_normal_tail(end + move)) if terms.are_many else 1.0

@@ -314,6 +314,15 @@ def test_light_terms_far_out():
 
 
 @pytest.mark.slow
+def test_stated_errors_at_the_last_place():
+    # The profile is 3e-6 off, its second derivative and places before 1e-7.
+    table = allocation_tables.antipodal_table(24, 5, 0.085069)
+    place = np.array([0.9999 * table.end])
+    true = log_antipodal(24, 5, 0.085069, place.item()) + np.log(24)
+    assert table.at(place)[0] == pytest.approx(true, abs=table.further_error(place)[0])
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(8))
 def test_stated_errors_far_out(seed):
     """Down to e^-60 each place is as near as its table says."""

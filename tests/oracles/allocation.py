@@ -64,8 +64,8 @@ def antipodal_epochs_of_three(shift: float, epsilon: float) -> float:
     places = largest / 2 * (nodes + 1)
     logs = [np.log(antipodal(3, 3, s, u)) for u in places]
     fit = np.polynomial.chebyshev.Chebyshev.fit(places, logs, degree, [0, largest])
-    x = np.arange(-7 - s, 7.1 + s, 0.2)
-    w = np.exp(-x * x / 2) / np.sqrt(2 * np.pi) * 0.2
+    x = np.arange(-9 - s, 9.1 + s, 0.1)
+    w = np.exp(-x * x / 2) / np.sqrt(2 * np.pi) * 0.1
     a, b = np.exp(s * x - s * s / 2), np.exp(-s * x - s * s / 2)
     total = 0.0
     for first, other, weight in zip(a, b, w, strict=True):

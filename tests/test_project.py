@@ -366,9 +366,11 @@ def test_import_is_quiet(x64):
 
 
 @pytest.mark.slow
-def test_import_costs_little_more_than_jax():
-    # Processor time, as others may keep the machine busy.
-    assert min(_import_report()["of_jax"] for _ in range(5)) <= 0.5
+def test_import_costs_little_more_than_jax(tmp_path):
+    # Processor time, as others may keep the machine busy, and with bytecode, which
+    # the first of these writes: some machines are set to write none.
+    bytecode = {"PYTHONDONTWRITEBYTECODE": "", "PYTHONPYCACHEPREFIX": str(tmp_path)}
+    assert min(_import_report(**bytecode)["of_jax"] for _ in range(5)) <= 0.25
 
 
 # --- Files that must agree, and the wheel ---

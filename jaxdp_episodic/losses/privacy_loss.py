@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple, Self
@@ -85,8 +86,7 @@ class PrivacyLoss:
     Attributes:
       outer_rate: probability that the step sees anything of the unit's surroundings;
         a factor on both profiles, and so on ``M - 1``.
-      is_symmetric: class constant; whether both directions are the same function, the
-        one of ``P || Q``.
+      is_symmetric: class constant; whether both directions are that of ``P || Q``.
       rate_fields: class constant; names of the fields that are probabilities.
       methods: class constant; the methods that have what they need of the mechanism.
       has_nodes: class constant; whether there are `nodes`. Without them "exact" answers
@@ -98,6 +98,7 @@ class PrivacyLoss:
       may_have_atoms: class constant; whether a loss other than 0 may have a probability
         of its own.
       has_slopes: class constant; whether JAX can differentiate its kernels.
+      states_largest: class constant; whether `largest_loss` is exact, not rounded.
     """
 
     outer_rate: Array
@@ -109,6 +110,7 @@ class PrivacyLoss:
     is_estimate: ClassVar[bool] = False
     may_have_atoms: ClassVar[bool] = True
     has_slopes: ClassVar[bool] = True
+    states_largest: ClassVar[bool] = False
 
     # --- Arrays ---
 
@@ -140,15 +142,9 @@ class PrivacyLoss:
             if field.name not in cls.padding:
                 stacked.append(np.stack(values))
                 continue
-            length = max(len(value) for value in values)
-            filled = (
-                (
-                    *value,
-                    *[0 * value[0] + cls.padding[field.name]] * (length - len(value)),
-                )
-                for value in values
-            )
-            stacked.append(tuple(np.stack(c) for c in zip(*filled, strict=True)))
+            filler = np.full(np.shape(values[0][0]), cls.padding[field.name])
+            columns = itertools.zip_longest(*values, fillvalue=filler)
+            stacked.append(tuple(np.stack(column) for column in columns))
         return cls(*stacked)
 
     def prepare(self, *, slopes: bool = False) -> None:
@@ -245,6 +241,11 @@ class PrivacyLoss:
         Of scalar fields; forward, up to `profile_error` and `tail_displacement`.
         """
         return None
+
+    @property
+    def num_values(self) -> float:
+        """How many losses `values` lists, at most; inf where it lists none."""
+        return np.inf
 
     def tail_displacement(self, u: Array) -> Array:
         """How far off a loss the backward tails may be read, because u is rounded."""

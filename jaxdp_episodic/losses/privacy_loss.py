@@ -21,6 +21,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple, Self
@@ -28,6 +29,7 @@ from typing import Any, ClassVar, NamedTuple, Self
 import numpy as np
 
 from jaxdp_episodic.losses.loss_nodes import LossNodes, NodeRule
+from jaxdp_episodic.losses.moves import Moves
 from jaxdp_episodic.numerics.loops import Array, map_arrays, namespace
 
 Tails = tuple[Array, Array]
@@ -159,10 +161,7 @@ class PrivacyLoss:
     @property
     def chance(self) -> Array:
         """Probability that the step sees the unit: the product of all rates."""
-        chance = 1.0
-        for name in self.rate_fields:
-            chance = chance * getattr(self, name)
-        return chance
+        return math.prod((getattr(self, a) for a in self.rate_fields), start=1.0)
 
     @property
     def loses_nothing(self) -> Array:
@@ -298,6 +297,10 @@ class PrivacyLoss:
         """
         raise NotImplementedError(_lacks(self, "Rényi moments"))
 
+    def moves(self) -> Moves:
+        """The pair of one setting, scalar fields, as a table to draw from."""
+        raise NotImplementedError(f"{type(self).__name__} has no table to draw from")
+
     # --- Loss distribution ---
 
     def nodes(self, rule: NodeRule) -> LossNodes:
@@ -335,7 +338,7 @@ class PrivacyLoss:
 
 
 def _lacks(loss: PrivacyLoss, what: str) -> str:
-    return f"{type(loss).__name__} has no {what}: it is known by its bounds alone"
+    return f"{type(loss).__name__} lacks {what}: it is known by its bounds alone"
 
 
 @dataclass(frozen=True)
@@ -376,11 +379,8 @@ class NoisyLoss(PrivacyLoss):
     @property
     def _inner_rate(self) -> Array:
         """The product of the rates below the outer one."""
-        rate = 1.0
-        for name in self.rate_fields:
-            if name != "outer_rate":
-                rate = rate * getattr(self, name)
-        return rate
+        inner = (name for name in self.rate_fields if name != "outer_rate")
+        return math.prod((getattr(self, name) for name in inner), start=1.0)
 
     @property
     def _shift(self) -> Any:

@@ -202,7 +202,9 @@ def draw_sizes(path: Path) -> None:
     )
     logarithmic(memory, "x", [2, 5, 20, 100, 1_000])
     few = np.arange(1, 26)
-    empty.plot(few, [binomial(100 * m, 0.01, 0)[0] for m in few], "o-", markersize=4)
+    empty.plot(
+        few, [binomial(100 * int(m), 0.01, 0)[0] for m in few], "o-", markersize=4
+    )
     empty.lines[0].set_color(STYLES[COINS][0])
     logarithmic(empty, "y")
     empty.set(

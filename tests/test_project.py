@@ -156,6 +156,49 @@ def test_arrows_point_down():
     assert import_faults(_package_sources()) == []
 
 
+# --- The doors: what of a package others import ---
+
+
+def doors(source: str) -> set[str]:
+    """The modules that a package's docstring names as its doors."""
+    said = (ast.get_docstring(ast.parse(source)) or "").partition("Doors:")[2]
+    return set(re.findall(r"`([\w.]+)`", said.partition("\n\n")[0]))
+
+
+def door_faults(sources: dict[str, str]) -> list[str]:
+    """Says which modules are imported past the doors, and which doors nobody uses."""
+    used: dict[str, set[str]] = {}
+    for module, source in sources.items():
+        for node in _parsed(source)[1]:
+            for target in _targets(node, sources):
+                package, _, inner = target.partition(".")
+                if inner and package != _top(module):
+                    used.setdefault(package, set()).add(inner)
+    faults = []
+    for package in sorted({_top(name) for name in sources if "." in name}):
+        there, needed = doors(sources[package]), used.get(package, set())
+        faults += [f"{package}.{name} is no door" for name in sorted(needed - there)]
+        faults += [f"{package}.{name}: unused door" for name in sorted(there - needed)]
+    return faults
+
+
+def test_packages_are_entered_by_their_doors():
+    sources = _package_sources()
+    sources["top"] = (PACKAGE / "__init__.py").read_text(encoding="utf-8")
+    assert door_faults(sources) == []
+
+
+def test_door_faults_are_caught():
+    sources = {
+        "a": '"""A.\n\nDoors: `one`,\n`two`.\n\nSee `three`.\n"""',
+        "a.one": "",
+        "a.two": "",
+        "a.three": "",
+        "b": "from jaxdp_episodic.a import one, three",
+    }
+    assert door_faults(sources) == ["a.three is no door", "a.two: unused door"]
+
+
 CLEAN = {
     "_validation": "import numpy as np",
     "numerics": "from jaxdp_episodic.numerics.roots import bisect",

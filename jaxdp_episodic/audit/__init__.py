@@ -2,6 +2,8 @@
 
 Audits of real training runs are in `jaxdp_episodic.audit.training`, which is imported
 by itself, because it brings the trainer.
+
+Doors: `mechanism`, `report`, `training`.
 """
 
 from jaxdp_episodic.audit.confidence import EpsilonBound, clopper_pearson

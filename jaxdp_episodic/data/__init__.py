@@ -1,4 +1,7 @@
-"""Data: tables of examples and the units they lie in, and where they come from."""
+"""Data: tables of examples and the units they lie in, and where they come from.
+
+Doors: `folders`, `import_sources`, `sources`, `stored`, `stored_features`, `table`.
+"""
 
 from jaxdp_episodic.data.adapters import from_huggingface, from_tfds
 from jaxdp_episodic.data.folders import (

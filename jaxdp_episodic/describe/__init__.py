@@ -1,4 +1,8 @@
-"""What a step draws, clips, noises and protects: descriptions, no computation."""
+"""What a step draws, clips, noises and protects: descriptions, no computation.
+
+Doors: `designs`, `mechanisms`, `population`, `rates`, `releases`, `schemes`,
+`serialization`, `spec`, `step`, `tree`.
+"""
 
 from jaxdp_episodic.describe.designs import GroupedClasses, IndependentEpisodes
 from jaxdp_episodic.describe.population import Population

@@ -1,4 +1,7 @@
-"""The sampler of what was described."""
+"""The sampler of what was described.
+
+Doors: `generators`, `sampler`.
+"""
 
 from jaxdp_episodic.draw.generators import step_generator
 from jaxdp_episodic.draw.sampler import Draw, EpisodeSampler

@@ -1,1 +1,4 @@
-"""A local page on which designs of a run are set by hand and compared."""
+"""A local page on which designs of a run are set by hand and compared.
+
+Doors: `questions`, `server`.
+"""

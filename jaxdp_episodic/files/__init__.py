@@ -1,1 +1,5 @@
-"""Readers and writers of files from outside, with their bounds."""
+"""Readers and writers of files from outside, with their bounds.
+
+Doors: `archive`, `atomic`, `column_folder`, `columns`, `csv_file`, `json_file`,
+`optional`, `parquet_arrays`, `parquet_file`, `table_file`, `toml_file`.
+"""

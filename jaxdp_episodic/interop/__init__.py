@@ -1,1 +1,4 @@
-"""Other libraries' descriptions and accountants."""
+"""Other libraries' descriptions and accountants.
+
+Doors: `dp_event`.
+"""

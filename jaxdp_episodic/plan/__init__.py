@@ -1,1 +1,4 @@
-"""Which design to run within a budget."""
+"""Which design to run within a budget.
+
+Doors: `designs`, `pipelines`, `plan`, `question`.
+"""

@@ -1,1 +1,4 @@
-"""Every picture."""
+"""Every picture.
+
+Doors: `audit`, `curve`, `labels`, `pictures`, `plan`, `run`.
+"""

@@ -1,1 +1,4 @@
-"""What is said of a run: report, statement, caveats, ledger format."""
+"""What is said of a run: report, statement, caveats, ledger format.
+
+Doors: `ledger_content`, `ledger_file`, `per_unit`, `privacy_statement`, `report`.
+"""

@@ -69,7 +69,7 @@ def _log_profiles(
 ) -> list[tuple[np.ndarray, np.ndarray]]:
     """Certified ends of log(delta) at some epsilons >= 0 of each setting.
 
-    The computed profile is that of a law whose losses are off by no more than
+    The computed profile is that of a distribution whose losses are off by no more than
     `lattice.displacement`: it is read off as far to either side.
     """
     losses = [s.steps[0].loss for s in settings]

@@ -1,8 +1,8 @@
-"""Other views of the privacy curve: an attacker's error rates, advantage, one mu.
+"""Bounds on an attacker, from the privacy curve: error rates, advantage, f-DP's mu.
 
 All are read off ``delta(epsilon)`` of both directions, raised by its error. A finite
 set of its points gives a bound already, whatever the points are; `curve_points` places
-them where they matter. So all views err on the safe side; they are as sure as delta's
+them where they matter. So all bounds err on the safe side; they are as sure as delta's
 method: with "pld" and "rdp" *certified*, with "exact" as sure as its estimate of its
 own error, of 1e-6 or less, which is added.
 """
@@ -31,7 +31,7 @@ from jaxdp_episodic.describe.step import AnyStep
 from jaxdp_episodic.losses.gaussian import log_gaussian_profile
 from jaxdp_episodic.numerics.roots import largest_within
 
-# No finer than that is delta followed, unless a view asks for it.
+# No smaller delta is computed, unless a question asks for it.
 _SMALLEST_DELTA = 1e-15
 # Up to so many rates the curve is looked at only where these need it.
 _FEW_RATES = 4

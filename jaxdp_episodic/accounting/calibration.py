@@ -30,9 +30,9 @@ from jaxdp_episodic.numerics.roots import largest_within
 
 _TOLERANCE, _COARSEST = 1e-7, 0.1
 # Of a first answer; and how often a setting is evaluated, about.
-_ROUGH, _EVALUATIONS = 1e-3, 10
-# So far below the target, in log epsilon and tolerances, or so far above it, a noise
-# is looked for again.
+_INITIAL_TOLERANCE, _EVALUATIONS = 1e-3, 10
+# A noise whose epsilon is so far below the target, in log epsilon and tolerances, or so
+# far above it, is searched for again.
 _LOOSE, _AS_CHECKED = 10.0, 1e-9
 _SMALLEST_PROBABILITY = 1e-15
 _MAX_STEPS = 2**53
@@ -83,12 +83,12 @@ def calibrate_noise_multiplier(
     step = dataclasses.replace(step, noise_multiplier=1.0)
     run = Targets(step, epsilon, delta, num_steps, method)
     with engine_for(run.size * _EVALUATIONS, method):
-        start = 1 / run.rough_noise()
+        start = 1 / run.initial_noise()
         if method != "rdp":
             # Rényi's bound is quick and says nearly where the answer is.
             bounded = Targets(step, epsilon, delta, num_steps, "rdp")
-            start, _ = bounded.inverse_noise(start, _ROUGH)
-            start = np.where(start > 0, start, 1 / run.rough_noise())
+            start, _ = bounded.inverse_noise(start, _INITIAL_TOLERANCE)
+            start = np.where(start > 0, start, 1 / run.initial_noise())
         inverse, hopeless = run.inverse_noise(start, tolerance)
         with np.errstate(divide="ignore"):
             found = 1 / inverse

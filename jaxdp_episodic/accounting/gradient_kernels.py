@@ -32,7 +32,7 @@ _TOLERANCE = 1e-7
 # A second contour, with other nodes, and to what relative error the derivatives on
 # both must agree to be returned.
 _OTHER_CENTER, _OTHER_END, _AGREEMENT = 0.98, 1.1, 1e-6
-# Nats below delta at which the laws are cut, as in `exact`.
+# Nats below delta at which the distributions are cut, as in `exact`.
 _CUT = 50.0
 _CHUNKS = Chunks(4, (4,), (8, 512, 4096))
 _PROFILE_CHUNKS = Chunks(512, (8, 512), (8, 512, 4096))
@@ -105,7 +105,7 @@ def composed_slopes(
 
     Args:
       epsilon: (n,) nats, > 0.
-      log_delta: (n,) about its value there; at what distance laws may be cut.
+      log_delta: (n,) about its value there; at what distance distributions may be cut.
       run: fields (n,); counts are real numbers >= 0.
       directions: what to differentiate by, each a direction for every step.
     """

@@ -42,8 +42,8 @@ _FAR = np.array([-1.0, 0.0, 0.0, 1.0]) / 4
 _ATTAINED, _SMALLEST_EPSILON = 2e-6, 1e-3
 # What is left out of log(delta) elsewhere (terms of independent episodes).
 _LEFT_OUT = 1e-8
-# Error estimate of log(delta) with which its derivative is known; and of laws that are
-# estimates themselves, whose errors are in it.
+# Error estimate of log(delta) with which its derivative is known; and of distributions
+# that are estimates themselves, whose errors are in it.
 _LARGEST_ERROR, _LARGEST_OF_TABLES = 1e-7, 1e-5
 
 

@@ -134,15 +134,15 @@ class Targets:
         nothing = self.run.loses_nothing.all(axis=-1)
         return np.broadcast_to(nothing, self.shape).reshape(-1)
 
-    def rough_noise(self) -> np.ndarray:
-        """A first guess: the Gaussian mechanism with the amplified sensitivity."""
+    def initial_noise(self) -> np.ndarray:
+        """Initial noise: the Gaussian mechanism with the amplified sensitivity."""
         moved = 0.0  # squared
         for loss, count in zip(self.run.losses, self.run.counts, strict=True):
             hints = loss.hints()
             moved = moved + count * np.square(hints.rate * hints.furthest)
         moved = np.broadcast_to(np.max(moved, axis=-1), self.shape).reshape(-1)
         spread = np.sqrt(2 * moved * -np.log(self.delta))
-        with np.errstate(over="ignore"):  # of a target near 0: the largest guess
+        with np.errstate(over="ignore"):  # of a target near 0: the largest one
             return np.clip(0.5 + spread / self.epsilon, 0.1, 1e9)
 
     def shaped(self, values: np.ndarray) -> Any:

@@ -39,7 +39,7 @@ from jaxdp_episodic.requests.request import (
     CalibrationRequest,
     EpsilonRequest,
     Request,
-    remarks_on,
+    caveats_on,
     steps_of,
 )
 from jaxdp_episodic.requests.request_file import read_request
@@ -97,7 +97,7 @@ class Epsilon:
 
         def read() -> EpsilonRequest:
             content = read_ledger(path)
-            remarks.extend(_remarks_on_ledger(content))
+            remarks.extend(_caveats_on_ledger(content))
             step, num_steps = content.run_charged()
             return EpsilonRequest(
                 step=step,
@@ -211,7 +211,7 @@ def _make_place(out: Path) -> None:
     out.parent.mkdir(parents=True, exist_ok=True)
 
 
-def _remarks_on_ledger(content: LedgerContent) -> list[str]:
+def _caveats_on_ledger(content: LedgerContent) -> list[str]:
     """What an epsilon computed from a ledger does not show by itself."""
     remarks = []
     if content.is_seeded:
@@ -248,7 +248,7 @@ def _print_answer(
             # A terminal is left as it was, however the work ends.
             with ended_by_sigterm(), waiting("computing (new kinds compile first)"):
                 answer = request.answer()
-        said = [*warnings_of(caught), *remarks, *remarks_on(request)]
+        said = [*warnings_of(caught), *remarks, *caveats_on(request)]
         if as_json:
             document = answer_document(request, answer, said)
             return [json.dumps(document, allow_nan=False)]

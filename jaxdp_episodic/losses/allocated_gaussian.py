@@ -28,7 +28,7 @@ from jaxdp_episodic.losses.allocated import (
     reaches,
     tails_from,
 )
-from jaxdp_episodic.losses.allocated_law import AllocatedLawLoss
+from jaxdp_episodic.losses.allocated_bounds import AllocatedBoundingLoss
 from jaxdp_episodic.losses.allocated_moments import sum_excess
 from jaxdp_episodic.losses.allocation_tables import (
     MOST_SUMS,
@@ -42,7 +42,7 @@ from jaxdp_episodic.losses.privacy_loss import PrivacyLoss, Tails
 from jaxdp_episodic.numerics.loops import Array, namespace, on_host
 
 # Places at which the range of a distribution is looked for.
-_SCOUTS = 600
+_PROBES = 600
 # Distance of nodes where W mostly is, in deviations of a Gaussian of this peak.
 _OF_WIDTH = 0.2
 
@@ -64,8 +64,8 @@ class AllocatedGaussianLoss(AllocatedLoss):
     is_symmetric: ClassVar[bool] = False
 
     def certified(self, *, up: bool) -> PrivacyLoss:
-        """A finite law above or below in convex order."""
-        return self.finite_law(AllocatedLawLoss, up=up)
+        """A finite pair that dominates this one, or is dominated, by convex order."""
+        return self.bounding_pair(AllocatedBoundingLoss, up=up)
 
     def largest_loss(self, *, backward: bool) -> Array:
         """Of a part of an epoch: W is at least the chance of a later step."""
@@ -203,32 +203,33 @@ def _log_density(
     return np.log1p(np.expm1(place) * (j / t)), density
 
 
-def _law(
+def _loss_distribution(
     size: int, log_cut: float, checking: bool, s: float, t: float, j: float
 ) -> tuple[np.ndarray, ...]:
     """Losses ``log W``, Q-masses, widths of the places they stand for, and these."""
     rising, falling = sum_tables(round(j), s)
     first, last = (math.asinh(p / rising.core) for p in (-falling.end, rising.end))
-    scouts = rising.core * np.sinh(np.linspace(first, last, _SCOUTS))
-    loss, density = _log_density(scouts, s, t, j)
+    probes = rising.core * np.sinh(np.linspace(first, last, _PROBES))
+    loss, density = _log_density(probes, s, t, j)
     kept = np.flatnonzero(np.maximum(density, density + loss) > log_cut - 10)
     if not len(kept):
         nothing = np.full(size, np.nan)
         return nothing, nothing, nothing, nothing
-    low = float(scouts[max(kept[0] - 1, 0)])
-    high = float(scouts[min(kept[-1] + 1, _SCOUTS - 1)])
+    low = float(probes[max(kept[0] - 1, 0)])
+    high = float(probes[min(kept[-1] + 1, _PROBES - 1)])
     # Most of W is near its peak, as far as the density there allows.
     peak = np.argmax(density)
     gap = _OF_WIDTH * math.exp(-density[peak]) / math.sqrt(2 * math.pi)
     place, width = crowded(
-        size, (low, high), float(scouts[peak]), gap, between=checking
+        size, (low, high), float(probes[peak]), gap, between=checking
     )
     loss, density = _log_density(place, s, t, j)
     mass = np.exp(density) * width
     if checking:
         off = np.where(place >= 0, rising.off_at(place), -falling.off_at(-place))
         mass = mass * (1 + off)
-    # Both laws have mass 1: what is missing to that is rounding, and is put right.
+    # P and Q have mass 1: what is missing to that is rounding, and is put
+    # right.
     change = _missing(loss, mass, mass, 1.0)
     if not np.all(np.abs(change) < 1e-5):
         mass = mass * np.nan
@@ -238,7 +239,7 @@ def _law(
 def _missing(
     loss: np.ndarray, mass: np.ndarray, sums: np.ndarray, whole: float
 ) -> np.ndarray:
-    """Shares of the masses with which what both laws sum up to is the whole."""
+    """Relative changes of the masses after which both P and Q sum to the whole."""
     tilt, ratio = 1 / (1 + np.exp(loss)), np.exp(loss)
     matrix = np.array([[np.sum(mass * k * f) for k in (1.0, tilt)] for f in (1, ratio)])
     fix = np.linalg.solve(matrix, whole - np.array([np.sum(sums), sums @ ratio]))
@@ -255,11 +256,11 @@ def _node_rows(
     j: float,
 ) -> np.ndarray:
     """The rows of `nodes_from`."""
-    loss, mass, width, _ = _law(size, log_cut, checking, s, t, j)
+    loss, mass, width, _ = _loss_distribution(size, log_cut, checking, s, t, j)
     rising, falling = sum_tables(round(j), s)
     table = falling if backward else rising
     rows = table.at(np.array([table.end]))[:, 0]
-    # Of the direction's second law g times the mass counts as well.
+    # Of the direction's second distribution the mass counts g times.
     gain = rows[0] - np.log(t) if not backward else rows[0]
     beyond = np.logaddexp(gain, rows[1] + (0.0 if backward else table.end))
     if not (checking or reaches(float(beyond), log_cut)):
@@ -284,7 +285,7 @@ def _node_slopes(
     j: float,
 ) -> np.ndarray:
     """Derivatives of `_node_rows` by s, at places that stay where they are."""
-    loss, mass, _, place = _law(size, log_cut, checking, s, t, j)
+    loss, mass, _, place = _loss_distribution(size, log_cut, checking, s, t, j)
     rising, falling = sum_tables(round(j), s, slopes=True)
     moved = np.where(place >= 0, rising.at(place)[5], falling.at(-place)[5])
     moved = moved + _missing(loss, mass, mass * moved, 0.0)

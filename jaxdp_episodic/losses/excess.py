@@ -1,4 +1,4 @@
-"""``log(E_Q[(P/Q)^alpha] - 1)`` of a pair of laws on the line, by quadrature.
+"""``log(E_Q[(P/Q)^alpha] - 1)`` of a pair of distributions on the line, by quadrature.
 
 For a dominating pair (P, Q) and an order ``alpha = 1 + t``, ``t > 0``, the quantity is
 

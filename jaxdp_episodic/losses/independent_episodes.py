@@ -60,7 +60,7 @@ _AT_ONCE = 512
 _LEAST_CUT = -18.0
 # By what share there are more nodes for every factor e of the number of terms.
 _MORE_NODES = 0.4
-# Largest height of their path, in deviations: the truncated laws end on it.
+# Largest height of their path, in deviations: the truncated distributions end on it.
 _MOST_HEIGHT = 3.4
 # Stands for log 0 where -inf would poison a gradient: e^{-1e30} = 0.
 _LOG_ZERO = -1e30
@@ -201,10 +201,10 @@ class IndependentEpisodesLoss(GaussianLoss):
     def nodes(self, rule: NodeRule) -> LossNodes:
         """See `PrivacyLoss`: one path for all terms, as they have one log-ratio.
 
-        The loss is ``log(1 - e1 + e1 e^l)``, with l of law ``N(-k² s²/2, k² s²)`` under
-        Q. In the deviations of the narrowest law that counts l is ``c sinh(v / c)``:
-        where only wider laws reach, nodes are further apart and the path is higher, as
-        these ask for.
+        The loss is ``log(1 - e1 + e1 e^l)``, with l of part ``N(-k² s²/2, k² s²)``
+        under Q. In the deviations of the narrowest distribution that counts l is
+        ``c sinh(v / c)``: where only wider distributions reach, nodes are further apart
+        and the path is higher, as these ask for.
         """
         _, log_cut, height, num_nodes, num_terms = rule
         xp = namespace(*self.fields, log_cut, height)
@@ -253,7 +253,7 @@ class IndependentEpisodesLoss(GaussianLoss):
         return map_first(finish, x, element, y, used)
 
     def _weighted_terms(self, log_cut: Array, num_terms: int) -> tuple[Array, ...]:
-        """k, ``log(P(J = k) / e1)``, which laws need them, (V, terms, m), and e1."""
+        """k, ``log(P(J = k) / e1)``, which terms count, (V, terms, m), and e1."""
         xp = namespace(*self.fields, log_cut)
         terms = xp.arange(1, num_terms + 1, dtype=log_cut.dtype)[:, None]
         kept = xp.minimum(self.kept, self.num_episodes)
@@ -296,8 +296,8 @@ class ZeroedEpisodesLoss(IndependentEpisodesLoss):
 
         cuts = flat(backward[None]), flat(log_cut), flat(height[:, None])
         one = self._one(flat(any_rate[None]), flat(k * self.shift))
-        laws = one.nodes(NodeRule(*cuts, num_nodes))
-        return map_first(_mixed, laws, weight, used)
+        parts = one.nodes(NodeRule(*cuts, num_nodes))
+        return map_first(_mixed, parts, weight, used)
 
     def _one(self, any_rate: Array, shift: Array) -> GaussianLoss:
         one = namespace(any_rate, shift).ones_like(any_rate)
@@ -330,9 +330,9 @@ def _sum_terms(
     return totals
 
 
-def _mixed(law: LossNodes, weight: Array, used: Array) -> LossNodes:
+def _mixed(part: LossNodes, weight: Array, used: Array) -> LossNodes:
     """The mixture of the nodes of all terms, (J, terms m), with (terms, m) weights."""
-    xp = namespace(law.mass, weight, used)
+    xp = namespace(part.mass, weight, used)
     num_terms, size = weight.shape
 
     def apart(a: Array) -> Array:
@@ -350,15 +350,15 @@ def _mixed(law: LossNodes, weight: Array, used: Array) -> LossNodes:
         return xp.min(xp.where(used, a.reshape(num_terms, size), xp.inf), axis=0)
 
     return LossNodes(
-        (nodes(apart(law.loss[0])), nodes(apart(law.loss[1]))),
-        (nodes(apart(law.weight[0]) * weight), nodes(apart(law.weight[1]) * weight)),
-        mixed(law.mass),
-        mixed(law.size),
-        smallest(law.right),
-        smallest(law.left),
-        nodes(apart(law.end_log_weight) + xp.log(weight)),
-        nodes(apart(law.end_loss)),
-        mixed(law.spacing),
+        (nodes(apart(part.loss[0])), nodes(apart(part.loss[1]))),
+        (nodes(apart(part.weight[0]) * weight), nodes(apart(part.weight[1]) * weight)),
+        mixed(part.mass),
+        mixed(part.size),
+        smallest(part.right),
+        smallest(part.left),
+        nodes(apart(part.end_log_weight) + xp.log(weight)),
+        nodes(apart(part.end_loss)),
+        mixed(part.spacing),
     )
 
 

@@ -60,7 +60,7 @@ class NodeRule(NamedTuple):
 class LossNodes(NamedTuple):
     """Nodes of ``E_P[e^{zL}]`` over the losses that are not 0; arrays over settings.
 
-    Of several laws all arrays have one more axis in front.
+    Of several distributions all arrays have one more axis in front.
 
     Attributes:
       loss: real and imaginary part of the losses at the nodes, each (J, n).

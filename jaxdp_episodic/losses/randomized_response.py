@@ -131,7 +131,7 @@ class RandomizedResponseLoss(PrivacyLoss):
         place = (2 * index - count) * self.epsilon
         sizes = count + np.abs(log_mass).max() + count * width
         if of_epsilon:
-            # The last knot above the target: delta falls from S_j at L_{j-1}.
+            # The last grid point above the target: delta falls from S_j at L_{j-1}.
             j = int(np.searchsorted(-log_knot[:-1], -target, side="right")) - 1
             if j < 0:
                 return 0.0, 0.0

@@ -69,12 +69,12 @@ class RenyiCurveLoss(PrivacyLoss):
         """See `PrivacyLoss`: the chord."""
         xp = namespace(t, *self.fields)
         ends = xp.stack([xp.zeros_like(t), *(a + 0 * t for a in self.t)])
-        heights = xp.stack([xp.zeros_like(t), *(a + 0 * t for a in self.log_moments)])
+        values = xp.stack([xp.zeros_like(t), *(a + 0 * t for a in self.log_moments)])
         place = xp.sum(ends < t, axis=0)[None]  # of the end above t
         last = ends.shape[0] - 1
-        left, low = (xp.take_along_axis(a, place - 1, 0)[0] for a in (ends, heights))
+        left, low = (xp.take_along_axis(a, place - 1, 0)[0] for a in (ends, values))
         place = xp.minimum(place, last)
-        right, high = (xp.take_along_axis(a, place, 0)[0] for a in (ends, heights))
+        right, high = (xp.take_along_axis(a, place, 0)[0] for a in (ends, values))
         known = (t <= right) & xp.isfinite(right) & xp.isfinite(high)
         width = xp.where(known, right - left, 1.0)
         rise = xp.where(known, high - low, 0.0) / width

@@ -93,8 +93,8 @@ class SampledGaussianLoss(GaussianLoss):
     def nodes(self, rule: NodeRule) -> LossNodes:
         """See `PrivacyLoss`.
 
-        3/4 of the nodes will do, as no two laws meet at a loss of 0: 120 give 1e-8 of
-        M up to shifts of 4.
+        3/4 of the nodes will do, as no two distributions meet at a loss of 0: 120 give
+        1e-8 of M up to shifts of 4.
         """
         backward, log_cut, height, num_nodes, _ = rule
         num_nodes = 3 * num_nodes // 4

@@ -216,7 +216,7 @@ def steps_of(request: Request) -> tuple[GaussianStep, ...]:
     return tuple(part for part in parts if isinstance(part, GaussianStep))
 
 
-def remarks_on(request: Request) -> list[str]:
+def caveats_on(request: Request) -> list[str]:
     """Returns what the answer does not show by itself."""
     remarks = []
     for step in steps_of(request):

@@ -143,11 +143,11 @@ def hockey_stick(upper, lower, epsilon):
 def mixture(variance, weights, reach):
     """Of sums 0, 1, ... with these probabilities, and discrete noise."""
     x = np.arange(-reach, reach + 1)
-    law = np.zeros(x.size)
+    dist = np.zeros(x.size)
     for mean, weight in weights.items():
         shifted = np.exp(-((x - mean) ** 2) / (2 * variance))
-        law += weight * shifted / shifted.sum()
-    return law
+        dist += weight * shifted / shifted.sum()
+    return dist
 
 
 @pytest.mark.parametrize(

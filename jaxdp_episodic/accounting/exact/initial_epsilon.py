@@ -90,8 +90,10 @@ def _by_jumps(
     low = _SMALLEST * highest
     # Of few elements on NumPy a round costs its calls, not its points.
     few = xp is np and np.size(highest) <= _FEW
-    points, rounds = (101, 1) if few else (11, 2)
-    return log_crossing(excess, low, highest, num_points=points, num_rounds=rounds)
+    points, refinements = (101, 1) if few else (11, 2)
+    return log_crossing(
+        excess, low, highest, num_points=points, num_refinements=refinements
+    )
 
 
 def _by_saddle_points(

@@ -100,7 +100,7 @@ def log_delta(
 
 def epsilon(
     log_delta: Array,
-    guess: Array,
+    initial: Array,
     highest: Array,
     contour: Contour,
     groups: tuple[Steps, ...],
@@ -110,9 +110,9 @@ def epsilon(
     """``epsilon`` at which delta is ``e^{log_delta}``; all arrays (n,).
 
     Halley's method on ``log delta``, kept in a bracket from 0 to ``highest``: one
-    contour, laid for ``guess``, serves all.
+    contour, laid for ``initial``, serves all.
     """
-    xp = namespace(log_delta, guess, highest, contour.center, groups[0].count)
+    xp = namespace(log_delta, initial, highest, contour.center, groups[0].count)
     integrand = _prepare(num_nodes, contour, groups)
 
     def improve(state: _Search) -> _Search:
@@ -127,7 +127,7 @@ def epsilon(
         inside = (step >= low) & (step <= high)
         step = xp.where(inside, step, 0.5 * (low + high))
         # The bracket closes on 0 where delta is not even reached there.
-        step = xp.where((low == 0) & (step < 1e-6 * guess), 0.0, step)
+        step = xp.where((low == 0) & (step < 1e-6 * initial), 0.0, step)
         low_enough = (x <= 0) & (gap < 0)
         close = xp.clip(_CLOSE_SHARE * error, *_CLOSE)
         # What the step leaves is less than what it corrects Newton's by, or of third
@@ -152,14 +152,14 @@ def epsilon(
     def unfinished(state: _Search) -> Array:
         return (state.count < _MOST_STEPS) & ~state.done
 
-    nothing = xp.zeros_like(guess)
+    nothing = xp.zeros_like(initial)
     start = _Search(
         xp.zeros((), xp.int32),
         xp.zeros((), bool),
-        guess,
+        initial,
         nothing,
         highest,
-        Solution(guess, nothing, nothing),
+        Solution(initial, nothing, nothing),
     )
     return while_loop(xp, unfinished, improve, start).solution
 

@@ -1,7 +1,8 @@
 """The "exact" method: a contour integral, with an error for every element.
 
-What is not known to `TOLERANCE` by the integral (`solver`) gets the certified upper
-end of `accounting.pld`. A single step needs no integral: its profile is the answer.
+Where the integral's error estimate (`solver`) exceeds `TOLERANCE`, the answer is the
+certified upper end of `accounting.pld`. A single step needs no integral: its profile is
+the answer.
 """
 
 from __future__ import annotations
@@ -79,7 +80,7 @@ def _sorted_out(question: Question, run: Run) -> Answer:
             error[chosen] += _of_rounded_losses(question.target[chosen], part)
         if question.is_epsilon:
             error[chosen] *= np.maximum(value[chosen], 0.0)
-        # What is poorly known counts as that much larger; nothing certified is below.
+        # A large error is added to the value, which no certified end may be below.
         poor = ~(error[chosen] <= TOLERANCE * question.scale(value[chosen]))
         added = np.where(poor & np.isfinite(error[chosen]), error[chosen], 0.0)
         value[chosen] = np.where(
@@ -88,7 +89,7 @@ def _sorted_out(question: Question, run: Run) -> Answer:
         certified[chosen] = np.isposinf(value[chosen])
         poor = (poor | certified[chosen]) & _has_certified_ends(part)
         if np.any(poor):
-            # Of tables that are poor, or that the certified laws contradict.
+            # Of tables that are poor, or that the certified bounds contradict.
             left = np.flatnonzero(poor)
             asked, part = question.take(chosen[left]), part.take(left)
             known = value[chosen[left]]
@@ -125,9 +126,9 @@ def _sorted_out(question: Question, run: Run) -> Answer:
 
 def _of_many_steps(question: Question, run: Run) -> Answer:
     """The contour integral, in both directions where they differ."""
-    bound, order = rdp_bound(question, run, rough=True)
+    bound, order = rdp_bound(question, run, loose=True)
     if question.is_epsilon and np.any(bound == 0):
-        # Delta covers all that can be told apart: nothing is left to integrate.
+        # Epsilon is 0 where delta is at least the total variation distance.
         value, error = np.zeros(bound.shape), np.zeros(bound.shape)
         certified, left = np.zeros(bound.shape, bool), np.flatnonzero(bound > 0)
         if left.size:
@@ -142,15 +143,15 @@ def _of_many_steps(question: Question, run: Run) -> Answer:
     state = ContourSolver(question, cut, bound, order, goal, log_added)
     value, error = state.solve(wanted, backward=False)
     if not run.is_symmetric:
-        # Where Rényi's bound settles it, the other direction is not looked at.
+        # The other direction is integrated only where Rényi's bound of it is larger.
         least = np.where(np.isnan(value), 0.0 if question.is_epsilon else -1e9, value)
-        rival = wanted & _may_exceed(question, run, least, order)
+        may_be_larger = wanted & _may_exceed(question, run, least, order)
         asked = least if question.is_epsilon else question.target
-        rival &= asked < run.largest_loss(backward=True)
+        may_be_larger &= asked < run.largest_loss(backward=True)
         if question.is_epsilon:
-            rival &= ~state.surely_private(rival, least, backward=True)
-        other, other_error = state.solve(rival, backward=True, least=least)
-        value, error = _larger(value, error, other, other_error, rival)
+            may_be_larger &= ~state.surely_private(may_be_larger, least, backward=True)
+        other, other_error = state.solve(may_be_larger, backward=True, least=least)
+        value, error = _larger(value, error, other, other_error, may_be_larger)
     error = error + _of_composed_profiles(question, run, bound, order)
     unsure = ~(error <= TOLERANCE * question.scale(value))
     unsure |= ~wanted | ~np.isfinite(value)
@@ -186,11 +187,12 @@ def _of_profiles(run: Run, epsilon: np.ndarray | None = None) -> np.ndarray:
 def _of_composed_profiles(
     question: Question, run: Run, bound: np.ndarray, order: np.ndarray
 ) -> np.ndarray:
-    """The same of many steps, if an error of a law has one sign wherever it counts.
+    """The same of many steps, for densities whose error does not change its sign.
 
-    Where the law's mass and mean are right, an error e of its density moves the moment
-    of each step by at most e times what it is above 1, and so delta, relative, by the
-    logarithm of the whole run's moment times e. That is in Rényi's bound.
+    Where the distribution's mass and mean are right, an error e of its density moves
+    the moment of each step by at most e times what it is above 1, and so delta,
+    relative, by the logarithm of the whole run's moment times e. That is in Rényi's
+    bound.
     """
     error = _of_profiles(run)
     if not np.any(error):
@@ -237,7 +239,7 @@ def _larger(
     error: np.ndarray,
     other: np.ndarray,
     other_error: np.ndarray,
-    rival: np.ndarray,
+    may_be_larger: np.ndarray,
 ) -> tuple[np.ndarray, np.ndarray]:
     """The larger of two answers, where the other one counts; and its error.
 
@@ -245,9 +247,9 @@ def _larger(
     hide behind a larger value that is well known.
     """
     most = np.where(
-        rival, np.maximum(value + error, other + other_error), value + error
+        may_be_larger, np.maximum(value + error, other + other_error), value + error
     )
-    value = np.where(rival & (other > value), other, value)
+    value = np.where(may_be_larger & (other > value), other, value)
     # Where an answer is missing nothing is known.
     return value, np.where(np.isnan(most), np.inf, most - value)
 

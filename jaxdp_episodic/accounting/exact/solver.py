@@ -36,8 +36,8 @@ from jaxdp_episodic.accounting.run import Group, Run
 BREAK_EVEN = 4_000
 # Largest relative error estimate of an answer that is called exact.
 TOLERANCE = 1e-6
-# Nats below delta at which the laws are cut. The later, the nearer to 0 rare large
-# losses keep the contour, where more of the integrand cancels.
+# Nats below delta at which the distributions are cut. The later, the nearer to 0 rare
+# large losses keep the contour, where more of the integrand cancels.
 _CUT = 50.0
 # Nats by which what is cut off must stay below delta.
 _CUT_MARGIN = 30.0
@@ -56,21 +56,21 @@ _ONE_BY_ONE = 3
 
 
 class _Pass(NamedTuple):
-    """How much is spent on a setting.
+    """How many nodes are spent on a setting.
 
     Attributes:
-      law_nodes: of the distributions of the losses.
+      loss_nodes: of the distributions of the losses.
       contour_nodes: of the contour.
       fall: nats at which it ends; see `contour.lay_contour`.
     """
 
-    law_nodes: int
+    loss_nodes: int
     contour_nodes: int
     fall: float = contours.FALL
 
 
 # Tried one after the other on what is not settled. It is the contour that takes more
-# nodes, hardly ever a law; the less cancels, the sooner it may end.
+# nodes, hardly ever a distribution; the less cancels, the sooner it may end.
 _PASSES = (
     _Pass(112, 161, 34.0),
     _Pass(128, 353),
@@ -78,8 +78,8 @@ _PASSES = (
     _Pass(192, 1025),
     _Pass(384, 1025),
 )
-# Where a comparison is all that is asked for.
-_LOOK = _Pass(112, 65)
+# Enough to compare delta with its target.
+_COMPARISON = _Pass(112, 65)
 # Share of the allowed error up to which an answer is settled, so that the larger of the
 # two directions, whose errors add up, is too.
 _SETTLED = 0.5
@@ -115,7 +115,7 @@ class ContourSolver:
         index = np.flatnonzero(asked & (epsilon > 0))
         if index.size:
             log_delta, error, *_ = self._solve(
-                DeltaAt(epsilon[index]), index, epsilon[index], _LOOK, backward
+                DeltaAt(epsilon[index]), index, epsilon[index], _COMPARISON, backward
             )
             # An error of a nat means nothing.
             below = log_delta + error < self.question.target[index]
@@ -127,23 +127,23 @@ class ContourSolver:
     ) -> tuple[np.ndarray, np.ndarray]:
         """Values and errors of one direction, with as many nodes as it takes.
 
-        What is surely below ``least`` need not be known any better.
+        Values surely below ``least`` are not refined.
         """
         value = np.full(self.bound.shape, np.nan)
         error = np.full(self.bound.shape, np.inf)
-        # Without a guess the kernel makes its own.
-        guess = np.full(self.bound.shape, -1.0)
+        # Without an initial epsilon the kernel finds one.
+        initial = np.full(self.bound.shape, -1.0)
         if not self.question.is_epsilon:
-            guess = self.question.target
+            initial = self.question.target
         elif least is not None:
-            guess = np.clip(least, 0.0, self.bound)
+            initial = np.clip(least, 0.0, self.bound)
         if least is None:
             least = np.full(self.bound.shape, -np.inf)
         far = np.zeros(self.bound.shape, bool)
         alone = np.zeros(self.bound.shape, bool)
-        # Nodes that the last error lets expect: they square it when they are doubled.
+        # Nodes needed by the last error estimate, which is squared as they are doubled.
         expected = np.zeros(self.bound.shape)
-        # Where the first guess was poor, no more nodes are needed, only another line.
+        # Where the initial epsilon was poor another contour is needed, not more nodes.
         for effort, only_far in (
             (_PASSES[0], False),
             (_PASSES[0], True),
@@ -151,7 +151,7 @@ class ContourSolver:
         ):
             scale = self.question.scale(value)
             settled = error <= _SETTLED * TOLERANCE * scale
-            # The other direction's answer hides what is surely below it.
+            # The other direction's answer is larger.
             settled |= value + error <= least
             least_nodes = np.minimum(
                 _HOPEFUL_SHARE * expected, _PASSES[-1].contour_nodes
@@ -165,7 +165,7 @@ class ContourSolver:
             new_value, log_error, slope, used = self._solve(
                 self.question.take(index),
                 index,
-                guess[index],
+                initial[index],
                 effort,
                 backward,
                 None if self.question.is_epsilon else alone[index],
@@ -179,7 +179,7 @@ class ContourSolver:
                 distance = np.abs(self.question.target[index] - used) * np.abs(slope)
                 enough = new_value + new_error <= least[index]
                 served = (distance <= NEAR) & (enough | (new_error <= _SHARED_ERROR))
-                far[index] = ~served & (used != guess[index])
+                far[index] = ~served & (used != initial[index])
                 alone[index] |= ~served
                 new_error = np.where(far[index], np.inf, new_error)
             else:
@@ -192,11 +192,11 @@ class ContourSolver:
                 new_error = np.where(falling & (log_error == 0), 0.0, new_error)
                 # A contour for a larger epsilon ends where it is nothing, and may miss
                 # what the small losses give further out, where an epsilon as small as
-                # they are is: such an answer is a guess.
+                # they are is: such an answer is only the next initial epsilon.
                 distance = np.abs(new_value - used) * np.abs(slope)
                 new_error = np.where(distance > NEAR, 10.0 * new_error, new_error)
                 known = np.isfinite(new_error) & (log_error < _NOISE)
-                guessed = np.where(known, new_value, np.nan)
+                closer = np.where(known, new_value, np.nan)
                 far[index] = (distance > _FAR) | (used > LARGEST_RATIO * new_value)
                 new_error = np.where(far[index], np.inf, new_error)
             new_error = np.where(np.isnan(new_error), np.inf, new_error)
@@ -207,10 +207,10 @@ class ContourSolver:
             error[index] = np.where(better, new_error, error[index])
             if self.question.is_epsilon:
                 # The first answer, even a poor one, says where the saddle point is;
-                # without one the guess was too large.
-                guess = guess.copy()
-                guess[index] = np.where(np.isnan(guessed), 0.5 * used, guessed)
-                guess = np.clip(guess, 0.0, self.bound)
+                # without one the initial epsilon was too large.
+                initial = initial.copy()
+                initial[index] = np.where(np.isnan(closer), 0.5 * used, closer)
+                initial = np.clip(initial, 0.0, self.bound)
             else:
                 # The nearer the cut is, the less cancels.
                 known = np.isfinite(value) & (error < 0.1)
@@ -221,7 +221,7 @@ class ContourSolver:
         self,
         question: Question,
         index: np.ndarray,
-        guess: np.ndarray,
+        initial: np.ndarray,
         effort: _Pass,
         backward: bool,
         alone: np.ndarray | None = None,
@@ -232,13 +232,13 @@ class ContourSolver:
         those that are to be ``alone`` (None: all).
         """
         with using_engine(choose_engine(index.size, BREAK_EVEN)):
-            return self._by_length(question, index, guess, effort, backward, alone)
+            return self._by_length(question, index, initial, effort, backward, alone)
 
     def _by_length(
         self,
         question: Question,
         index: np.ndarray,
-        guess: np.ndarray,
+        initial: np.ndarray,
         effort: _Pass,
         backward: bool,
         alone: np.ndarray | None,
@@ -264,7 +264,7 @@ class ContourSolver:
                 question.take(members),
                 index[members],
                 index[middle],
-                guess[middle],
+                initial[middle],
                 effort,
                 backward,
                 int(size),
@@ -280,15 +280,15 @@ class ContourSolver:
         question: Question,
         members: np.ndarray,
         index: np.ndarray,
-        guess: np.ndarray,
+        initial: np.ndarray,
         effort: _Pass,
         backward: bool,
         num_terms: int,
     ) -> tuple[np.ndarray, ...]:
         """Settings whose mixtures have at most so many terms, by a contour each.
 
-        It is laid for setting ``index`` and ``guess``; the question and its ``members``
-        may be several for a contour, (E, n).
+        It is laid for setting ``index`` and ``initial``; the question and its
+        ``members`` may be several for a contour, (E, n).
         """
         part = self.run.take(index)
         log_target = question.target
@@ -298,7 +298,7 @@ class ContourSolver:
             log_target = log_target + np.log1p(-np.exp(added))
         arrays = (
             log_target,
-            guess,
+            initial,
             self.bound[index],
             self.order[index],
             # What is cut off is far below delta, even all of it together.
@@ -307,7 +307,7 @@ class ContourSolver:
             - _CUT,
             np.full(index.shape, float(backward)),
         )
-        find = bool(np.any(guess < 0))
+        find = bool(np.any(initial < 0))
         groups = part.groups()
         terms = tuple(
             num_terms if group.loss.num_terms.max() > 1 else 1 for group in groups
@@ -354,27 +354,27 @@ def _solve_chunk(
         return jitted(kernel, static) if compiled else kernel
 
     def call(arrays: Any, groups: tuple[Group, ...]) -> tuple[Any, ...]:
-        target, guess, highest, order, log_cut, backward = arrays
+        target, initial, highest, order, log_cut, backward = arrays
         lay_nodes = run(steps_of, "num_nodes", "num_terms")
         steps = tuple(
             lay_nodes(
-                group, backward, log_cut, num_nodes=effort.law_nodes, num_terms=number
+                group, backward, log_cut, num_nodes=effort.loss_nodes, num_terms=number
             )
             for group, number in zip(groups, terms, strict=True)
         )
         if is_epsilon and find:
             first = run(initial_epsilon.first_epsilon)
-            guess = first(target, highest, order, groups, steps)
-        contour = run(contours.lay_contour)(guess, steps, effort.fall)
+            initial = first(target, highest, order, groups, steps)
+        contour = run(contours.lay_contour)(initial, steps, effort.fall)
         nodes = effort.contour_nodes
         if is_epsilon:
             solve = run(integral.epsilon, "num_nodes")
-            solution = solve(target, guess, highest, contour, steps, num_nodes=nodes)
+            solution = solve(target, initial, highest, contour, steps, num_nodes=nodes)
         else:
             solve = run(integral.log_delta, "num_nodes")
             solution = solve(target, contour, steps, num_nodes=nodes)
-            guess = guess + 0 * target
-        return (*solution, guess)
+            initial = initial + 0 * target
+        return (*solution, initial)
 
     if compiled:
         return on_jax(call, arrays, groups)

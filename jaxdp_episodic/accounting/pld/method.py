@@ -125,7 +125,7 @@ def _end_of_bounding_run(
     that at a delta or epsilon moved by them, and moved by the other one.
     """
     log_kept, sign = bounding.log_kept(), 1 if up else -1
-    of_mass, of_loss = bounding.law_error()
+    of_mass, of_loss = bounding.certified_error()
     if question.is_epsilon:
         moved = question.at(np.minimum(question.target - sign * of_mass, -1e-300))
     else:

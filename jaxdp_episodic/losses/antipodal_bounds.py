@@ -1,10 +1,12 @@
-"""One epoch of random allocation that may turn around, as a law above or below it.
+"""Convex bounds, from above and below, of an epoch's profile under replacement.
+
+The contribution at the secret step of the epoch flips its sign.
 
 With ``lambda = u / 2s`` and S the sum of j terms ``2 sinh(s z)``, z ~ N(-lambda, 1),
 
     D_t(e^u) = e^{u/2 - s²/2} E(S - y)_+ / t,   y = 2 sinh(u/2) e^{s²/2} (t - j).
 
-For a few u the mean is bracketed by `numerics.signed_sums`; between them by
+For a few u `numerics.signed_sums` bounds the mean from both sides; between them
 `numerics.exponential_means`, as ``e^{j lambda²/2} E(S - y)_+`` at fixed y is a mean of
 ``(S - y)_+ e^{-lambda (z_1 + ... + z_j)}``, z ~ N(0, 1). Then a convex function is put
 above, or below, all of ``D_t``: piecewise linear, the profile of a finite pair.
@@ -41,7 +43,7 @@ _CACHED = 256
 _BOTH = (False, True)
 
 
-class AntipodalLaw(NamedTuple):
+class PiecewiseLinearPair(NamedTuple):
     """The pair of a profile that is piecewise linear in g, r = 1; symmetric.
 
     Attributes:
@@ -58,7 +60,7 @@ class AntipodalLaw(NamedTuple):
 
 
 class _Node(NamedTuple):
-    """A place where D is bracketed."""
+    """A loss u at which D is bounded from both sides."""
 
     u: float
     below: SignedLaw
@@ -66,18 +68,20 @@ class _Node(NamedTuple):
 
 
 @functools.lru_cache(_CACHED)
-def antipodal_law(bins: int, count: int, shift: float, *, above: bool) -> AntipodalLaw:
-    """The law of one setting, above or below."""
+def antipodal_bounding_pair(
+    bins: int, count: int, shift: float, *, above: bool
+) -> PiecewiseLinearPair:
+    """The pair whose profile bounds that of one setting, from above or from below."""
     u, low, high, coarse = profile_bounds(bins, count, shift)
     g, high = np.exp(u), np.minimum.accumulate(np.minimum(high, 1.0))  # D falls from 1
     if above:
-        # What is known at single places holds for chords between them.
+        # D is convex in g: chords through upper bounds are upper bounds.
         value = high * (1 + _ROUNDING)
-        return _law(*_convex(g, value), float(value[-1]))
+        return _pair_of(*_convex(g, value), float(value[-1]))
     value = np.maximum(low, _between_nodes(g, low, high, coarse)) * (1 - _ROUNDING)
     g, value = _convex(*_below_chords(g, value, high * (1 + _ROUNDING)))
     # Less by what rounding may have added to the mass of the pair.
-    return _law(g, value * (1 - _ROUNDING), 0.0)
+    return _pair_of(g, value * (1 - _ROUNDING), 0.0)
 
 
 def _mirrored(g: np.ndarray, value: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -114,7 +118,7 @@ def _hinge(u: np.ndarray | float, idle: float, shift: float):
 
 
 def _nodes(bins: int, count: int, shift: float) -> list[_Node]:
-    """Places as far apart as bounds between them allow, to where D is nothing."""
+    """Nodes as far apart as the bounds between them allow, until D is negligible."""
     nodes: list[_Node] = []
     u, last, step, slope, cells = 0.0, 0.0, 0.0, 0.0, _CELLS
     whole = bins == count  # the hinge is always 0
@@ -128,8 +132,8 @@ def _nodes(bins: int, count: int, shift: float) -> list[_Node]:
         )
         nodes.append(_Node(u, below, above))
         least, gain = (
-            float(law.gain(np.array([hinge]), above=up)[0])
-            for law, up in ((below, False), (above, True))
+            float(sums.gain(np.array([hinge]), above=up)[0])
+            for sums, up in ((below, False), (above, True))
         )
         log_d = math.log(gain) + math.log(float(_scale(u, bins, shift)))
         # D falls: bounds that rise again are of what sums under little noise cut off.
@@ -174,8 +178,8 @@ def _cell_bounds(
         place = 0.5 * node.u / shift
         sign = 1 if i >= 0 else -1
         bounds = [
-            law.gain(sign * hinge, above=up)
-            for law, up in ((node.below, False), (node.above, True))
+            sums.gain(sign * hinge, above=up)
+            for sums, up in ((node.below, False), (node.above, True))
         ]
         if i < 0:
             # E(-S - y)_+ = E(S + y)_+ - E S - y
@@ -260,28 +264,28 @@ def _convex(g: np.ndarray, value: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Corners of the largest convex function below points and their mirror images."""
     z, y = _mirrored(g, value)
     corners: list[int] = []
-    places, heights = z.tolist(), y.tolist()
-    for i, (place, height) in enumerate(zip(places, heights, strict=True)):
+    places, values = z.tolist(), y.tolist()
+    for i, (place, top) in enumerate(zip(places, values, strict=True)):
         while len(corners) > 1:
             a, b = corners[-2:]
-            rise, run = heights[b] - heights[a], places[b] - places[a]
-            if rise * (place - places[b]) < (height - heights[b]) * run:
+            rise, run = values[b] - values[a], places[b] - places[a]
+            if rise * (place - places[b]) < (top - values[b]) * run:
                 break
             corners.pop()
         if not corners or place > places[corners[-1]]:
             corners.append(i)
     kept = np.array([i for i in corners if i >= len(g) - 1])
     # 1 itself need not be a corner
-    x, height = z[kept], y[kept]
+    x, top = z[kept], y[kept]
     if x[0] > 1:
         before = max(i for i in corners if z[i] < 1)
         share = (1 - z[before]) / (x[0] - z[before])
-        at_one = y[before] + share * (height[0] - y[before])
-        x, height = np.append(1.0, x), np.append(at_one, height)
-    return x, height
+        at_one = y[before] + share * (top[0] - y[before])
+        x, top = np.append(1.0, x), np.append(at_one, top)
+    return x, top
 
 
-def _law(g: np.ndarray, value: np.ndarray, infinite: float) -> AntipodalLaw:
+def _pair_of(g: np.ndarray, value: np.ndarray, infinite: float) -> PiecewiseLinearPair:
     """Of a convex decreasing function with these corners.
 
     Given that not everything is lost; with r < 1 that is a little more than it need be.
@@ -292,6 +296,6 @@ def _law(g: np.ndarray, value: np.ndarray, infinite: float) -> AntipodalLaw:
     gained = np.append(slope * np.diff(g.astype(np.longdouble)), 0.0)
     profile = np.cumsum(gained[::-1])[::-1]
     scaled = g * np.append(slope[0], slope)
-    return AntipodalLaw(
+    return PiecewiseLinearPair(
         np.log(g), profile.astype(float), scaled.astype(float), infinite
     )

@@ -57,8 +57,8 @@ class Curve:
                 method=request.method,
                 on_part=lambda part, number, total: say(f"{number} of {total}: {part}"),
             )
-        for remark in caveats_on(request):
-            warnings.warn(remark, stacklevel=2)
+        for caveat in caveats_on(request):
+            warnings.warn(caveat, stacklevel=2)
         first = steps_of(request)[0]
         facts = summary(curve) | {
             "protected": f"one {first.privacy_unit} ({first.neighboring_relation})",

@@ -99,8 +99,8 @@ def answer(part: str, question: Any) -> dict[str, Any]:
             content = PARTS[part](request, question.get("epsilon"))
     except (TypeError, ValueError, NotImplementedError, MemoryError) as error:
         return {"error": _error(error)}
-    remarks = [*(str(warning.message) for warning in caught), *caveats_on(request)]
-    return plain({**content, "remarks": list(dict.fromkeys(remarks))})
+    caveats = [*(str(warning.message) for warning in caught), *caveats_on(request)]
+    return plain({**content, "remarks": list(dict.fromkeys(caveats))})
 
 
 def reply(line: bytes) -> dict[str, Any]:

@@ -222,10 +222,7 @@ class PrivacyLoss:
         return self
 
     def certified_error(self) -> tuple[Array, Array]:
-        """Bounds of the errors of ``log H_g`` and of ``log g``, of `certified`.
-
-        In nats, for each step.
-        """
+        """Bounds of the errors of log H_g and log g of `certified`: nats, per step."""
         return np.zeros(self.shape), np.zeros(self.shape)
 
     def grain(self) -> Array:

@@ -1,9 +1,9 @@
 """A Poisson sample of the clip unit, cut to a fixed size at random; Gaussian noise.
 
 See docs/proofs.md, "A Poisson sample that is cut". Whether the others alone fill the
-batch is the same in both worlds and may be told: if they do not, it is a Poisson step;
-if they do, the unit takes somebody's place with probability r, as in a draw without
-replacement. Both profiles are the mean of those two pairs'.
+batch does not depend on the protected unit, and may be revealed: if they do not, it is
+a Poisson step; if they do, the unit takes somebody's place with probability r, as in a
+draw without replacement. Both profiles are the mean of those two pairs'.
 
 Reference: arXiv:2508.15089 (2025), with a looser pair for a full batch.
 """

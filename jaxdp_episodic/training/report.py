@@ -174,13 +174,15 @@ def _reasons(budget: PrivacyBudget, num_steps: int, kind: str) -> list[str]:
 def _in_words(
     report: PrivacyReport, budget: PrivacyBudget, num_steps: int, noise: str
 ) -> list[str]:
-    kind, law = (
+    kind, rounding = (
         "Gaussian noise",
         "The low-order bits of float32 noise are not hardened.",
     )
     if noise == "discrete":
         kind = "discrete Gaussian noise"
-        law = "Sums and noise were whole numbers, whose low-order bits tell nothing."
+        rounding = (
+            "Sums and noise were whole numbers, whose low-order bits tell nothing."
+        )
     unit = report.privacy_unit
     changed = {
         "add_remove": f"one `{unit}` more or less",
@@ -195,7 +197,7 @@ def _in_words(
         "",
         "It holds because "
         + "; and because ".join(_reasons(budget, num_steps, kind))
-        + f". {law}",
+        + f". {rounding}",
         "",
         f"Released are {'the noised sums and ' * bool(budget.before)}the parameters "
         "after every step. Not released, and not covered: "

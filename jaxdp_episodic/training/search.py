@@ -218,13 +218,13 @@ def _statement(search: Search, budget: SearchBudget) -> str:
     else:
         charge = "an epsilon that is not given, as it rests on private sizes, "
     trials = settings.trials
-    law = f"{type(trials).__name__} with {float(trials.mean):g} expected runs"
+    runs = f"{type(trials).__name__} with {float(trials.mean):g} expected runs"
     return (
         "# Privacy of the search that chose this run\n\n"
         f"**{charge} at delta = {settings.delta:g}**, for this run and its "
         "hyperparameters as the best of a secret, random number of runs "
-        f"({law}; Papernot and Steinke 2022, arXiv:2110.03620). The score was taken on "
-        f"public held-out data ({settings.split}). Neither the number of runs, nor "
+        f"({runs}; Papernot and Steinke 2022, arXiv:2110.03620). The score was taken "
+        f"on public held-out data ({settings.split}). Neither the number of runs, nor "
         "another run, nor how long the search took may be published. What follows is "
         "about this run alone and does not count the choice.\n\n"
     )

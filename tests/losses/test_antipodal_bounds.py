@@ -129,7 +129,7 @@ def test_lower_corners_lie_below_and_hulls_are_convex():
 @functools.cache
 def density_of(steps, taken, shift):
     return [
-        antipodal_bounds.antipodal_bounds(steps, taken, shift, above=up)
+        antipodal_bounds.antipodal_bounding_pair(steps, taken, shift, above=up)
         for up in (False, True)
     ]
 
@@ -377,7 +377,7 @@ def test_bounds_that_rise_again_are_those_before(monkeypatch):
     high[-5:] = 1e-5, 1e-3, 0.1, 40.0, 1e9
     found = u, 0.99 * true, high, np.arange(49)
     monkeypatch.setattr(antipodal_bounds, "profile_bounds", lambda *_: found)
-    pair = antipodal_bounds.antipodal_bounds.__wrapped__(2, 2, 1.0, above=True)
+    pair = antipodal_bounds.antipodal_bounding_pair.__wrapped__(2, 2, 1.0, above=True)
     assert pair.infinite < 1e-5
     profile, _ = tails_between(u[:-8], pair.loss, pair.profile, pair.scaled)
     known = pair.infinite + (1 - pair.infinite) * np.exp(profile)

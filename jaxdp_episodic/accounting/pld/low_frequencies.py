@@ -1,9 +1,10 @@
 """Certified ends of delta and epsilon from a few Fourier coefficients of the sum.
 
 Where many losses are added, all but the lowest frequencies of their tilted distribution
-are as good as 0. What delta asks of the distribution, ``sum of cells e^{-c x}(1 -
-e^{-x})`` over the excess x of the loss above epsilon, is a sum over frequencies too
-(Parseval), with weights that are geometric series: no inverse transform, and no cells.
+are as good as 0. What delta asks of the distribution,
+``sum of cells e^{-c x}(1 - e^{-x})`` over the excess x of the loss above epsilon, is a
+sum over frequencies too (Parseval), with weights that are geometric series: no inverse
+transform, and no cells.
 
 What is left out, and every rounding, is bounded and goes to the safe side.
 """

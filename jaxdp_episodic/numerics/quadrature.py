@@ -216,16 +216,19 @@ def through_points(points: np.ndarray, rows: np.ndarray, x: np.ndarray) -> np.nd
     return result.reshape(-1, *x.shape)
 
 
-# From twice so many products on BLAS wakes its threads, which then wait for more on
-# cores that others need.
-_ALONE = 2**17
+# From twice so many products on, real or complex, BLAS wakes its threads, which then
+# wait for more on cores that others need.
+_ALONE = (2**17, 2**15)
 
 
 def in_blocks(rows: np.ndarray, matrix: np.ndarray) -> np.ndarray:
-    """``rows @ matrix``, (..., R, N) and (N, M), by this thread alone."""
-    result = np.empty((*rows.shape[:-1], matrix.shape[1]))
-    each = max(_ALONE // matrix.size, 1)
-    for i in range(0, rows.shape[-2], each):
+    """``rows @ matrix``, (..., R, N) and (..., N, M), by this thread alone."""
+    number, (length, width) = rows.shape[-2], matrix.shape[-2:]
+    each = max(_ALONE[np.iscomplexobj(rows)] // (length * width), 2)
+    if number <= each:
+        return rows @ matrix
+    result = np.empty((*rows.shape[:-1], width), np.result_type(rows, matrix))
+    for i in range(0, number, each):
         result[..., i : i + each, :] = rows[..., i : i + each, :] @ matrix
     return result
 

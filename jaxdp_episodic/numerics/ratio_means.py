@@ -22,6 +22,7 @@ from jaxdp_episodic.numerics.mean_moments import (
     log_sum,
     normal_places,
 )
+from jaxdp_episodic.numerics.quadrature import in_blocks
 
 # Highest powers of what is centred; and deviations, of one term, where one is largest.
 _MOST_POWERS, _MOST_RATIO, _FURTHEST = 100, 40, 30.0
@@ -82,7 +83,7 @@ def powers_of_ratio(bins: int, count: int, shift: float, unit: float) -> Powers:
     share = np.exp(log_p) / bins
     high, low, scale = power_factors(away, density, most)
     rows = (high[:, None] * (low * scale[..., None])).reshape(-1, len(x))
-    one = rows[: most + 1] @ np.exp(-np.outer(other, share))
+    one = in_blocks(rows[: most + 1], np.exp(-np.outer(other, share)))
     mass = np.maximum(one[0], 1e-300)
     # Its rounding, times the count, tells where it is near 1.
     centred = np.exp(log_centred_transform(np.log(share), s)) - share
@@ -181,7 +182,8 @@ def log_distances(
     one, other = np.exp(-share[:, None] * a), np.exp(-share[:, None] * b)
     with np.errstate(divide="ignore", invalid="ignore"):
         mass, first, second = (
-            np.log(np.abs((one * (density * (a - b) ** k)) @ other.T)) for k in range(3)
+            np.log(np.abs(in_blocks(one * (density * (a - b) ** k), other.T)))
+            for k in range(3)
         )
         alike = math.log(count) + second - mass
         apart = 2 * (first - mass) + math.log(max(count * (count - 1), 1e-300))

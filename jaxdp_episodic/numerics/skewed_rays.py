@@ -9,6 +9,7 @@ import numpy as np
 
 from jaxdp_episodic.numerics.complex_exponentials import exp_complex, exp_in_place
 from jaxdp_episodic.numerics.loops import complex_of
+from jaxdp_episodic.numerics.quadrature import in_blocks
 from jaxdp_episodic.numerics.skewed_terms import (
     SQRT_2PI,
     Law,
@@ -149,7 +150,9 @@ def _sums(
     first = grown * opposite[:, None]
     less = grown - mass if terms.are_many else mass
     rows = np.concatenate([grown, first, first * opposite[:, None], less], axis=1)
-    whole, first, second, less = np.split(rows @ share, [size, 2 * size, 3 * size], 1)
+    whole, first, second, less = np.split(
+        in_blocks(rows, share), [size, 2 * size, 3 * size], 1
+    )
     low, edge = ends_of(s, move)
     complete = (np.real(v[:, 0]) < low + 1.5) & (np.real(v[:, -1]) > edge - s - 3.8)
     excess = less if terms.are_many else whole - less

@@ -34,7 +34,11 @@ import numpy as np
 
 from jaxdp_episodic.numerics.complex_exponentials import exp_complex
 from jaxdp_episodic.numerics.loops import complex_of
-from jaxdp_episodic.numerics.quadrature import chebyshev_points, through_points
+from jaxdp_episodic.numerics.quadrature import (
+    chebyshev_points,
+    in_blocks,
+    through_points,
+)
 from jaxdp_episodic.numerics.skewed_rays import Rays, direction_of, law_on_rays
 from jaxdp_episodic.numerics.skewed_starts import AROUND, Starts, narrowness
 from jaxdp_episodic.numerics.skewed_terms import (
@@ -215,7 +219,7 @@ class _Members(NamedTuple):
         found = np.empty((len(self.which), fields.shape[2]))
         for i in np.unique(self.which).tolist():
             mine = self.which == i
-            found[mine] = self.share[mine] @ fields[i]
+            found[mine] = in_blocks(self.share[mine], fields[i])
         return np.moveaxis(found.view(complex).reshape(len(found), 3, -1), 1, 0)
 
     def _integrals(

@@ -18,6 +18,7 @@ from jaxdp_episodic.numerics.complex_exponentials import (
     log_complex,
 )
 from jaxdp_episodic.numerics.loops import Array, complex_of, namespace
+from jaxdp_episodic.numerics.quadrature import in_blocks
 from jaxdp_episodic.numerics.special import log_normal_tail
 
 SQRT_2PI = math.sqrt(2 * math.pi)
@@ -151,7 +152,7 @@ def _contracted(
     if less is not None:
         rows[3] = less
     if share.ndim == 2:  # one product for all
-        found = (rows.reshape(-1, n) @ share).reshape(number, m, -1)
+        found = in_blocks(rows.reshape(-1, n), share).reshape(number, m, -1)
     else:
         found = np.moveaxis(np.moveaxis(rows, 0, 1) @ share, 1, 0)
     whole, first, second = found[:3]

@@ -20,7 +20,11 @@ from typing import NamedTuple
 import numpy as np
 
 from jaxdp_episodic.numerics.mean_moments import log_excess_transform
-from jaxdp_episodic.numerics.quadrature import chebyshev_points, through_points
+from jaxdp_episodic.numerics.quadrature import (
+    chebyshev_points,
+    in_blocks,
+    through_points,
+)
 from jaxdp_episodic.numerics.ratio_means import (
     Powers,
     log_distances,
@@ -71,7 +75,7 @@ def places_of(
     width, core = np.diff(edges)[..., None], core[:, None]
     z = (edges[:, :-1, None] + width * z).reshape(len(core), -1)
     weight = core * np.cosh(z) * (width * weight).reshape(z.shape)
-    rows = values @ _through(values.shape[-1], number)
+    rows = in_blocks(values, _through(values.shape[-1], number))
     return Places(core * np.sinh(z), weight, rows.reshape(-1, *z.shape))
 
 
@@ -204,7 +208,7 @@ def transforms_agree(
     found = []
     for side in (low, high):
         rows = np.stack([np.ones_like(side.log_w), np.exp(side.log_w)], axis=1)
-        found.append(side.integrals(size @ rows))
+        found.append(side.integrals(in_blocks(size, rows)))
     return _are_one(*found)
 
 

@@ -288,7 +288,7 @@ def _computed_points(
         return np.zeros((1, 0)), np.zeros((1, 0)), shape
 
     # Far out delta is next to nothing and takes longest: it is left at what it is where
-    # nobody looks any more, which is an upper bound beyond.
+    # nothing is computed any more, which is an upper bound beyond.
     end = epsilon(step, delta=floor / 100, num_steps=num_steps, method=method)
 
     def ask(epsilons: np.ndarray) -> np.ndarray:

@@ -115,7 +115,7 @@ def calibrate_noise_multiplier(
             found[bad] = np.where(raised > MOST_NOISE, np.inf, raised)
             bad, more = bad[~(evaluated(bad) <= 0)], 2 * more
     found = np.where(hopeless, np.inf, found)
-    found = np.where(run.is_silent(), 0.0, found)
+    found = np.where(run.needs_no_noise(), 0.0, found)
     return run.shaped(found)
 
 

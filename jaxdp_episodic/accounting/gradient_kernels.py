@@ -61,7 +61,7 @@ class Slopes(NamedTuple):
 def single_step_slopes(
     epsilon: np.ndarray, loss: PrivacyLoss, moved: list[PrivacyLoss]
 ) -> Slopes:
-    """Of one step, by its profile: the larger one's of the two.
+    """Of one step, by its profile: of the direction with the larger delta.
 
     Args:
       epsilon: (n,) nats.

@@ -71,7 +71,7 @@ class Question:
         raise NotImplementedError
 
     def given_kept(self, log_kept: np.ndarray, *, up: bool = True) -> Self:
-        """Returns what is to be asked of what is left when nothing is lost at once.
+        """Returns the question about the pair given that no step loses everything.
 
         With probability ``1 - e^log_kept`` everything is lost; ``delta = 1 - k + k
         delta'``. Rounded so that the answer errs upwards, or downwards.

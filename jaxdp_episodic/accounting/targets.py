@@ -27,7 +27,7 @@ _LEAST_NOISE, MOST_NOISE = 1e-9, 1e18
 
 
 class Targets:
-    """The targets of one calibration, flattened, and the run they are about."""
+    """The targets of one calibration, flattened, and the run that is to meet them."""
 
     def __init__(
         self,
@@ -129,7 +129,7 @@ class Targets:
         self.orders[place] = (order - 1) * inverse_noise
         return value.max(axis=-1)
 
-    def is_silent(self) -> np.ndarray:
+    def needs_no_noise(self) -> np.ndarray:
         """Where no noise is needed: nothing is drawn on any path, or no step taken."""
         nothing = self.run.loses_nothing.all(axis=-1)
         return np.broadcast_to(nothing, self.shape).reshape(-1)

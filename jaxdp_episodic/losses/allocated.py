@@ -66,7 +66,7 @@ class AllocatedLoss(GaussianLoss):
         return bounding(**fields, above=np.full(self.shape, 1.0 * up))
 
     def kept_in_range(self) -> Self:
-        """Returns numbers that tables can be made of, none of them cheaper."""
+        """Returns numbers that tables can be made of, none of less privacy loss."""
         taken = np.maximum(self._taken, 2.0)
         return dataclasses.replace(
             super().kept_in_range(),
@@ -112,7 +112,7 @@ _BEYOND = 36.0
 
 
 def reaches(log_beyond: float, log_cut: float) -> bool:
-    """Whether the mass beyond a table is nothing to a delta cut at ``log_cut``."""
+    """Whether the mass beyond a table is negligible to a delta cut at ``log_cut``."""
     return log_beyond < log_cut + _BEYOND
 
 

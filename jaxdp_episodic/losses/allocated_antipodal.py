@@ -95,7 +95,7 @@ class AllocatedAntipodalLoss(AllocatedLoss):
         return by_setting(error, nothing, *fields)[0]
 
     def profile_error_at(self, u: Array) -> Array:
-        """Far out more: sums of a few light terms lose digits there."""
+        """Larger at large u: sums of a few terms of little weight lose digits there."""
 
         def off(v: np.ndarray, s: float, t: float, j: float) -> np.ndarray:
             return antipodal_table(round(t), round(j), s).further_error(v)[None]

@@ -68,7 +68,7 @@ class AllocatedGaussianLoss(AllocatedLoss):
         return self.bounding_pair(AllocatedBoundingLoss, up=up)
 
     def largest_loss(self, *, backward: bool) -> Array:
-        """Of a part of an epoch: W is at least the chance of a later step."""
+        """For a part of an epoch: W is at least ``(bins - taken) / bins``."""
         if not backward:
             return super().largest_loss(backward=backward)
         with np.errstate(divide="ignore"):
@@ -103,7 +103,7 @@ class AllocatedGaussianLoss(AllocatedLoss):
         return by_setting(error, nothing, kept._shift, kept._taken)[0]
 
     def profile_error_at(self, u: Array) -> Array:
-        """Far out more: sums of a few light terms lose digits there."""
+        """Larger at large u: sums of a few terms of little weight lose digits there."""
 
         def off(u: np.ndarray, s: float, t: float, j: float) -> np.ndarray:
             above, below, _ = _places(u, t, j)
@@ -137,7 +137,7 @@ class AllocatedGaussianLoss(AllocatedLoss):
 def _places(
     u: np.ndarray, t: float, j: float
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Where each direction reads its table; whether the second has losses so large."""
+    """The tables' arguments of each direction; whether backward losses reach u."""
     if t == j:  # any digit of e^-u would be one of the place, far out
         return u, u, np.ones(u.shape, bool)
     ratio = np.expm1(-u) * (t / j)

@@ -85,7 +85,7 @@ def antipodal_bounding_pair(
 
 
 def _mirrored(g: np.ndarray, value: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """And at all 1/g, increasing: ``D(g) = 1 - g + g D(1/g)``, which keeps lines."""
+    """Extended to all 1/g, increasing, by ``D(g) = 1 - g + g D(1/g)``; lines stay."""
     z = np.concatenate([1 / g[:0:-1], g])
     return z, np.concatenate([(1 - 1 / g + value / g)[:0:-1], value])
 
@@ -286,9 +286,9 @@ def _convex(g: np.ndarray, value: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _pair_of(g: np.ndarray, value: np.ndarray, infinite: float) -> PiecewiseLinearPair:
-    """Of a convex decreasing function with these corners.
+    """The pair whose profile is the convex decreasing function with these corners.
 
-    Given that not everything is lost; with r < 1 that is a little more than it need be.
+    Given that the loss is finite; with r < 1 that bounds a little from above.
     """
     value = np.maximum(value - infinite, 0.0) / (1 - infinite)
     slope = np.maximum(-np.diff(value) / np.diff(g), 0.0)

@@ -1,4 +1,4 @@
-"""The antipodal Gaussian: a drawn contribution that may turn around.
+"""The antipodal Gaussian: a drawn contribution whose sign may flip.
 
 ``Q = (1-p) N(0) + p N(-s)`` and ``P = (1-p) N(0) + p (1-r) N(-s) + p r N(s)``, unit
 variances: a clip unit drawn with probability p whose contribution flips when the

@@ -1,4 +1,4 @@
-"""Moments of independent episodes in NumPy: of hundreds of terms those that count.
+"""Moments of independent episodes in NumPy, from the terms that are not negligible.
 
 In ``sum_k P(J = k)/… E_k`` each setting has its own terms, far from the peak of which
 nothing counts. So the terms of a batch are chosen one by one, which compiled loops
@@ -38,7 +38,7 @@ class Terms(NamedTuple):
       any_rate: e1 of the setting.
       log_weight: ``log(P(J = k) / e1)``.
       upper: upper bound of the logarithm of the term.
-      size: a guess of it.
+      size: an approximation of it.
     """
 
     start: np.ndarray
@@ -119,7 +119,7 @@ def log_excess(
 ) -> tuple[np.ndarray, ...]:
     """`PrivacyLoss.log_excess` of a mixture; an *upper bound*, exact to 1e-13.
 
-    With few nodes, as for a search, it is rough: good to 1e-7.
+    With few nodes, as for a search, its error is about 1e-7.
 
     Args:
       excess_of_one: maps settings, their e1 and shifts to the excess of one term.

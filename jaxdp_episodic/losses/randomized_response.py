@@ -1,4 +1,4 @@
-"""Randomized response: what a mechanism loses of which (epsilon, delta) is all we know.
+"""Randomized response: the dominating pair of any (epsilon, delta)-DP mechanism.
 
 With probability ``failure`` everything is lost; else the pair is a bit told truthfully
 with odds ``e^epsilon`` against its opposite. Every (epsilon, failure)-DP mechanism is

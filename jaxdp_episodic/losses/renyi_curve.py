@@ -1,4 +1,4 @@
-"""A mechanism of which Rényi divergences at some orders are known, and nothing else.
+"""A mechanism that is known by its Rényi divergences at some orders alone.
 
 ``L(t) = t D_{1+t}`` is convex and 0 at 0 (van Erven and Harremoës 2014,
 arXiv:1206.2459, Corollary 2): between the orders it lies below the chords.

@@ -1,4 +1,4 @@
-"""Where the integrands of the moments have their weight.
+"""Windows around the places where the integrands of the moments are large.
 
 A moment of order ``alpha`` of a privacy loss is an integral over a handful of Gaussian
 bumps and of transitions of the log-ratio, whose places are known in closed form or as

@@ -5,10 +5,10 @@ With ``A = e^{s x - s²/2}``, ``B = e^{-s x - s²/2}``, x standard normal, and s
 
     X = ((bins - count) + sum A) / bins,   Y = ((bins - count) + sum B) / bins,
 
-both of mean 1 and of the same law. Moments of whole orders are sums over the ways to
-throw n balls into the terms (the multinomial theorem), here by doubling the number of
-terms: every summand is positive, and the excess over 1 is kept apart, so that its
-digits do not depend on how small it is. Other powers are Mellin transforms,
+both of mean 1 and of the same distribution. Moments of whole orders are sums over the
+ways to throw n balls into the terms (the multinomial theorem), here by doubling the
+number of terms: every summand is positive, and the excess over 1 is kept apart, so that
+its digits do not depend on how small it is. Other powers are Mellin transforms,
 ``y^-z = int_0^inf p^{z-1} e^{-py} dp / Gamma(z)``, of positive functions too: by the
 trapezoidal rule in u, ``log p = u - e^-u``, which converges geometrically.
 """

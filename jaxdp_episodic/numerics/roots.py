@@ -103,7 +103,7 @@ def _secant(
 def _inside(
     trial: np.ndarray, low: np.ndarray, high: np.ndarray, integer: bool
 ) -> np.ndarray:
-    """The guess as a point strictly between the ends."""
+    """The trial point, moved strictly between the ends."""
     if integer:
         return np.clip(np.rint(trial), low + 1, high - 1)
     return trial

@@ -81,9 +81,9 @@ def test_more_bits_are_looked_at_until_it_is_clear(exponent):
 def test_the_ends_of_the_words():
     more = discrete_gaussian._Extension(SEED)
     assert discrete_gaussian._exactly_below(2**64 - 1, Fraction(0), more)
-    assert discrete_gaussian._exact_height(0, more) == 0
+    assert discrete_gaussian._exact_quotient(0, more) == 0
     # The chance of a greater height is exp(-81 / 2) / 2, of one more exp(-50) / 2.
-    assert discrete_gaussian._exact_height(2**64 - 1, more) in (9, 10)
+    assert discrete_gaussian._exact_quotient(2**64 - 1, more) in (9, 10)
 
 
 def test_samples_follow_from_the_seed_alone():

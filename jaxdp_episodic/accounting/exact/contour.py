@@ -78,7 +78,7 @@ class Contour(NamedTuple):
 def lay_contour(
     epsilon: Array, groups: tuple[Steps, ...], fall: Array | float = FALL
 ) -> Contour:
-    """The contour for delta at ``epsilon``, (n,); nats that it falls by."""
+    """The contour for delta at ``epsilon``, (n,), up to a fall by so many nats."""
     xp = namespace(epsilon, groups[0].count)
     center, core, slope, curvature = _crossing(epsilon, groups)
     # Where the saddle point is out of reach the integrand turns on the way, as fast as
@@ -238,7 +238,7 @@ def transform(
 
 
 def largest_center(like: Array, groups: tuple[Steps, ...]) -> Array:
-    """Up to which c the losses that are cut off do not matter; (n,)."""
+    """The largest real c at which the truncated losses are negligible; (n,)."""
     xp = namespace(like, groups[0].count)
     highest = xp.full_like(like, 1e12)
     for steps in groups:

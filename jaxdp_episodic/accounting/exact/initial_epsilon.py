@@ -40,7 +40,7 @@ def first_epsilon(
     fields: tuple[Group, ...],
     groups: tuple[Steps, ...],
 ) -> Array:
-    """Roughly epsilon at the given delta, (n,), to lay a first contour for.
+    """An approximation of epsilon at the given delta, (n,), to lay a contour for.
 
     By the saddle-point approximation of delta, at crossings about ``order - 1``, which
     gives Rényi's bound ``highest``. Where there is none, because rare large losses
@@ -88,7 +88,7 @@ def _by_jumps(
         return logsumexp(xp.moveaxis(every, 1, 0)) - log_delta
 
     low = _SMALLEST * highest
-    # Of few elements on NumPy a round costs its calls, not its points.
+    # Of few elements on NumPy a refinement costs its calls, not its points.
     few = xp is np and np.size(highest) <= _FEW
     points, refinements = (101, 1) if few else (11, 2)
     return log_crossing(

@@ -170,9 +170,9 @@ class _Search(NamedTuple):
     Attributes:
       count: steps taken.
       done: whether all settings are.
-      x: the next epsilon to look at.
+      x: the next epsilon to evaluate.
       low, high: the bracket.
-      solution: what the last look gave.
+      solution: of the last evaluation.
     """
 
     count: Array

@@ -56,8 +56,8 @@ def exact_answer(question: Question, run: Run) -> Answer:
 
 
 def _sorted_out(question: Question, run: Run) -> Answer:
-    """Sorts out what needs no integral, and answers the rest."""
-    # Each part chooses its own: what few settings need is not compiled for them.
+    """Answers what needs no integral in closed form, and integrates the rest."""
+    # Each part chooses its own engine: nothing is compiled for a few settings.
     engine = choose_engine(question.target.size, BREAK_EVEN)
     with using_engine(engine):
         for loss in run.losses:
@@ -168,7 +168,7 @@ def _has_certified_ends(run: Run) -> bool:
 
 
 def _of_profiles(run: Run, epsilon: np.ndarray | None = None) -> np.ndarray:
-    """Relative error of a single step's delta by that of what is no closed form.
+    """Relative error of a single step's delta where profiles are estimates.
 
     At epsilon, if it is given.
     """
@@ -208,7 +208,7 @@ def _of_composed_profiles(
 
 
 def _of_rounded_losses(epsilon: np.ndarray, run: Run) -> np.ndarray:
-    """Relative error of a single step's delta as its atoms lie a rounding off."""
+    """Relative error of a single step's delta from the rounding of its atoms."""
     total = np.zeros(epsilon.shape)
     for loss, count in zip(run.losses, run.counts, strict=True):
         here = np.flatnonzero(count > 0)
@@ -223,7 +223,7 @@ def _of_rounded_losses(epsilon: np.ndarray, run: Run) -> np.ndarray:
 
 
 def _truncated(goal: np.ndarray, run: Run) -> tuple[Run, np.ndarray, np.ndarray]:
-    """The run without what adds nothing to delta; see `PrivacyLoss.truncated`."""
+    """The run without terms of negligible delta; see `PrivacyLoss.truncated`."""
     log_added = np.full(goal.shape, -np.inf)
     too_many = np.zeros(goal.shape, bool)
     losses = []
@@ -243,8 +243,8 @@ def _larger(
 ) -> tuple[np.ndarray, np.ndarray]:
     """The larger of two answers, where the other one counts; and its error.
 
-    The smaller one counts as much as its error allows: what is poorly known must not
-    hide behind a larger value that is well known.
+    The error covers the smaller answer plus its own error: a poor estimate of it must
+    not be hidden by a larger value that is accurate.
     """
     most = np.where(
         may_be_larger, np.maximum(value + error, other + other_error), value + error

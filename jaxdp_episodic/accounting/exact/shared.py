@@ -1,4 +1,4 @@
-"""Which settings go together: epsilons on one contour, mixtures in sums of one length.
+"""Batching of settings: epsilons on one contour, mixtures in sums of one length.
 
 A contour costs its nodes, at which the moments are summed; to ask at one more epsilon
 costs next to nothing.
@@ -31,7 +31,7 @@ def shared_contours(
     Args:
       epsilon: (n,) at which delta is asked for.
       run: of (n,) settings.
-      log_delta: (n,) rough, by which nearness is measured.
+      log_delta: (n,) approximate; those within `NEAR` nats may share a contour.
       alone: (n,) settings that share with no other one.
 
     Returns:

@@ -1,7 +1,7 @@
-"""Settings solved by contour integrals, with more and more nodes where it takes them.
+"""Settings solved by contour integrals, with as many nodes as their error asks for.
 
-Few nodes serve most settings; those whose error estimate is too large are done again
-with more.
+Few nodes are enough for most settings; those whose error estimate is too large are
+integrated again with more.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ _HOPEFUL_SHARE = 0.8
 
 
 class ContourSolver:
-    """Settings that are solved by contours, in either direction."""
+    """A batch of settings solved by contour integrals, in either direction."""
 
     def __init__(
         self,
@@ -343,7 +343,7 @@ def _solve_chunk(
     effort: _Pass,
     find: bool,
 ) -> tuple[np.ndarray, ...]:
-    """Value, error, slope and the guess used of one chunk, on either engine.
+    """Value, error, slope and initial epsilon of one chunk, on either engine.
 
     The kernels are compiled one by one: fused into one, XLA takes several times as
     long.

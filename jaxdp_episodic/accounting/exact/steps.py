@@ -18,7 +18,7 @@ _LEAST_CUT = -18.0
 def steps_of(
     group: Group, backward: Array, log_cut: Array, *, num_nodes: int, num_terms: int
 ) -> Steps:
-    """The nodes of one group's losses, twice.
+    """The nodes of one group's losses, and others that check them.
 
     Args:
       group: (K, n) steps.

@@ -99,8 +99,8 @@ def sum_window(
       plan: of the direction.
 
     Returns:
-      The ends, and the plan with the bounds' tilts: rare large losses, which rough
-      distributions know poorly, ask for nearer ones than it had.
+      The ends, and the plan with the bounds' tilts: rare large losses, of which pilots
+      are poor estimates, ask for nearer ones than it had.
     """
 
     def moment(tilt: float) -> float:

@@ -161,7 +161,7 @@ def bin_masses(points: np.ndarray, own: Tails, other: Tails) -> BinMasses:
     """
     a, b = points[:-1], points[1:]
     width = b - a
-    # wide rough bins would overflow
+    # the wide bins of pilots would overflow
     shrink, grow = -np.expm1(-width), np.expm1(np.minimum(width, 700.0))
     # Bins above 0, from the tails above their ends.
     h, g, h_off, g_off = own

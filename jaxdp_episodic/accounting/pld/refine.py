@@ -161,7 +161,7 @@ def _grid_of(s: Setting, k: int, step: Step) -> np.ndarray:
 
 
 def _plans(s: Setting, counts: list[float]) -> list[Direction]:
-    """Plans of the directions; one far below the other is only shown to be so."""
+    """Plans of both directions; of one far below the other only a bound is planned."""
     plans = [
         window.plan_direction(pilots, counts, s.target, s.scale, known)
         for pilots, known in zip(s.pilots, s.known, strict=True)
@@ -262,9 +262,9 @@ class _Job(NamedTuple):
 
 
 def _jobs(s: Setting) -> list[_Job]:
-    """Both distributions of the leading direction, the upper one of the other one.
+    """Both distributions of the larger direction, the upper one of the other.
 
-    Where Chernoff's bound will do it is taken here.
+    A direction for which Chernoff's bound is enough gets that here, and no job.
     """
     jobs: list[_Job] = []
     most_cells = 0
@@ -280,7 +280,7 @@ def _jobs(s: Setting) -> list[_Job]:
             return []
         if not off < _MASS_CHECK:
             # Errors of the masses grow with the inverse of the spacing and the number
-            # of bins: on a coarser lattice, unless it is the tails that are wrong.
+            # of bins: a coarser lattice helps, unless the tails themselves are wrong.
             coarser = s.spacing * math.sqrt(10 * off / _MASS_CHECK)
             s.out_of_memory = not off < _MASS_ROUNDING
             s.least_spacing, s.last_attempt = coarser, False

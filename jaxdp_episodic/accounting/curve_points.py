@@ -98,7 +98,7 @@ def _parts(
     gap = before / total * after * width / 4
     caught = deltas[:-1] + g[:-1] * fall
     missed = np.maximum(1 - caught, 1e-12)
-    # caught - fall is the gain over guessing: the scale on which a small mu is seen.
+    # caught - fall is the gain over guessing: the scale of the error of a small mu.
     scale = np.minimum(caught - fall, missed)
     scale = np.where(deltas[1:] > floor, scale, np.minimum(scale, floor))
     allowed = np.minimum(_ABSOLUTE, _RELATIVE * np.maximum(scale, floor))

@@ -36,7 +36,7 @@ _OTHER_CENTER, _OTHER_END, _AGREEMENT = 0.98, 1.1, 1e-6
 _CUT = 50.0
 _CHUNKS = Chunks(4, (4,), (8, 512, 4096))
 _PROFILE_CHUNKS = Chunks(512, (8, 512), (8, 512, 4096))
-# What is always drawn has a rate this far from 1 instead.
+# A rate of 1 is replaced by one that is less by this.
 _NEAREST_RATE = 2.0**-52
 _SMALLEST_COUNT = 1e-300
 
@@ -199,7 +199,7 @@ def _inside(group: Group) -> Group:
             if name == "rate"
         }
         loss = dataclasses.replace(loss, **below)
-    # Steps that are not taken still have a derivative by their number.
+    # Steps with a count of 0 still have a derivative by their count.
     return Group(loss, np.maximum(group.count, _SMALLEST_COUNT))
 
 
@@ -207,7 +207,7 @@ def _grouped(run: Run, moved: Run) -> tuple[Group, ...]:
     """A direction in the order of `Run.groups`."""
     steps = []
     for taken, loss, count in zip(run.counts, moved.losses, moved.counts, strict=True):
-        # A step that is not taken moves nothing but by its number.
+        # Of a step with a count of 0 only the count moves anything.
         still = loss.map(lambda f, taken=taken: np.where(taken > 0, f, 0.0))
         steps.append(Group(still, count))
     return stacked_steps(steps)

@@ -52,7 +52,7 @@ class Targets:
         self.step, self.method = step, method
         self.run = run_of(step, targets["num_steps"])
         self.run.refuse(method)
-        # Of the best order less 1, times the inverse noise that it was found at.
+        # The best order less 1, times the inverse noise at which it was found.
         self.orders = np.full((self.size, self.run.shape[-1]), np.nan)
 
     def inverse_noise(
@@ -100,7 +100,7 @@ class Targets:
         found = answer(question, run, self.method)
         value = found.value
         if self.method == "exact":
-            # What is only known up to an error counts as that much larger.
+            # The error estimate of an epsilon is added to it.
             value = value + np.where(found.is_certified, 0.0, found.error)
         with np.errstate(divide="ignore"):
             return np.log(value) - np.log(self.epsilon[active])

@@ -23,7 +23,7 @@ _BISECTIONS = 200
 # before.
 _LARGEST_ETA = 1e30
 _MOST_EXPECTED_RUNS = 1e12
-# Walking through a distribution beyond so many runs would take seconds.
+# Inversion of a distribution beyond so many runs would take seconds.
 _MOST_DRAWN_RUNS = 1e6
 
 

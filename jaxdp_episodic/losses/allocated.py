@@ -21,9 +21,9 @@ from jaxdp_episodic.losses.privacy_loss import (
 )
 from jaxdp_episodic.numerics.loops import Array, map_first, namespace, on_host
 
-# Nodes of a distribution, for each that is asked for: they lie on the real line.
+# Nodes for each that is asked for: on the real line more are needed than on a path.
 _NODES_EACH = 4
-# Of nodes that are closer in the middle: over how many the distance grows.
+# Number of nodes over which their distance grows, where they are closer in the middle.
 _GROWING = 40
 
 
@@ -33,7 +33,7 @@ class AllocatedLoss(GaussianLoss):
 
     # Errors of its tables are estimates: certified ends use finite pairs instead.
     is_estimate: ClassVar[bool] = True
-    # Of one setting: from direction, orders less one (m,) and fields to (3, m), the
+    # Maps direction, orders less one (m,) and the fields of one setting to (3, m): the
     # log-excess and two derivatives.
     _excess: ClassVar[Callable[..., np.ndarray]]
 
@@ -142,7 +142,7 @@ def crowded(
 
     u = np.arange(number) + 0.5 * between
     u = u * ((number - 1) / number if between else 1.0)
-    # Where the middle is among them, so that both ends are met.
+    # The index of the middle such that the first and last node meet both ends.
     first = np.linspace(0, number - 1, 4 * number)
     left, right = moved(first), moved(number - 1 - first)
     share = left / (left + right)
@@ -166,7 +166,7 @@ def nodes_from(
         others, and the fields of one distribution to rows: losses, weights, and five of
         the ends and the spacing. Nodes that check lie elsewhere, and use tables moved
         by their estimated error, so that the difference of the two includes it.
-      rule: which nodes are asked for; what checks has a height below 1.
+      rule: which nodes are asked for; those that check have a height below 1.
       *fields: (m,) each.
       by_first: the rows' derivatives by the first field, if they are known.
     """

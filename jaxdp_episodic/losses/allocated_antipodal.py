@@ -37,7 +37,7 @@ from jaxdp_episodic.losses.privacy_loss import PrivacyLoss, Tails
 from jaxdp_episodic.numerics.loops import Array, namespace, on_host
 
 _PROBES = 400
-# Part of a table by which its slope at the end is found.
+# Share of a table over which its slope at the end is measured.
 _TANGENT = 1e-3
 # Nodes of a panel, and of those that check them.
 _PER_PANEL = (16, 32)
@@ -124,7 +124,8 @@ def _loss_distribution(
 ) -> tuple[np.ndarray, np.ndarray, float, float]:
     """Places v = log g1 > 0, Q-masses, the end, and the log-density of P there."""
     table = antipodal_table(round(t), round(j), s)
-    # Of few terms tables end early. Beyond, the tangent is above what is concave.
+    # Tables of few terms end early. Beyond, the log-density is concave, and its tangent
+    # an upper bound.
     edge = np.array([1 - _TANGENT, 1.0]) * table.end
     slope = np.diff(table.at(edge)[2]).item() / (_TANGENT * table.end) + 1
 
@@ -147,7 +148,7 @@ def _loss_distribution(
     mass = np.exp(log_mass)
     if checking:
         mass = np.where(v < table.end, mass * (1 + table.off_at(v)), 0.0)
-    # At r = 1 both distributions have mass 1: what is missing is rounding.
+    # At r = 1 both P and Q have mass 1: what is missing is rounding error.
     whole = np.sum(mass * (1 + np.exp(v)))
     if not abs(whole - 1) < _MASS_ERROR:
         mass = mass * np.nan

@@ -29,15 +29,15 @@ from jaxdp_episodic.numerics.convex_sums import lognormal_sum
 from jaxdp_episodic.numerics.loops import Array, namespace, on_host
 
 _CACHED = 256
-# Sums are formed in blocks of so many, in as many digits as the machine has: what is
-# lost by it, of up to 2^16 losses, and by a rounding of the result and its logarithm.
+# Sums are formed in blocks of so many, in extended precision. Bounds of the relative
+# error of sums of up to 2^16 losses, and of rounding the result and its logarithm.
 _BLOCK = 256
 _SUM_ERROR = 2 * (_BLOCK + 2**16 / _BLOCK) * float(np.finfo(np.longdouble).eps)
 _ROUNDING, _MOVE = 4e-15, 4e-16
-# Of the distance of losses, the finest lattice that pays, for distributions below and
-# above: bins with hardly a loss are merged at a loss, hundreds of which are lost again.
+# Spacing of the finest useful lattice over the mean gap between losses, for lower and
+# upper bounds: in the lower distribution bins with hardly a loss waste mass.
 _GRAIN = (3.2, 0.5)
-# Losses that moments are computed of.
+# Number of losses from which moments are computed.
 _FEW = 512
 
 
@@ -48,10 +48,11 @@ class BoundingLoss(AllocatedLoss):
     may_have_atoms: ClassVar[bool] = True
     has_nodes: ClassVar[bool] = False
     methods: ClassVar[tuple[str, ...]] = ("rdp", "pld")
-    # Of one setting: losses and their masses under P, forward; and what `_facts` has.
+    # Map the fields of one setting to the losses and their masses under P, forward, and
+    # to `_facts`.
     _atoms: ClassVar[Callable[..., tuple[np.ndarray, np.ndarray]]]
     _facts_of_setting: ClassVar[Callable[..., tuple[float, ...]]]
-    # Relative rounding of the profiles.
+    # Relative rounding error of the profiles.
     _rounding: ClassVar[float]
 
     def certified(self, *, up: bool) -> Self:

@@ -41,9 +41,9 @@ from jaxdp_episodic.losses.loss_nodes import LossNodes, NodeRule
 from jaxdp_episodic.losses.privacy_loss import PrivacyLoss, Tails
 from jaxdp_episodic.numerics.loops import Array, namespace, on_host
 
-# Places at which the range of a distribution is looked for.
+# Number of places at which the range of a distribution is searched for.
 _PROBES = 600
-# Distance of nodes where W mostly is, in deviations of a Gaussian of this peak.
+# Distance of nodes near the mode of W, in deviations of a Gaussian of the same peak.
 _OF_WIDTH = 0.2
 
 
@@ -109,7 +109,7 @@ class AllocatedGaussianLoss(AllocatedLoss):
             above, below, _ = _places(u, t, j)
             rising, falling = sum_tables(round(j), s)
             gain, _, loss, _ = _tails(u, s, t, j)
-            # Of either direction as much as it is of the larger one.
+            # The error of each direction counts in proportion to its share of delta.
             share = np.exp([gain, loss] - np.maximum(gain, loss))
             errors = [rising.further_error(above), falling.further_error(below)]
             return np.max(share * errors, axis=0)[None]
@@ -152,7 +152,7 @@ def _tails(u: np.ndarray, s: float, t: float, j: float) -> np.ndarray:
         above, below, reached = _places(u, t, j)
         rising, falling = sum_tables(round(j), s)
         high, low = rising.at(above), falling.at(below)
-        # Beyond the end the profile is that of there, which is above it.
+        # Beyond the table's end its last value is an upper bound of the profile.
         end = falling.end
         end = end if t == j else -np.log1p(np.expm1(-end) * (j / t))
         loss = low[0] + np.minimum(u, end) - math.log(t)
@@ -217,7 +217,7 @@ def _loss_distribution(
         return nothing, nothing, nothing, nothing
     low = float(probes[max(kept[0] - 1, 0)])
     high = float(probes[min(kept[-1] + 1, _PROBES - 1)])
-    # Most of W is near its peak, as far as the density there allows.
+    # Nodes are closer near the mode; how close follows from the density there.
     peak = np.argmax(density)
     gap = _OF_WIDTH * math.exp(-density[peak]) / math.sqrt(2 * math.pi)
     place, width = crowded(

@@ -25,19 +25,19 @@ import numpy as np
 from jaxdp_episodic.numerics.exponential_means import bounds_between
 from jaxdp_episodic.numerics.signed_sums import SignedLaw, sinh_sum
 
-# Distance of the nodes in deviations of ``z_1 + ... + z_j``; what a chord between them
-# may be off where they could be further apart: where D is above a logarithm, and so
-# many times that at the second, beyond which there are no nodes; and the most nodes.
+# Distance of the nodes in deviations of ``z_1 + ... + z_j``; relative error allowed to
+# a chord between them where log D is above `_USUAL`; by how many times more at
+# `_LEAST`, beyond which there are no nodes; and the largest number of nodes.
 _APART, _CHORD, _ROUGHEST, _USUAL, _LEAST, _MOST = 0.28, 1e-5, 1e3, -9.0, -42.0, 400
-# What D may be off, where it is above two logarithms, and below; but for the first so
-# many times as much where it falls steeply, fewer below a third; and cells of the sums
-# for it: at first, fewest and most.
+# Relative error allowed to D where log D is above `_BULK`, above `_ROUGH`, and below;
+# by how many times more where D falls steeply, above and below `_RARE`; and the number
+# of cells of the sums for it: at first, least and largest.
 _WITHIN, _BULK, _ROUGH = (1.5e-5, 2.5e-5, 1e-3), -7.0, -30.0
 _STEEP, _RARE = (10.0, 5.0), -20.0
 _CELLS, _FEWEST, _MOST_CELLS = 640, 256, 1024
-# Losses in each cell between two nodes; nodes on either side that a bound may use.
+# Losses in each cell between two nodes; how many nodes on either side a bound uses.
 _FINE, _AROUND = 128, 3
-# Relative rounding of what becomes of a mean of `signed_sums`.
+# Relative rounding error of what is computed from a mean of `signed_sums`.
 _ROUNDING = 1e-11
 _CACHED = 256
 _BOTH = (False, True)
@@ -80,7 +80,7 @@ def antipodal_bounding_pair(
         return _pair_of(*_convex(g, value), float(value[-1]))
     value = np.maximum(low, _between_nodes(g, low, high, coarse)) * (1 - _ROUNDING)
     g, value = _convex(*_below_chords(g, value, high * (1 + _ROUNDING)))
-    # Less by what rounding may have added to the mass of the pair.
+    # Lowered by the rounding error of the pair's mass.
     return _pair_of(g, value * (1 - _ROUNDING), 0.0)
 
 
@@ -122,7 +122,7 @@ def _nodes(bins: int, count: int, shift: float) -> list[_Node]:
     nodes: list[_Node] = []
     u, last, step, slope, cells = 0.0, 0.0, 0.0, 0.0, _CELLS
     whole = bins == count  # the hinge is always 0
-    # Deviation of the loss under much noise.
+    # Standard deviation of the loss at much noise.
     core = 2 * shift * math.sqrt(count) / bins
     while True:
         hinge = float(_hinge(u, bins - count, shift))
@@ -136,15 +136,15 @@ def _nodes(bins: int, count: int, shift: float) -> list[_Node]:
             for sums, up in ((below, False), (above, True))
         )
         log_d = math.log(gain) + math.log(float(_scale(u, bins, shift)))
-        # D falls: bounds that rise again are of what sums under little noise cut off.
+        # D falls: bounds that rise again are due to what the sums truncate.
         is_lost = last < _ROUGH and log_d >= last
         if log_d < _LEAST or is_lost or len(nodes) >= _MOST:
             return nodes
         # D falls by half of what it is below 1, in g, at 1.
         slope = (last - log_d) / step if step else 0.5 * math.expm1(max(-log_d, 0.0))
         slope = max(slope, 1e-3)
-        # What D is off by moves the loss where it is met by as much over the slope; but
-        # the sum of many epochs' losses by as much as itself.
+        # An error of D moves the epsilon of one epoch by the error over the slope; but
+        # that of many epochs by the error itself.
         within = _WITHIN[(log_d < _BULK) + (log_d < _ROUGH)]
         if log_d < _BULK:
             within *= min(max(1.0, u * slope), _STEEP[log_d < _RARE])
@@ -157,7 +157,7 @@ def _nodes(bins: int, count: int, shift: float) -> list[_Node]:
             2 * shift * _APART / math.sqrt(count) * (chord / _CHORD) ** 0.125,
             math.sqrt(8 * chord / (slope * (1 + slope))),
         )
-        # Of few steps among idle ones D falls sooner: else nothing is left at once.
+        # With few taken steps among many D falls sooner.
         step = step if whole else min(step, max(core, 0.5 * u))
         u, last = u + step, log_d
 
@@ -169,7 +169,7 @@ def _cell_bounds(
     hinge = _hinge(u, bins - count, shift)
     tilt = 0.5 * u / shift
     middle = 0.5 * float(tilt[0] + tilt[-1])
-    # Nodes below 0 are those above it turned around.
+    # Nodes below 0 are the mirror images of those above.
     numbers = range(cell - _AROUND, min(cell + 2 + _AROUND, len(nodes)))
     numbers = [i for i in numbers if -i < len(nodes)]
     places, low, high = [], [], []
@@ -241,7 +241,7 @@ def _below_chords(
     g, low = _mirrored(g, low)
     high = _mirrored(g[size - 1 :], high)[1]
     g, low, high = (array[size - 3 :] for array in (g, low, high))
-    # through a place from the one before, goes on to the right; and back to the left
+    # lines through two neighbouring places, extended to the right, and to the left
     slope = (low[1:] - high[:-1]) / np.diff(g)
     back = (high[1:] - low[:-1]) / np.diff(g)
     left, right, from_left, from_right = g[2:-2], g[3:-1], slope[1:-2], back[3:]
@@ -252,7 +252,7 @@ def _below_chords(
     y = np.maximum(
         low[2:-2] + from_left * (x - left), low[3:-1] + from_right * (x - right)
     )
-    # In the last cell, and beyond it, the one line down to 0.
+    # In the last cell, and beyond it, a single line down to 0.
     end = g[-2] + low[-2] / -slope[-2] if slope[-2] < 0 else math.inf
     places = np.concatenate([g[2:-1], x, [end]])
     values = np.concatenate([low[2:-1], np.maximum(y, 0.0), [0.0]])

@@ -67,8 +67,8 @@ from jaxdp_episodic.numerics.special import (
     log_saturating_tail,
 )
 
-# Largest exponent that is exponentiated: its third power does not overflow, which
-# derivatives need.
+# Largest argument of exp: the third power of the result, which derivatives need, does
+# not overflow.
 _LARGEST_EXPONENT = 100.0
 
 

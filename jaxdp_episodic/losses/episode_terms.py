@@ -20,9 +20,9 @@ from jaxdp_episodic.losses.privacy_loss import MomentRule
 from jaxdp_episodic.numerics.combinatorics import log_binomial
 from jaxdp_episodic.numerics.power_excess import log_expm1
 
-# Nats below the sum at which a term is left out; of hundreds, 1e-13 of it in all.
+# Terms so many nats below the sum are left out: hundreds of them are 1e-13 of it.
 _NATS = 36.0
-# The same where only an order is looked for, and the rules that do so: fewer nodes.
+# The same in the search for the best order, and the quadratures used there.
 _NATS_OF_SEARCH, _NODES_OF_ANSWER = 18.0, 12
 
 
@@ -69,7 +69,7 @@ class Terms(NamedTuple):
         log_weight += np.where(rest > 0, rest * log_absent[setting], 0.0)
         shift, order = count * s[setting], 1 + t[setting]
         gaussian = log_expm1(0.5 * shift * shift * order * t[setting])
-        # Of whole orders, the last and the first term of the binomial expansion.
+        # At whole orders, the last and the first term of the binomial expansion.
         last = order * log_any + gaussian
         first = 2 * log_any + log_expm1(shift * shift)
         first += np.log(0.5 * order * t[setting])
@@ -145,7 +145,7 @@ def log_excess(
         peak = terms.largest(terms.size)
         used = terms.size > peak[terms.setting] - _NATS
         evaluate(used)
-        # What is not so small after all.
+        # Terms that turn out not to be negligible.
         least = terms.largest(parts[0])[terms.setting] - _NATS
         missed = ~used & (terms.upper > least)
         if np.any(missed):

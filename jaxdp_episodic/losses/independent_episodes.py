@@ -52,15 +52,15 @@ from jaxdp_episodic.numerics.loops import (
 
 # Most terms of a loss distribution; settings that need more have no exact answer.
 _MOST_TERMS = 200
-# Terms left out may add this share of delta, which is then added.
+# Terms are left out up to this share of delta, which is then added to it.
 _CUT_SHARE = 1e-9
 # Terms times settings that NumPy computes at once.
 _AT_ONCE = 512
-# No distribution is cut nearer than where the density is e^-18 of its peak.
+# Distributions are truncated where the density is e^-18 of its peak, or less.
 _LEAST_CUT = -18.0
-# By what share there are more nodes for every factor e of the number of terms.
+# Relative increase of the number of nodes for every factor e in the number of terms.
 _MORE_NODES = 0.4
-# Largest height of their path, in deviations: the truncated distributions end on it.
+# Largest imaginary part of their path, in deviations: there distributions end.
 _MOST_HEIGHT = 3.4
 # Stands for log 0 where -inf would poison a gradient: e^{-1e30} = 0.
 _LOG_ZERO = -1e30
@@ -263,7 +263,7 @@ class IndependentEpisodesLoss(GaussianLoss):
         rest = self.num_episodes - k
         log_weight = log_binomial(self.num_episodes, k) + k * xp.log(self.rate)
         log_weight += xp.where(rest > 0, rest * log_absent, 0.0) - xp.log(any_rate)
-        # Rarer than what is cut off anyway: left out.
+        # Terms rarer than the truncated mass are left out.
         used = (terms <= kept) & (log_weight > log_cut[:, None])
         return k, log_weight, used, any_rate
 

@@ -20,7 +20,7 @@ Pair = tuple[Array, Array]
 # Imaginary part ("height") of the path, in standard deviations: e^{1.8²/2} = 5 is the
 # factor by which it may amplify rounding errors at real z.
 _TOP = 1.8
-# Height times shift where the log-ratio turns; its singularities are at pi.
+# Imaginary part times shift where the log-ratio turns; its singularities are at pi.
 _TURN_ANGLE = 1.2
 # Slopes of the path: from the end of the domain (steep, so that e^{zL} falls off
 # faster than it oscillates), behind the turn, further out.
@@ -84,7 +84,7 @@ def half_line(
     num_nodes = 6 * num_nodes // 7
     share, width = _crowding(s)
     if len(turns) == 2:
-        # Where both are at one place the share is one of them's.
+        # Where both turns coincide the share is that of one.
         apart = xp.abs(turns[0] - turns[1]) / width
         share = share / (1 + 1 / xp.cosh(xp.minimum(apart, 300.0)) ** 2)
 

@@ -34,7 +34,7 @@ class RenyiCurveLoss(PrivacyLoss):
     t: tuple[Array, ...]
     log_moments: tuple[Array, ...]
     methods: ClassVar[tuple[str, ...]] = ("rdp",)
-    # Beyond the last order nothing is known; with such parts no more than before.
+    # Curves of fewer orders are padded by an infinite moment at order inf: no bound.
     padding: ClassVar[dict[str, float]] = {"t": np.inf, "log_moments": np.inf}
 
     @property

@@ -101,7 +101,7 @@ class SampledGaussianLoss(GaussianLoss):
         xp = namespace(*self.fields, backward, log_cut, height)
         s, p = self.shift, Rate.of(self.rate)
         low, high, turn = sampled_ends(p, s, log_cut)
-        # There P and Q differ by log(1 - p), and losses that low hardly matter.
+        # There P/Q is near 1 - p, and lower losses are negligible.
         low = xp.where(backward > 0, low, xp.maximum(low, FURTHEST_LEFT))
 
         def place(low: Array, high: Array) -> Pair:

@@ -189,7 +189,7 @@ def cut_weights(
         cut = np.where(inside, cut, np.where(never, b <= 0, always))
         with np.errstate(divide="ignore", invalid="ignore"):
             drawn = np.where(inside, joint / beneath, np.where(never, 0.0, b / n))
-        # The unit is one of at least b + 1 that are drawn.
+        # With the unit at least b + 1 are drawn.
         drawn = np.minimum(np.where(np.isnan(drawn), np.inf, drawn), q * b / (b + 1))
         return whole, cut, drawn
 

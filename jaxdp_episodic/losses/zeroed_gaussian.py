@@ -175,7 +175,7 @@ class ZeroedGaussianLoss(GaussianLoss):
         reach = xp.sqrt(-2 * log_cut)
         seen = xp.sqrt(2 * xp.maximum(logs.reached - log_cut, 1.0))
         high = xp.maximum(xp.maximum(reach, s + seen), floor + 2.0)
-        # Losses that low hardly matter.
+        # Lower losses are negligible.
         most = floor - FURTHEST_LEFT
         ends = (
             xp.where(backward > 0, xp.minimum(high, most), high),

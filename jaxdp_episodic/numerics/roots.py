@@ -2,7 +2,7 @@
 
 `largest_within` is host-side NumPy: the functions it searches are whole accountants,
 and only the elements that still move are evaluated. `smallest_within` and
-`log_crossing` are kernels, the latter for rough answers.
+`log_crossing` are kernels, the latter for approximate ones.
 """
 
 from __future__ import annotations

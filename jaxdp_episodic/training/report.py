@@ -16,7 +16,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxdp_episodic.accounting.budget import PrivacyBudget, public_view
+from jaxdp_episodic.accounting.budget import PrivacyBudget, public_budget
 from jaxdp_episodic.describe.step import ComposedSteps, GaussianStep, compose
 from jaxdp_episodic.files.archive import read_arrays, write_arrays
 from jaxdp_episodic.plots.labels import upward
@@ -69,10 +69,10 @@ def privacy_statement(
             "",
         ]
     if for_release:
-        view = public_view(budget)
-        if view is None:
+        public = public_budget(budget)
+        if public is None:
             return "\n".join([*lines, *_without_sizes(budget)]) + "\n"
-        budget = view
+        budget = public
     owed = int(budget.owed(num_steps))
     if owed != num_steps:
         lines += [
@@ -327,7 +327,7 @@ def released_facts(facts: Mapping[str, Any], budget: PrivacyBudget) -> dict[str,
     hidden: set[str] = set()
     if not mean_units_are_public(budget.step):
         hidden.add("mean units a step")
-    if public_view(budget) is None:  # the noise was calibrated to private sizes
+    if public_budget(budget) is None:  # the noise was calibrated to private sizes
         hidden |= {"steps", "noise multiplier", "mean units a step"}
         hidden |= {name for name in facts if name.startswith("epsilon ")}
     return {name: value for name, value in facts.items() if name not in hidden}

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from rich.console import Console
 
-from jaxdp_episodic.accounting.budget import public_view
+from jaxdp_episodic.accounting.budget import public_budget
 from jaxdp_episodic.accounting.tuning import (
     DEFAULT_ORDERS,
     curve_to_epsilon,
@@ -304,7 +304,7 @@ def _total(
         budget = plan(config, data)
         one = run_rdp(budget.run(budget.num_steps), DEFAULT_ORDERS)
         curve = np.maximum(curve, one)
-        is_public &= public_view(budget) is not None
+        is_public &= public_budget(budget) is not None
     settings = search.settings
     tuned = tuned_rdp(settings.trials, DEFAULT_ORDERS, curve)
     return float(curve_to_epsilon(DEFAULT_ORDERS, tuned, delta=settings.delta)), (

@@ -32,11 +32,11 @@ _ORDER_FACTORS = (1.0, 1.6, 4.0)
 _FEW = 8
 # By how many nats delta may be below Rényi's bound of it, where it is asked for.
 _RESERVE = 25.0
-# Such a logarithm is that of 0 in float64, to which Rényi's bound is then near enough.
+# The exponential is 0 in float64: Rényi's bound is then near enough.
 _LOG_ZERO = -746.0
-# A profile is good to 1e-14.
+# Relative error of a profile (1e-14), with a margin.
 _PROFILE_ERROR = 1e-13
-# Losses are rounded, relative to 1 or their size.
+# Rounding error of losses, relative to 1 or their size.
 _ROUNDING = 4e-16
 
 

@@ -41,17 +41,17 @@ TOLERANCE = 1e-6
 _CUT = 50.0
 # Nats by which what is cut off must stay below delta.
 _CUT_MARGIN = 30.0
-# As `NEAR`: from where on the error is not known.
+# As `NEAR`, but from where on the error is unknown.
 _FAR = 10.0
-# From where on an error of log(delta) says that the sum is nothing but noise.
+# With a larger error estimate of log(delta) the sum is nothing but rounding noise.
 _NOISE = 10.0
-# What is less well known by another epsilon's contour gets its own.
+# Settings with a larger error on a shared contour get their own.
 _SHARED_ERROR = 1e-9
 _CHUNKS = Chunks(8, (1, 8), (8, 512, 4096))
 # Of a batch of many settings, with the fewest that go into such chunks: the larger the
 # less of its time a chunk takes to start, but all cores want some, and few padding.
 _LARGE_CHUNKS = ((256, 1024), (64, 32), (_CHUNKS.cpu[-1], 0))
-# So few settings are cheaper one by one than in a chunk that is mostly padding.
+# At most so many settings take less time one by one than in a padded chunk.
 _ONE_BY_ONE = 3
 
 
@@ -117,7 +117,7 @@ class ContourSolver:
             log_delta, error, *_ = self._solve(
                 DeltaAt(epsilon[index]), index, epsilon[index], _COMPARISON, backward
             )
-            # An error of a nat means nothing.
+            # An error estimate of a nat or more is not reliable.
             below = log_delta + error < self.question.target[index]
             private[index] = below & (error < 1)
         return private
@@ -172,10 +172,10 @@ class ContourSolver:
             )
             new_error = log_error
             if not self.question.is_epsilon:
-                # So small a delta may be in what was cut off.
+                # A delta this small may be due to the truncated mass.
                 lost = new_value < self.goal[index] - _CUT + _CUT_MARGIN
                 new_error = np.where(lost, np.inf, new_error)
-                # What another epsilon's contour does not serve well gets its own.
+                # Settings with a large error on a shared contour get their own.
                 distance = np.abs(self.question.target[index] - used) * np.abs(slope)
                 enough = new_value + new_error <= least[index]
                 served = (distance <= NEAR) & (enough | (new_error <= _SHARED_ERROR))
@@ -293,7 +293,7 @@ class ContourSolver:
         part = self.run.take(index)
         log_target = question.target
         if question.is_epsilon:
-            # What the terms left out may add comes off the target.
+            # The target is lowered by the delta of the terms that were left out.
             added = np.minimum(self.log_added[index] - log_target, -1e-12)
             log_target = log_target + np.log1p(-np.exp(added))
         arrays = (

@@ -18,20 +18,20 @@ import numpy as np
 from jaxdp_episodic.accounting.pld import window
 from jaxdp_episodic.accounting.pld.window import Direction, Estimate
 
-# Below this tilt the answer is bisected for before it is solved for.
+# Below this tilt the answer is bracketed by bisection before it is solved for.
 _SMALL_TILT = 0.05
 # Nats above Chernoff's bound, beyond which no answer is looked for.
 _LARGEST_EXCESS = 600.0
 # Relative rounding error of one lattice mass, tilted; per unit of exponent.
 _MASS_ERROR = 1e-14
 _EXPONENT_ERROR = 1e-15
-# Of a planned distance between two tilts, what is tried.
+# Shares of the planned distance between two tilts that are tried.
 _NEARER = np.array([1.0, 0.6, 0.35, 0.2, 0.1, 0.05])
 # Logarithms below it have no exponential.
 _LEAST_LEVEL = -700.0
-# Share of what is asked for that frequencies left out may take.
+# Share of the planned precision for the frequencies that are left out.
 _CUT_SHARE = 1e-4
-# More than all tilted masses together that underflow.
+# Bound of the sum of all tilted masses that underflow.
 _UNDERFLOW = 1e-280
 
 

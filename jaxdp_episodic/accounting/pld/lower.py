@@ -24,7 +24,7 @@ import numpy as np
 
 from jaxdp_episodic.accounting.pld.lattice import BinMasses
 
-# Shares of what the bins beside a grid point can give it that are asked of them.
+# Shares of the gain that the bins beside a grid point can give it, tried as targets.
 _REACHES = (0.7, 0.85)
 # Of grid points further apart than so many nats the upper one gets e^-690 of the mass
 # between them at the most, where it would be less.
@@ -34,7 +34,7 @@ _SPIKE = 0.05
 # How far grid points move at most, over the spacing at the spike; how often it is
 # tried.
 _FURTHEST, _TRIALS = 0.4, 8
-# Of the distance between two trials the next one keeps from either.
+# The next trial keeps this share of the distance of two trials from either.
 _LEAST_SHARE = 0.05
 # The waste at the heaviest grid point, over the mass and the spacing, that is small.
 _SMALL_WASTE = 1e-7
@@ -117,8 +117,7 @@ def _halves(points: np.ndarray, bins: BinMasses, move: float) -> _Halves:
         far = np.expm1(np.minimum(whole - low + move, _MOST_RISE))
         size = mass * np.abs(far) + sure * (far - near)
         loss = mass * far + off * np.abs(far) - sure * (far - near) + _UNIT * size
-        # What may lie below its grid point goes nowhere; less than no loss counts as
-        # none.
+        # Mass that may lie below its grid point is dropped; a negative loss is 0.
         kept = np.where(gain >= 0, np.maximum(mass - off, 0.0), 0.0)
         parts.append((kept, np.maximum(gain, 0.0), np.maximum(loss, 0.0)))
     (mass_a, gain_a, loss_a), (mass_b, gain_b, loss_b) = parts

@@ -1,6 +1,6 @@
 """The "pld" method: certified intervals by composing privacy loss distributions.
 
-Each step's loss is bracketed by two distributions on a lattice
+Each step's loss is bounded by two distributions on a lattice
 (`accounting.pld.lattice`), whose convolution powers come from Fourier transforms of the
 exponentially *tilted* distributions (`numerics.fourier`), so that the cells that matter
 are the largest and rounding stays relative to delta. What is cut off, wrapped around or
@@ -36,28 +36,28 @@ from jaxdp_episodic.accounting.rdp.method import rdp_bound
 from jaxdp_episodic.accounting.run import Run
 
 _BLOCK = 64
-# From so many settings on JAX's transforms pay for their compiling.
+# From so many settings on JAX's transforms are worth compiling.
 BREAK_EVEN = 20_000
 # Widths that are aimed for if no other is asked for, of epsilon and of delta, and the
 # cells of a lattice that they are worth.
 DEFAULT_EPSILON_SHARE, DEFAULT_EPSILON_WIDTH = 1e-4, 1e-7
 DEFAULT_DELTA_SHARE = 1e-3
 _FINE_LATTICE = 2**19
-# Widths that are worth the largest lattice.
+# Widths for which the largest lattice is tried.
 _COARSE_EPSILON = Aim(1e-4, 0.01, refine.LARGEST_LATTICE)
 _COARSE_DELTA = Aim(0.0, 0.02, refine.LARGEST_LATTICE)
 _MOST_REFINEMENTS = 14
 # Of a width, where an epoch's own distribution takes up the rest: for the lower end and
 # the upper. A lattice finer than the losses would cost the lower distribution.
 _SHARE_OF_LATTICE = (0.3, 0.1)
-# Rounds after which an aim is given up if there is no lower end yet.
+# Refinements after which an aim is given up if there is no lower end yet.
 _FRUITLESS_REFINEMENTS = 2
 # Steps whose rounding errors alone are nats of log(delta).
 _MOST_STEPS = 1e14
 # Moves of the noise beyond which single losses need a lattice of their own.
 _LARGEST_MOVE = 1e6
 # Nats across which a lower distribution has nothing: where losses are that large, as of
-# hardly any noise, the upper end is all that comes of another round, and near.
+# hardly any noise, another refinement finds the upper end alone, and it is near.
 _WIDEST_SPACING = 300.0
 # Rounding of Rényi's bound, relative.
 _RDP_ROUNDING = 1e-13

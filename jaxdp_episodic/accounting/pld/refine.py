@@ -42,11 +42,11 @@ from jaxdp_episodic.accounting.pld.window import Direction, Estimate, Target
 # Memory: cells of the largest lattice (32 MiB for an array, about 20 of them live).
 LARGEST_LATTICE = 2**22
 _MOST_GRID_POINTS = 2**19
-# Of Chernoff's bound of epsilon, what epsilon surely is.
+# Epsilon is at least this share of Chernoff's bound of it.
 _SURE_SHARE = 0.3
 # The masses of a distribution add up to 1 within this, or its tails were wrong.
 _MASS_CHECK = 1e-6
-# From where on that is no rounding.
+# A larger deviation is more than rounding.
 _MASS_ROUNDING = 1e-2
 # By how much rounding may let ends cross, and an upper distribution lack mass.
 _CROSSING, _LACKING = 1e-9, 1e-9
@@ -338,7 +338,7 @@ def _bound(dist: CertifiedDistribution, target: Target) -> float:
 def _ends(
     jobs: list[_Job], sums: list[LowFrequencies | CertifiedDistribution | None]
 ) -> list[tuple[float, Estimate] | None]:
-    """Certified ends, and estimates for the next round."""
+    """Certified ends, and estimates for the next refinement."""
     result: list[tuple[float, Estimate] | None] = [None] * len(jobs)
     by_frequencies: dict[bool, list[int]] = {}
     for i, (job, dist) in enumerate(zip(jobs, sums, strict=True)):

@@ -19,12 +19,12 @@ _TILTS = np.geomspace(1e-6, 1e8, 29)
 _SMALL_TILTS, _LARGE_LOSS = np.geomspace(1e-18, 10**-6.5, 24), 1e4
 _FINER_TILTS = np.geomspace(10**-0.5, 10**0.5, 13)
 _TILT_CHANGES = np.geomspace(0.01, 6.0, 14)
-# Of the width that is asked for, what is cut off in units of delta.
+# Share of the planned width for the mass truncated by the window.
 _CUT_SHARE = 0.01
-# Of delta's relative width, what single losses beyond the lattice may add.
+# Share of delta's relative width for single losses beyond the lattice.
 _RARE_SHARE = 0.05
-# Nats that Chernoff's bound of delta is too large by where single large losses make up
-# the sum, and that are given up for a smaller tilt there.
+# From so many nats between Chernoff's bound and delta on, single large losses make up
+# the sum; and nats of the bound that are given up for a smaller tilt there.
 _FAR_BOUND, _SPARED = 4.0, 2.0
 # Logarithm of delta's bound above which delta is near 1.
 _NEAR_ONE = 0.1
@@ -32,7 +32,7 @@ _SMALLER_TILTS = 10.0 ** (-np.arange(9) / 6)
 # Of a value that is surely below the answer, what errors may take of a direction
 # that is only shown to lie below it.
 _CEILING_SHARE = 0.1
-# No answer is needed more accurately than its width over this.
+# Tilts are at most this over the width that is enough.
 _STEEPEST = 1000.0
 # Nats by which delta may be below Chernoff's bound before it was computed once.
 _FIRST_RESERVE = 12.0
@@ -58,7 +58,7 @@ class Target(NamedTuple):
 
 
 class Estimate(NamedTuple):
-    """What an earlier round found, without bounds: delta at epsilon, and the slope.
+    """An earlier refinement's estimate: delta at epsilon, and the slope.
 
     ``slope`` is ``-d log(delta) / d epsilon`` there.
     """
@@ -125,7 +125,7 @@ def plan_direction(
       counts: of the steps.
       target: of the setting.
       scale: shrinks all errors.
-      known: what an earlier round found.
+      known: an earlier refinement's estimate.
       ceiling: the other direction's answer is surely above it: Chernoff's bound is to
         show that this direction's is below it.
     """
@@ -227,7 +227,7 @@ def _width(
         return width if ceiling is None else max(width, _CEILING_SHARE * ceiling)
     if ceiling is not None:
         return 1 / slope
-    # a first guess of delta is not worth more
+    # a first estimate of delta need not be more accurate
     return (target.proportion if known else max(target.proportion, 0.01)) / slope
 
 

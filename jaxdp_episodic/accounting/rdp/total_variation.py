@@ -46,7 +46,7 @@ def at_most_total_variation(
 
 
 def _log_estimate(run: Run) -> np.ndarray:
-    """Roughly the logarithm of the total variation."""
+    """An approximation of the logarithm of the total variation."""
     total = np.zeros(run.shape)
     for loss, count in zip(run.losses, run.counts, strict=True):
         hints = loss.hints()

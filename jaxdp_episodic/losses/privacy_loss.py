@@ -30,7 +30,7 @@ from jaxdp_episodic.losses.loss_nodes import LossNodes, NodeRule
 from jaxdp_episodic.numerics.loops import Array, map_arrays, namespace
 
 Tails = tuple[Array, Array]
-"""Logarithms of ``H_g`` and of g times the second law's mass where ``L > log g``."""
+"""Logarithms of ``H_g`` and of g times the second mass of the losses above log g."""
 
 # Rates are raised to this floor, which raises epsilon: products and squares of several
 # must stay above the smallest float64.

@@ -211,7 +211,7 @@ TINY_TREES = [
 
 @TIMES
 @pytest.mark.parametrize(("nested", "schemes", "clip_level"), TINY_TREES)
-def test_law_of_tiny_trees(nested, schemes, clip_level, times):
+def test_distribution_of_tiny_trees(nested, schemes, clip_level, times):
     case = tree_case(nested, schemes, clip_level)
     dist = oracle.rows_distribution(oracle.numbered(nested), schemes, clip_level)
     outcomes = [outcome(draw) for draw in take(case.sampler, times * 1_000, seed=3)]
@@ -229,7 +229,7 @@ def test_law_of_tiny_trees(nested, schemes, clip_level, times):
         ("classes", subset(4)),
     ],
 )
-def test_law_of_tiny_grouped_classes(drawn, scheme, times):
+def test_distribution_of_tiny_grouped_classes(drawn, scheme, times):
     """Five classes, one of them empty, in pairs."""
     sizes = [2, 1, 0, 1, 3]
     case = grouped_case(drawn, scheme, sizes=sizes, ways=2, size=2)
@@ -238,7 +238,7 @@ def test_law_of_tiny_grouped_classes(drawn, scheme, times):
     assert false_alarm(oracle.outcome_tally(outcomes, dist)) > FALSE_ALARMS
 
 
-def test_law_of_tiny_independent_episodes():
+def test_distribution_of_tiny_independent_episodes():
     """Pairs of neighbouring episodes of one step: as independent as of two steps."""
     schemes = [subset(1), subset(2)]
     case = independent_case([2, 3], schemes, 20)

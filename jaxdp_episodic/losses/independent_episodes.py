@@ -201,10 +201,10 @@ class IndependentEpisodesLoss(GaussianLoss):
     def nodes(self, rule: NodeRule) -> LossNodes:
         """See `PrivacyLoss`: one path for all terms, as they have one log-ratio.
 
-        The loss is ``log(1 - e1 + e1 e^l)``, with l of part ``N(-k² s²/2, k² s²)``
-        under Q. In the deviations of the narrowest distribution that counts l is
-        ``c sinh(v / c)``: where only wider distributions reach, nodes are further apart
-        and the path is higher, as these ask for.
+        The loss is ``log(1 - e1 + e1 e^l)``, with l distributed as
+        ``N(-k² s²/2, k² s²)`` under Q. In the deviations of the narrowest distribution
+        that counts l is ``c sinh(v / c)``: where only wider distributions reach, nodes
+        are further apart and the path is higher, as these ask for.
         """
         _, log_cut, height, num_nodes, num_terms = rule
         xp = namespace(*self.fields, log_cut, height)

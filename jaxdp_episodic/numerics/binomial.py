@@ -73,7 +73,8 @@ def tail_over_mass(
     shape = t.shape
     steps = _num_convergents(t, n, odds).reshape(-1)
     steps += steps % 2 if side == "lower" else 1 - steps % 2
-    # Those that need most come first: each step is made by the first so many.
+    # Sorted by the number of steps needed, the largest first: each step updates the
+    # first so many elements.
     order = np.argsort(-steps, kind="stable")
     t, n, odds = (np.asarray(a, np.float64).reshape(-1)[order] for a in (t, n, odds))
     in_use = np.cumsum(np.bincount(steps)[::-1])[::-1]

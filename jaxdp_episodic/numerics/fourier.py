@@ -216,7 +216,7 @@ def cells_around_atom(sums: Array, size: int) -> tuple[Array, Array, Array]:
     change = complex_of(xp, change, length * xp.sin(phase))
     cells = xp.fft.irfft(change, size)
     cells = cells + xp.where(xp.arange(size) == 0, scale[..., :1], 0.0)
-    # Beyond 1 nothing is known but that both are powers of numbers of modulus <= 1.
+    # The trivial bound beyond 1: both are powers of numbers of modulus <= 1.
     known = length * xp.minimum(relative, 1.0) * xp.exp(xp.minimum(relative, 1.0))
     per_coefficient = xp.where(relative <= 1, known, 3.0)
     per_coefficient += _transform_error(xp, sums, size) * xp.abs(change)

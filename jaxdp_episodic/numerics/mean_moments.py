@@ -29,7 +29,7 @@ _LARGEST, _LARGEST_TILTED = 500.0, 220.0
 # the strip (pi / (2 s)) where e^{-e^{sx}} is tame, and of the deviation where the
 # density is narrower. Relative error below 1e-15.
 WIDE, _SPACING, _STRIP, _NARROW = 9.5, 0.5, 0.27, 0.75
-# p begins at e^-37 of where it counts. And spacing of u over the integrand's width.
+# p begins at e^-37 of the scale of the integrand; spacing of u over its width.
 _LEFT, FINENESS = 37.0, 0.8
 # From so large a log q on e^q is not formed.
 FAR = math.log(300.0)

@@ -15,8 +15,8 @@ import numpy as np
 from jaxdp_episodic.numerics.loops import Array, namespace, while_loop
 
 _MAX_EVALUATIONS = 200
-# Of `smallest_within`: the relative width at which it ends, the factor by which it
-# looks for the scale, where it stops looking, and what counts as infinitely far.
+# In `smallest_within`: the relative width at which it ends, the factor by which it
+# searches for the scale, where that search stops, and what counts as infinite.
 _ROUNDING, _SCALE, _TINY, _HUGE, _FAR = 2e-15, 64.0, 1e-30, 1e36, 1e8
 
 

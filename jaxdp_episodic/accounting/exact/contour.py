@@ -33,8 +33,8 @@ from jaxdp_episodic.numerics.roots import log_crossing
 # steepest lean that is used, and the largest: at 1 a Gaussian would no longer fall off.
 # Nor must the terms of the nodes that check grow, on their lower path.
 _LEAN_SHARE, _CHECK_SHARE, _LARGEST_LEAN = 0.7, 0.9, 0.6
-# The truncated mass must stay below e^-40 on the contour: M^T may be 1
-# where what is left of it without the core is a millionth of it.
+# Truncated losses must contribute less than e^-40 on the contour: M^T may be 1, and a
+# millionth of it be left without the core.
 _NEGLIGIBLE = -40.0
 # The contour ends where the integrand has fallen by so many nats.
 FALL = 42.0
@@ -44,12 +44,12 @@ _VERTICAL_FALL, _VERTICAL_END = 26.0, 300.0
 _NUM_PROBES = 16
 # The saddle point is known to some percent of its logarithm's spacing.
 _SADDLE_POINTS, _SADDLE_REFINEMENTS = 6, 3
-# Crossings that are tried, relative to the saddle point of all losses, where the core
-# is subtracted; and by how many nats that must pay.
+# Crossings tried where the core is subtracted, relative to the saddle point of all
+# losses; and by how many nats the integrand must be smaller for the core to be used.
 _CROSSINGS = 1.6 ** np.arange(8.0)
 _LEAST_GAIN = 1.0
-# How far apart M^T and its core must be for their difference to mean something, and
-# that for each step.
+# Least relative difference of M^T and its core above rounding errors, and for each
+# step.
 _APART, _APART_PER_STEP = 1e-6, 1e-11
 # Phase that the integrand may turn by in a unit of the trapezoidal rule's variable.
 _PHASE = 6.0
@@ -81,8 +81,8 @@ def lay_contour(
     """The contour for delta at ``epsilon``, (n,), up to a fall by so many nats."""
     xp = namespace(epsilon, groups[0].count)
     center, core, slope, curvature = _crossing(epsilon, groups)
-    # Where the saddle point is out of reach the integrand turns on the way, as fast as
-    # this: nodes further apart would see one that turns the other way, and slowly.
+    # Away from the saddle point the integrand's phase turns this fast: nodes further
+    # apart would alias it.
     turning = xp.abs(epsilon - slope) / _PHASE
     scale = 1 / xp.maximum(xp.sqrt(curvature), turning)
     location, spread = xp.zeros_like(epsilon), xp.zeros_like(epsilon)
@@ -98,7 +98,7 @@ def lay_contour(
     right = epsilon >= location
     lean = xp.clip(xp.where(right, *steepest), 0.0, _LARGEST_LEAN)
     distance = xp.maximum(xp.abs(epsilon - location), 1e-12)
-    # Where eps is far below the distance, the spike may not count at first.
+    # Where eps is far below the distance, the spike may be negligible at first.
     least = xp.clip(epsilon, 0.05 * distance, distance)
     lean_signed = xp.where(right, lean, -lean)
     bend = xp.clip(scale * (distance + spread) / _PHASE, 1e-9, 1.0)

@@ -27,7 +27,7 @@ from jaxdp_episodic.numerics.roots import log_crossing
 
 # Crossings from which a first epsilon is taken, relative to the order of Rényi's bound.
 _FIRST_CROSSINGS = 1.5 ** np.arange(-4.0, 8.0)
-# Epsilon is looked for from this share of Rényi's bound up to it.
+# Epsilon is searched for from this share of Rényi's bound up to the bound.
 _SMALLEST = 1e-4
 _FEW = 4
 _LOG_NOTHING = -1e300

@@ -22,8 +22,8 @@ from jaxdp_episodic.numerics.loops import Array, namespace
 
 # At every so many nodes of the contour the moment is checked with other loss nodes.
 _CHECK_STRIDE = 8
-# Two distributions of as many nodes are about equally good: of what they differ by, how
-# many times as much either may be off (seen: twice).
+# Two rules of as many nodes have about the same error: bound of that of either, over
+# their difference (twice was seen).
 _CHECK_FACTOR = 4.0
 # Rounding of M - 1 relative to E|z L| (hundreds of terms, whose errors mostly cancel),
 # and of log M relative to its size.

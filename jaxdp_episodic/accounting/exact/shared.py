@@ -12,11 +12,11 @@ from jaxdp_episodic._engine import engine_name
 from jaxdp_episodic.accounting.run import Run
 
 # Nats of log(delta) between the epsilon that a contour is laid for and the answer from
-# where on the error may be larger than it looks.
+# where on the error may exceed its estimate.
 NEAR = 3.0
-# Of the epsilon that a contour is laid for, if it is larger, to the answer.
+# Largest ratio of the epsilon that a contour is laid for to the answer.
 LARGEST_RATIO = 2.0
-# Epsilons of a contour.
+# Largest number of epsilons on one contour.
 _MOST = 16
 # Settings times terms by which sums may be padded to the next length there is, as each
 # length is compiled: that takes longer, but is done once a process.

@@ -36,10 +36,10 @@ from jaxdp_episodic.accounting.run import Group, Run
 BREAK_EVEN = 4_000
 # Largest relative error estimate of an answer that is called exact.
 TOLERANCE = 1e-6
-# Nats below delta at which the distributions are cut. The later, the nearer to 0 rare
-# large losses keep the contour, where more of the integrand cancels.
+# Nats below delta at which the distributions are truncated. The later, the nearer to 0
+# rare large losses keep the contour, where more of the integrand cancels.
 _CUT = 50.0
-# Nats by which what is cut off must stay below delta.
+# Nats by which the truncated mass must stay below delta.
 _CUT_MARGIN = 30.0
 # As `NEAR`, but from where on the error is unknown.
 _FAR = 10.0
@@ -69,8 +69,8 @@ class _Pass(NamedTuple):
     fall: float = contours.FALL
 
 
-# Tried one after the other on what is not settled. It is the contour that takes more
-# nodes, hardly ever a distribution; the less cancels, the sooner it may end.
+# Tried one after the other on settings whose error is too large. Hard settings need
+# more nodes of the contour, hardly ever of losses.
 _PASSES = (
     _Pass(112, 161, 34.0),
     _Pass(128, 353),
@@ -85,7 +85,8 @@ _COMPARISON = _Pass(112, 65)
 _SETTLED = 0.5
 # From so many settings on chunks are larger.
 _MANY = 512
-# Passes with less than this share of the nodes that seem to be needed are left out.
+# Passes with less than this share of the nodes that are expected to be needed are
+# skipped.
 _HOPEFUL_SHARE = 0.8
 
 
@@ -212,7 +213,7 @@ class ContourSolver:
                 initial[index] = np.where(np.isnan(closer), 0.5 * used, closer)
                 initial = np.clip(initial, 0.0, self.bound)
             else:
-                # The nearer the cut is, the less cancels.
+                # An earlier truncation lets less of the integrand cancel.
                 known = np.isfinite(value) & (error < 0.1)
                 self.goal = np.where(known, value - 1.0, self.goal)
         return value, error
@@ -257,7 +258,7 @@ class ContourSolver:
                     question.target[place], part, bound, alone[place]
                 )
                 members, middle = (place[column] for column in columns)
-            # What has its contour to itself is asked about as it is.
+            # Settings with a contour of their own.
             if len(members) == 1:
                 members = middle
             part = self._solve_alike(
@@ -301,7 +302,7 @@ class ContourSolver:
             initial,
             self.bound[index],
             self.order[index],
-            # What is cut off is far below delta, even all of it together.
+            # The truncated mass of all steps together is far below delta.
             np.minimum(self.goal[members].reshape(-1, index.size).min(axis=0), 0.0)
             - np.log(np.maximum(part.num_steps, 1.0))
             - _CUT,

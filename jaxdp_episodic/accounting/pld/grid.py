@@ -22,9 +22,8 @@ _FACTORS = np.geomspace(1e-9, 1e3, 100)
 _LATTICE_SHARE, _GRID_SHARE = 0.4, 0.25
 # Largest exponent of a tilt across a bin wider than a nat.
 _WIDEST_TILTED = 0.1
-# So near to the bulk, in spacings, every point of the lattice is a grid point: where
-# the density is steep the lower distribution wastes more than the square of a bin's
-# width.
+# Within so many spacings of the bulk every point of the lattice is a grid point: where
+# the density is steep the error of the lower distribution is more than second order.
 _DENSE = 60.0
 # Grid points move apart by at most this share of their distance from there, and the
 # logarithm of the density changes by at most this much within a bin.

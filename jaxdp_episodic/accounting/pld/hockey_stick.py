@@ -20,14 +20,14 @@ from jaxdp_episodic.accounting.pld.window import Direction, Estimate
 
 # Below this tilt the answer is bracketed by bisection before it is solved for.
 _SMALL_TILT = 0.05
-# Nats above Chernoff's bound, beyond which no answer is looked for.
+# Nats above Chernoff's bound beyond which the answer is not searched for.
 _LARGEST_EXCESS = 600.0
 # Relative rounding error of one lattice mass, tilted; per unit of exponent.
 _MASS_ERROR = 1e-14
 _EXPONENT_ERROR = 1e-15
 # Shares of the planned distance between two tilts that are tried.
 _NEARER = np.array([1.0, 0.6, 0.35, 0.2, 0.1, 0.05])
-# Logarithms below it have no exponential.
+# Exponentials of smaller logarithms underflow.
 _LEAST_LEVEL = -700.0
 # Share of the planned precision for the frequencies that are left out.
 _CUT_SHARE = 1e-4
@@ -219,7 +219,7 @@ def _slack(dist: CertifiedDistribution, *, certify_upper: bool) -> float:
     single, together = dist.rounding
     rounding = min(single * weights, together * math.sqrt(squares))
     below, above = dist.truncated
-    # What is above the window is missing; what is outside of it has been added.
+    # Mass above the window is missing from it; mass outside of it has been wrapped in.
     truncated = above if certify_upper else below + above
     return (most * truncated + rounding) * (1 + 1e-9)
 
@@ -382,7 +382,7 @@ def certified_epsilon(
         solved = math.log(rest / float(decays[n]))
     else:
         # The slack at the cell's lower end is more than the level, inf or NaN, as of
-        # a cell that is many nats wide: only the end that fits is known to.
+        # a cell that is many nats wide: only the end that fits is certified.
         solved = sign * math.inf
     solved = min(max(solved, float(excess[n - 1])), float(excess[n]))
     epsilon = center + solved

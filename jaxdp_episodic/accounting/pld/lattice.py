@@ -33,7 +33,7 @@ from jaxdp_episodic.losses.privacy_loss import PrivacyLoss
 from jaxdp_episodic.numerics.loops import Array
 
 _CHUNKS = Chunks(8192, (256, 4096), (4096, 65536))
-# Relative error of what is computed from them.
+# Relative rounding error of the masses that are computed from the tails.
 _ARITHMETIC_ERROR = 2e-15
 
 

@@ -19,7 +19,7 @@ _LARGEST_DEVIATION = 12.0
 # Moves up to which points are laid evenly over all Gaussian losses, and their number
 # where the losses of a larger one are far away.
 _LARGEST_MOVE, _BUMP_POINTS, _FAR_POINTS = 100.0, 97, 160
-# Of the scale of small losses.
+# Smallest point, relative to the scale of small losses.
 _LEAST_LOSS = 1e-4
 
 
@@ -39,18 +39,18 @@ class Pilot(NamedTuple):
 
 
 def pilot_points(hints: Hints) -> np.ndarray:
-    """Losses of either sign, 0 among them, at which a step is looked at first."""
+    """Losses of either sign, 0 among them, at which a pilot is evaluated."""
     move = float(hints.furthest)
     furthest = move * (0.5 * move + _LARGEST_DEVIATION)
     if move <= _LARGEST_MOVE:
         gaussian = np.linspace(0.0, furthest, 45 + 2 * int(move))[1:]
     else:
-        # Far from all others, and narrow beside their distance; what is between them,
-        # and multiples of the move, are looked at on the way.
+        # Points about the bump, which is far from 0 and narrow; and a geometric grid
+        # for what is between them and for multiples of the move.
         middle, deviations = 0.5 * move * move, _LARGEST_DEVIATION * move
         bump = np.linspace(middle - deviations, middle + deviations, _BUMP_POINTS)
         gaussian = np.union1d(bump, np.geomspace(1e3, 2 * furthest, _FAR_POINTS))
-    # smaller losses are as good as 0, and there are no larger ones
+    # smaller losses are negligible, and there are no larger ones
     least = _LEAST_LOSS * float(hints.rate) * min(float(hints.shift), 1.0)
     near = (_PILOT_LOSSES >= least) & (_PILOT_LOSSES <= 2 * furthest)
     positive = np.union1d(_PILOT_LOSSES[near], gaussian)

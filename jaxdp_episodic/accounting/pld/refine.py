@@ -39,7 +39,7 @@ from jaxdp_episodic.accounting.pld.step_distribution import (
 from jaxdp_episodic.accounting.pld.transform import transformed
 from jaxdp_episodic.accounting.pld.window import Direction, Estimate, Target
 
-# Memory: cells of the largest lattice (32 MiB for an array, about 20 of them live).
+# Cells of the largest lattice (32 MiB for an array, about 20 of them live).
 LARGEST_LATTICE = 2**22
 _MOST_GRID_POINTS = 2**19
 # Epsilon is at least this share of Chernoff's bound of it.
@@ -239,7 +239,7 @@ def compose(settings: list[Setting]) -> None:
             # What did not fit a window from pilots may fit one from an estimate.
             s.least_spacing, s.last_attempt = 0.0, False
         s.upper = min(s.upper, max(s.uppers))
-        # Of a logarithm of delta an absolute rounding.
+        # Relative to epsilon; absolute for log(delta).
         slack = _CROSSING * (abs(s.lower) + (s.target.log_delta is None))
         if s.upper < s.lower - slack:
             s.revert_ends("certified ends cross")
@@ -297,12 +297,12 @@ def _jobs(s: Setting) -> list[_Job]:
             most_cells = max(most_cells, cells)
     if most_cells <= s.most_cells:
         return jobs
-    # The window is a little longer on another lattice.
+    # The window in cells changes a little with the lattice.
     excess = 1.01 * most_cells / s.most_cells
     if s.last_attempt and s.least_spacing > 0:
         s.out_of_memory = True
     else:
-        # The plan took the window for shorter: once more, on a coarser lattice.
+        # The plan underestimated the window: once more, on a coarser lattice.
         s.least_spacing, s.last_attempt = s.spacing * excess, False
     return []
 
@@ -321,7 +321,7 @@ def _tilted_row(
     low, high, plan = sum_window(dists, counts, plan)
     cells = math.ceil((high - low) / s.spacing) + 6
     size = 2 ** max(math.ceil(math.log2(min(max(cells, 16), 2**40))), 8)
-    # What a power of two leaves over lies to both sides.
+    # Cells added to reach a power of two lie on both sides.
     first = math.floor((low - offset) / s.spacing) - 2 - (size - cells) // 2
     lattice = infinite, offset, moved, s.spacing, first, size
     return tilted_row(dists, counts, plan, *lattice), cells

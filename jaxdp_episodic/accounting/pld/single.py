@@ -58,7 +58,7 @@ def _narrow_epsilon(settings: Sequence[Setting]) -> None:
     for s, tried, goal, (low, high) in zip(
         settings, points, log_delta, _log_profiles(settings, points), strict=True
     ):
-        # Each is one by itself: no order among the points is relied on.
+        # Each point is certified by itself: no monotonicity is used.
         s.upper = min([s.upper, *tried[high <= goal].tolist()])
         s.lower = max([s.lower, *tried[low >= goal].tolist()])
         s.upper = max(s.upper, s.lower)

@@ -22,14 +22,13 @@ from jaxdp_episodic.numerics import fourier
 _LARGEST_BATCH, _LARGEST_CELLS = 8, 2**20
 # Cells of a row that is transformed back: about 20 arrays of it are live.
 LARGEST_CELLS = 2**22
-# Distributions whose logarithms and phases are added up at a time, with little
-# rounding.
+# Number of distributions whose logarithms and phases are added up at a time.
 _MOST_TOGETHER = 16
-# Share of a distribution in one cell from which on it is split off.
+# An atom of at least this mass is split off before the transform.
 _ATOM = 0.6
 # Kernels of the power, by what keeps their rounding errors small.
 PLAIN, DIFFERENCES, AROUND_ATOM = "plain", "differences", "around atom"
-# How many frequencies are read off at most: as many, or the share of all cells.
+# The largest number of low frequencies: so many, or this share of all cells.
 _LOW_FREQUENCIES, _LOW_SHARE = 64, 1 / 32
 # Grid points times frequencies, over cells, that may be summed one by one.
 _MOST_TERMS = 2.0
@@ -81,7 +80,7 @@ def low_frequencies_of(rows: Sequence[Row]) -> list[LowFrequencies | None]:
             lows, errors, log_power = [], [], 0.0
             for part in parts:
                 few, wrong, powers = _low_frequencies(*part, kept=kept)
-                # copied: all frequencies are behind a view of some
+                # copied: a view would keep all frequencies in memory
                 lows.append(np.array(few))
                 errors.append(wrong)
                 log_power = log_power + np.asarray(powers)
@@ -283,7 +282,7 @@ def _heaviest(index: np.ndarray, mass: np.ndarray) -> int:
 def _kernel_name(row: Row) -> str:
     """The kernel whose rounding errors are likely to be the smallest."""
     atoms = [float(m.max(initial=0.0)) for _, m in row.masses]
-    # Many losses beside the atom gain nothing by it, and a^T would underflow.
+    # With many losses beside the atom nothing is gained, and a^T would underflow.
     if min(atoms) > _ATOM and 30 > -sum(
         t * math.log(a) for t, a in zip(row.counts, atoms, strict=True)
     ):
@@ -297,7 +296,7 @@ def _kernel_name(row: Row) -> str:
             mean = max(mean, float(mass @ np.abs(away)))
             away = away - float(mass @ away)
             spread += count * float(mass @ np.minimum(away**2, 100.0))
-    # Beyond this frequency nothing is left of the power.
+    # Beyond this frequency the power is negligible.
     highest = min(6 / math.sqrt(max(spread, 1e-30)), 2.0)
     return DIFFERENCES if mean * highest < 0.3 else PLAIN
 

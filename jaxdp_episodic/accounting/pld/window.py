@@ -1,4 +1,4 @@
-"""Where to put a privacy loss lattice: tilt, spacing, range and grid points.
+"""Plans of privacy loss lattices: tilt, window and range of losses.
 
 Everything here is an *estimate* from a pilot distribution of the loss: it decides how
 wide the certified interval of `accounting.pld.method` becomes, never whether it holds.
@@ -15,7 +15,7 @@ import numpy as np
 from jaxdp_episodic.accounting.pld.pilot import Pilot, log_moment
 
 _TILTS = np.geomspace(1e-6, 1e8, 29)
-# Further ones, where losses of more than so many nats occur.
+# Smaller tilts, tried where losses of more than so many nats occur.
 _SMALL_TILTS, _LARGE_LOSS = np.geomspace(1e-18, 10**-6.5, 24), 1e4
 _FINER_TILTS = np.geomspace(10**-0.5, 10**0.5, 13)
 _TILT_CHANGES = np.geomspace(0.01, 6.0, 14)
@@ -29,8 +29,8 @@ _FAR_BOUND, _SPARED = 4.0, 2.0
 # Logarithm of delta's bound above which delta is near 1.
 _NEAR_ONE = 0.1
 _SMALLER_TILTS = 10.0 ** (-np.arange(9) / 6)
-# Of a value that is surely below the answer, what errors may take of a direction
-# that is only shown to lie below it.
+# Share of a lower bound of the answer allowed to the errors of the other direction,
+# which is only shown to lie below it.
 _CEILING_SHARE = 0.1
 # Tilts are at most this over the width that is enough.
 _STEEPEST = 1000.0
@@ -134,7 +134,7 @@ def plan_direction(
     goal = _aim(pilots, counts, target, known)
     log_cut = goal + _log_rarity(target, scale, known)
     whole = pilots
-    # every step has its share of what is cut off, as if all were like it
+    # every step gets an equal share of the truncated mass
     shared = [t * len(whole) for t in counts]
     pilots = [
         _up_to(pilot, _top(pilot, t, log_cut))
@@ -201,7 +201,7 @@ def _aim(
         return goal
     # A first estimate of delta may be much too large.
     goal = min(_best_tilt(pilots, counts, target.epsilon, 0.0, None)[1], 0.0)
-    # float64 has nothing smaller (no loss may be as large as epsilon at all)
+    # float64 has nothing smaller (delta is 0 if no loss is as large as epsilon)
     return max(goal - _FIRST_RESERVE, _LEAST_LOG_DELTA)
 
 

@@ -89,7 +89,7 @@ def _sorted_out(question: Question, run: Run) -> Answer:
         certified[chosen] = np.isposinf(value[chosen])
         poor = (poor | certified[chosen]) & _has_certified_ends(part)
         if np.any(poor):
-            # Of tables that are poor, or that the certified bounds contradict.
+            # Certified ends in place of values from tables with too large an error.
             left = np.flatnonzero(poor)
             asked, part = question.take(chosen[left]), part.take(left)
             known = value[chosen[left]]

@@ -20,7 +20,7 @@ _SPLIT_ERROR = 4e-15
 def best_center(loss: PrivacyLoss, tilt: float, sign: int) -> float | None:
     """The forward loss of the heaviest atom of one direction, tilted; or None.
 
-    It is put on the lattice, where neither distribution is off.
+    It is put on the lattice, where the upper and lower distribution are exact.
     """
     found = loss.values()
     if found is None:

@@ -29,14 +29,14 @@ _REACHES = (0.7, 0.85)
 # Of grid points further apart than so many nats the upper one gets e^-690 of the mass
 # between them at the most, where it would be less.
 _MOST_RISE = 690.0
-# Share of a distribution in one grid point from which on it is looked at as a spike.
+# A grid point with at least this share of the mass is treated as a spike.
 _SPIKE = 0.05
 # How far grid points move at most, over the spacing at the spike; how often it is
 # tried.
 _FURTHEST, _TRIALS = 0.4, 8
 # The next trial keeps this share of the distance of two trials from either.
 _LEAST_SHARE = 0.05
-# The waste at the heaviest grid point, over the mass and the spacing, that is small.
+# A negligible waste at the heaviest grid point, over the mass and the spacing.
 _SMALL_WASTE = 1e-7
 # Shares are kept a little on the safe side of quotients, which are rounded; rounding
 # of a sum of products, over their size.
@@ -171,8 +171,8 @@ def _sweep(
     """Masses, each grid point balanced in turn from both ends to the heaviest one.
 
     Returns:
-      ``(m,)`` masses, and gain less loss at the heaviest grid point: what is wasted
-      there, or lacks.
+      ``(m,)`` masses, and gain less loss at the heaviest grid point: waste if positive,
+      else what lacks.
     """
     mass_a, mass_b, gain_a, gain_b, loss_a, loss_b = (h.tolist() for h in halves[:6])
     masses = [0.0] * (len(mass_a) + 1)

@@ -47,8 +47,9 @@ _FINE_LATTICE = 2**19
 _COARSE_EPSILON = Aim(1e-4, 0.01, refine.LARGEST_LATTICE)
 _COARSE_DELTA = Aim(0.0, 0.02, refine.LARGEST_LATTICE)
 _MOST_REFINEMENTS = 14
-# Of a width, where an epoch's own distribution takes up the rest: for the lower end and
-# the upper. A lattice finer than the losses would cost the lower distribution.
+# Shares of a width left to the lattice, for the lower end and the upper, where the
+# bounding pairs of epochs take the rest. A lattice finer than their losses wastes mass
+# of the lower distribution.
 _SHARE_OF_LATTICE = (0.3, 0.1)
 # Refinements after which an aim is given up if there is no lower end yet.
 _FRUITLESS_REFINEMENTS = 2
@@ -56,8 +57,8 @@ _FRUITLESS_REFINEMENTS = 2
 _MOST_STEPS = 1e14
 # Moves of the noise beyond which single losses need a lattice of their own.
 _LARGEST_MOVE = 1e6
-# Nats across which a lower distribution has nothing: where losses are that large, as of
-# hardly any noise, another refinement finds the upper end alone, and it is near.
+# On a lattice wider than this, in nats, the lower distribution is useless: for such
+# losses, as of hardly any noise, refinements find the upper end alone, and it is near.
 _WIDEST_SPACING = 300.0
 # Rounding of Rényi's bound, relative.
 _RDP_ROUNDING = 1e-13
@@ -121,8 +122,9 @@ def _end_of_bounding_run(
 ) -> np.ndarray:
     """One end, of a run some of whose steps are bounded by other distributions.
 
-    With ``log H_g`` of the distribution off by up to a, and its losses by b, the end is
-    that at a delta or epsilon moved by them, and moved by the other one.
+    Where the bounding pair's ``log H_g`` has an error of up to a, and its losses of up
+    to b, epsilon is that at log(delta) moved by a, moved by b; and log(delta) that at
+    epsilon moved by b, moved by a: each outward.
     """
     log_kept, sign = bounding.log_kept(), 1 if up else -1
     of_mass, of_loss = bounding.certified_error()

@@ -87,7 +87,7 @@ def _of_few_losses(
 ) -> tuple[float, float]:
     """Sums over all the losses of a run, in both directions."""
     if not of_epsilon and all(type(a) is RandomizedResponseLoss for a, _ in taken):
-        # The largest loss of composed (epsilon, delta) claims is the sum of epsilons.
+        # What an (epsilon, delta) claim can lose is known exactly.
         most = sum(Fraction(float(a.epsilon)) * int(n) for a, n in taken)
         if Fraction(target) >= most:
             return -np.inf, 0.0

@@ -80,7 +80,7 @@ def _sorted_out(question: Question, run: Run) -> Answer:
             error[chosen] += _of_rounded_losses(question.target[chosen], part)
         if question.is_epsilon:
             error[chosen] *= np.maximum(value[chosen], 0.0)
-        # A large error is added to the value, which no certified end may be below.
+        # What is poorly known counts as that much larger; nothing certified is below.
         poor = ~(error[chosen] <= TOLERANCE * question.scale(value[chosen]))
         added = np.where(poor & np.isfinite(error[chosen]), error[chosen], 0.0)
         value[chosen] = np.where(

@@ -137,7 +137,7 @@ figures: $(VENV)/.stamp
 	@mkdir -p docs/images docs/tables
 	@for name in $(FIGURES); do \
 	  $(PY) experiments/$$name.py --out results/$$name && \
-	  cp results/$$name/$$name.png docs/images/ && \
+	  cp results/$$name/*.png docs/images/ && \
 	  cp results/$$name/$$name.json docs/tables/ || exit 1; done
 
 docs: $(DOCS_VENV)/.stamp

@@ -23,6 +23,7 @@ NOISE, DELTA = 1.0, 1e-6
 STEPS = np.array([5, 10, 20, 50, 100, 200, 500, 1_000])
 EXAMPLE_EPOCHS, EPISODE_EPOCHS = 10, 10
 BATCH = 200  # mean size, for what is said of sizes
+MEANS, SIZE_COLORS = (5, 20, 200), ("#D55E00", "#009E73", "#0072B2")
 EXAMPLES, DRAWN = 20, 4  # of a class; so the inner rate is 1/5
 STYLES = {
     "coins (Poisson)": ("#0072B2", "-", "o"),
@@ -106,14 +107,18 @@ def sizes(steps: int, units: int) -> dict[str, float]:
     below = np.cumsum(mass)
     low, high = np.searchsorted(below, [1e-3, 1 - 1e-3])
     mean = units / steps
-    block = int(np.ceil(mean + 3 * np.sqrt(mean) + 1))  # rows kept for almost any draw
     return {
         "mean": mean,
         "one in a thousand is below": int(low),
         "one in a thousand is above": int(high),
         "chance of an empty batch": float(f"{mass[0]:.3g}"),
-        "rows of memory per unit": float(f"{block / mean:.3g}"),
+        "rows of memory per unit": float(f"{rows(mean) / mean:.3g}"),
     }
+
+
+def rows(mean: float) -> int:
+    """Rows that the trainer keeps for almost any draw."""
+    return int(np.ceil(mean + 3 * np.sqrt(mean) + 1))
 
 
 def draw_figure(costs: list[dict[str, list[float]]], seen, path: Path) -> None:
@@ -153,6 +158,64 @@ def draw_figure(costs: list[dict[str, list[float]]], seen, path: Path) -> None:
     save(figure, path)
 
 
+def draw_sizes(path: Path) -> None:
+    """Writes the second picture: sizes of batches, memory, empty batches."""
+    figure, (sizes_axes, memory, empty) = new_figure(3, size=(13.5, 3.9))
+    for mean, color, line in zip(MEANS, SIZE_COLORS, ("-", "--", "-."), strict=True):
+        # Of 100 steps; where the size is far from the mean there is nothing to see.
+        most = int(2.6 * mean)
+        mass = binomial(100 * mean, 0.01, most)
+        sizes_axes.plot(
+            np.arange(most + 1) / mean,
+            mass * mean,
+            color=color,
+            linestyle=line,
+            marker="o" if mean < 50 else None,
+            markersize=4,
+            label=f"a mean of {mean} units",
+        )
+    sizes_axes.axvline(1.0, color="0.35", linewidth=1.2, linestyle=":")
+    sizes_axes.annotate(
+        "fixed size,\nshuffled",
+        (1.0, 5.6),
+        xytext=(0.93, 5.6),
+        ha="right",
+        va="top",
+        fontsize=9,
+    )
+    sizes_axes.set(
+        title="Sizes of batches, by coins and in bins",
+        xlabel="units in a batch, relative to the mean",
+        ylabel="density",
+        xlim=(0, 2.6),
+        ylim=(0, 6),
+    )
+    sizes_axes.legend(frameon=False, loc="upper right")
+    mean = np.unique(np.round(np.geomspace(2, 1_000, 120)))
+    memory.plot(mean, [rows(m) / m for m in mean], color=STYLES[COINS][0])
+    memory.axhline(1.0, color="0.35", linewidth=1.2, linestyle=":")
+    memory.set(
+        title="Memory",
+        xlabel="mean number of units in a batch",
+        ylabel="rows kept for each unit",
+        ylim=(0.8, 4.2),
+    )
+    logarithmic(memory, "x", [2, 5, 20, 100, 1_000])
+    few = np.arange(1, 26)
+    empty.plot(
+        few, [binomial(100 * int(m), 0.01, 0)[0] for m in few], "o-", markersize=4
+    )
+    empty.lines[0].set_color(STYLES[COINS][0])
+    logarithmic(empty, "y")
+    empty.set(
+        title="Empty batches",
+        xlabel="mean number of units in a batch",
+        ylabel="share of the batches",
+        xlim=(0, 26),
+    )
+    save(figure, path)
+
+
 def main() -> None:
     """Prints and writes the table, draws the picture."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
@@ -161,6 +224,7 @@ def main() -> None:
     costs = [epsilons(examples, EXAMPLE_EPOCHS), epsilons(episodes, EPISODE_EPOCHS)]
     seen = binomial(100 * EXAMPLE_EPOCHS, 0.01, 25)
     draw_figure(costs, seen, folder / "draws.png")
+    draw_sizes(folder / "batch_sizes.png")
     table = {
         "noise multiplier": NOISE,
         "delta": DELTA,
@@ -173,9 +237,7 @@ def main() -> None:
             "coins, fixed size": rounded(seen[:1], 3)[0],
             "epochs": 0.0,
         },
-        "sizes of batches, coins and bins": [
-            sizes(100, 100 * mean) for mean in (5, 20, 200)
-        ],
+        "sizes of batches, coins and bins": [sizes(100, 100 * mean) for mean in MEANS],
     }
     write_table(table, folder / "draws.json")
     for found in costs:

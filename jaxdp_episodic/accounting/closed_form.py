@@ -11,8 +11,7 @@ import numpy as np
 
 from jaxdp_episodic.accounting.question import Question
 from jaxdp_episodic.accounting.run import Run
-from jaxdp_episodic.losses.finite import FiniteLoss, tails_of_values
-from jaxdp_episodic.losses.randomized_response import RandomizedResponseLoss
+from jaxdp_episodic.losses.finite import tails_of_values
 from jaxdp_episodic.losses.sampled_gaussian import SampledGaussianLoss
 from jaxdp_episodic.numerics.combinatorics import log_binomial
 from jaxdp_episodic.numerics.roots import smallest_within
@@ -55,15 +54,13 @@ def _have_few_losses(run: Run) -> np.ndarray:
     number = np.ones(run.shape)
     for loss, count in zip(run.losses, run.counts, strict=True):
         taken = (count > 0) & ~loss.loses_nothing
-        if isinstance(loss, FiniteLoss | RandomizedResponseLoss):
-            size = 2 if isinstance(loss, RandomizedResponseLoss) else len(loss.losses)
+        ways = np.inf
+        if np.isfinite(loss.num_values):
             ways = 1.0  # (count + size - 1)! / (count! (size - 1)!)
-            for i in range(1, size):
+            for i in range(1, int(loss.num_values)):
                 ways = ways * (count + i) / i
                 ways = np.minimum(ways, 1e9)
-            number = np.where(taken, number * ways, number)
-        else:
-            number = np.where(taken, np.inf, number)
+        number = np.where(taken, number * ways, number)
     return number <= _MOST_LOSSES
 
 
@@ -86,9 +83,11 @@ def _of_few_losses(
     target: float, taken: Taken, *, of_epsilon: bool
 ) -> tuple[float, float]:
     """Sums over all the losses of a run, in both directions."""
-    if not of_epsilon and all(type(a) is RandomizedResponseLoss for a, _ in taken):
-        # What an (epsilon, delta) claim can lose is known exactly.
-        most = sum(Fraction(float(a.epsilon)) * int(n) for a, n in taken)
+    if not of_epsilon and all(loss.states_largest for loss, _ in taken):
+        # Of an (epsilon, delta) claim, and so of several.
+        largest = [float(loss.largest_loss(backward=False)) for loss, _ in taken]
+        counts = [int(count) for _, count in taken]
+        most = sum(Fraction(a) * n for a, n in zip(largest, counts, strict=True))
         if Fraction(target) >= most:
             return -np.inf, 0.0
     loss, log_mass = np.zeros(1), np.zeros(1)

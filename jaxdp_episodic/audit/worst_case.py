@@ -30,8 +30,6 @@ from jaxdp_episodic.describe.schemes import (
     WithoutReplacement,
 )
 from jaxdp_episodic.describe.step import STEP, GaussianStep
-from jaxdp_episodic.losses.antipodal_gaussian import AntipodalGaussianLoss
-from jaxdp_episodic.losses.independent_episodes import IndependentEpisodesLoss
 from jaxdp_episodic.numerics.binomial import log_binomial_mass
 
 # Larger numbers of contributions are too rare to be simulated or, where they are not,
@@ -117,22 +115,17 @@ def dominating_branches(step: GaussianStep, path: int = 0) -> Branches:
     if step.neighboring_relation == "zero_out" or is_allocated:
         return worst_case(step, path)
     loss = dominating_pair(step).map(lambda field: np.float64(_at(field, path)))
-    outer, shift = float(loss.outer_rate), float(loss.hints().shift)
-    if isinstance(loss, AntipodalGaussianLoss):
-        table = _antipodal(outer, float(loss.rate), float(loss.inner_rate), shift)
-        return table._replace(is_mirrored=True)
-    if isinstance(loss, IndependentEpisodesLoss):
-        number, weight = _binomial(int(loss.num_episodes), float(loss.rate))
-        any_rate = float(weight[number > 0].sum())
-        table = _swapped(1.0, any_rate, shift)._replace(is_mirrored=True)
-        if any_rate == 0:
-            return table
-        return table._replace(
-            multiplier=number[number > 0],
-            multiplier_weight=weight[number > 0] / any_rate,
-        )
-    table = _swapped(outer, float(loss.hints().rate), shift)
-    return table._replace(is_mirrored=loss.is_symmetric)
+    moves = loss.moves()
+    table = _table(
+        float(loss.outer_rate), moves.weight, moves.with_unit, moves.without_unit
+    )._replace(turn=moves.turn, is_mirrored=loss.is_symmetric)
+    if moves.draws is None:
+        return table
+    number, weight = _binomial(*moves.draws)
+    number, weight = number[number > 0], weight[number > 0]
+    if not len(number):
+        return table
+    return table._replace(multiplier=number, multiplier_weight=weight / weight.sum())
 
 
 def log_likelihood_ratio(branches: Branches, release: np.ndarray) -> np.ndarray:

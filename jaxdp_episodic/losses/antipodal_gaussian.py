@@ -38,6 +38,7 @@ from jaxdp_episodic.losses.loss_nodes import (
     path_points,
     sampled_ends,
 )
+from jaxdp_episodic.losses.moves import Moves
 from jaxdp_episodic.losses.paths import Pair, half_line
 from jaxdp_episodic.losses.privacy_loss import GaussianLoss, Hints, MomentRule, Tails
 from jaxdp_episodic.losses.windows import (
@@ -124,6 +125,12 @@ class AntipodalGaussianLoss(GaussianLoss):
         tail = xp.logaddexp(tail, xp.log1p(-rate) + log_normal_tail(t))
         tails = scaled(drawn_tails((profile, tail), u, inner), outer, p, r, s)
         return tails, tails
+
+    def moves(self) -> Moves:
+        """See `PrivacyLoss`: not drawn; drawn and not reached; reached."""
+        p, r, s = float(self.rate), float(self.inner_rate), float(self.shift)
+        chances = 1 - p, p * (1 - r), p * r
+        return Moves(chances, (0.0, -s, s), (0.0, -s, -s), turn=0.0)
 
     def log_excess(self, t: Array, rule: MomentRule) -> tuple[Array, ...]:
         """See `PrivacyLoss`; exact up to quadrature error."""

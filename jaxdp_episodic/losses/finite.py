@@ -95,6 +95,11 @@ class FiniteLoss(PrivacyLoss):
         occurs = log_masses > -np.inf
         return losses[occurs], log_masses[occurs]
 
+    @property
+    def num_values(self) -> float:
+        """As many as there are fields for."""
+        return len(self.losses)
+
     def tail_displacement(self, u: Array) -> Array:
         """The losses are as far off as they are rounded."""
         xp = namespace(u, *self.fields)

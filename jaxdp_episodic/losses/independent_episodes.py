@@ -19,11 +19,7 @@ from typing import Any, ClassVar, Self
 import numpy as np
 
 from jaxdp_episodic.losses import episode_terms
-from jaxdp_episodic.losses.gaussian import (
-    SMALLEST,
-    positive,
-    scaled,
-)
+from jaxdp_episodic.losses.gaussian import SMALLEST, positive, scaled
 from jaxdp_episodic.losses.loss_nodes import (
     LossNodes,
     NodeRule,
@@ -35,6 +31,7 @@ from jaxdp_episodic.losses.loss_nodes import (
     real_log_mixture,
     sampled_ends,
 )
+from jaxdp_episodic.losses.moves import Moves, one_move
 from jaxdp_episodic.losses.paths import Pair, half_line
 from jaxdp_episodic.losses.privacy_loss import GaussianLoss, Hints, MomentRule, Tails
 from jaxdp_episodic.losses.swapped_gaussian import SwappedGaussianLoss
@@ -93,6 +90,12 @@ class IndependentEpisodesLoss(GaussianLoss):
         draws = expected + 8 * xp.sqrt(expected) + 3
         draws = xp.minimum(self.num_episodes, draws)
         return Hints(self.rate, self.rate, self.shift, self.shift * draws)
+
+    def moves(self) -> Moves:
+        """See `PrivacyLoss`: a swap in each episode that holds the unit."""
+        number, rate = int(self.num_episodes), float(self.rate)
+        any_rate = 1.0 if rate >= 1 else -math.expm1(number * math.log1p(-rate))
+        return one_move(any_rate, float(self.shift), (number, rate))
 
     def log_tails(self, u: Array) -> tuple[Tails, Tails]:
         """See `PrivacyLoss`, with derivatives in forward mode only."""

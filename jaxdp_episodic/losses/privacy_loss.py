@@ -20,6 +20,8 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple, Self
@@ -27,6 +29,7 @@ from typing import Any, ClassVar, NamedTuple, Self
 import numpy as np
 
 from jaxdp_episodic.losses.loss_nodes import LossNodes, NodeRule
+from jaxdp_episodic.losses.moves import Moves
 from jaxdp_episodic.numerics.loops import Array, map_arrays, namespace
 
 Tails = tuple[Array, Array]
@@ -85,8 +88,7 @@ class PrivacyLoss:
     Attributes:
       outer_rate: probability that the step sees anything of the unit's surroundings;
         a factor on both profiles, and so on ``M - 1``.
-      is_symmetric: class constant; whether both directions are the same function, the
-        one of ``P || Q``.
+      is_symmetric: class constant; whether both directions are that of ``P || Q``.
       rate_fields: class constant; names of the fields that are probabilities.
       methods: class constant; the methods that have what they need of the mechanism.
       has_nodes: class constant; whether there are `nodes`. Without them "exact" answers
@@ -98,6 +100,7 @@ class PrivacyLoss:
       may_have_atoms: class constant; whether a loss other than 0 may have a probability
         of its own.
       has_slopes: class constant; whether JAX can differentiate its kernels.
+      states_largest: class constant; whether `largest_loss` is exact, not rounded.
     """
 
     outer_rate: Array
@@ -109,6 +112,7 @@ class PrivacyLoss:
     is_estimate: ClassVar[bool] = False
     may_have_atoms: ClassVar[bool] = True
     has_slopes: ClassVar[bool] = True
+    states_largest: ClassVar[bool] = False
 
     # --- Arrays ---
 
@@ -140,15 +144,9 @@ class PrivacyLoss:
             if field.name not in cls.padding:
                 stacked.append(np.stack(values))
                 continue
-            length = max(len(value) for value in values)
-            filled = (
-                (
-                    *value,
-                    *[0 * value[0] + cls.padding[field.name]] * (length - len(value)),
-                )
-                for value in values
-            )
-            stacked.append(tuple(np.stack(c) for c in zip(*filled, strict=True)))
+            filler = np.full(np.shape(values[0][0]), cls.padding[field.name])
+            columns = itertools.zip_longest(*values, fillvalue=filler)
+            stacked.append(tuple(np.stack(column) for column in columns))
         return cls(*stacked)
 
     def prepare(self, *, slopes: bool = False) -> None:
@@ -163,10 +161,7 @@ class PrivacyLoss:
     @property
     def chance(self) -> Array:
         """Probability that the step sees the unit: the product of all rates."""
-        chance = 1.0
-        for name in self.rate_fields:
-            chance = chance * getattr(self, name)
-        return chance
+        return math.prod((getattr(self, a) for a in self.rate_fields), start=1.0)
 
     @property
     def loses_nothing(self) -> Array:
@@ -246,6 +241,11 @@ class PrivacyLoss:
         """
         return None
 
+    @property
+    def num_values(self) -> float:
+        """How many losses `values` lists, at most; inf where it lists none."""
+        return np.inf
+
     def tail_displacement(self, u: Array) -> Array:
         """Bound of the displacement in u, by rounding, of the tails at u."""
         return namespace(u).zeros_like(u)
@@ -297,6 +297,10 @@ class PrivacyLoss:
         """
         raise NotImplementedError(_lacks(self, "Rényi moments"))
 
+    def moves(self) -> Moves:
+        """The pair of one setting, scalar fields, as a table to draw from."""
+        raise NotImplementedError(f"{type(self).__name__} has no table to draw from")
+
     # --- Loss distribution ---
 
     def nodes(self, rule: NodeRule) -> LossNodes:
@@ -334,7 +338,7 @@ class PrivacyLoss:
 
 
 def _lacks(loss: PrivacyLoss, what: str) -> str:
-    return f"{type(loss).__name__} has no {what}: it is known by its bounds alone"
+    return f"{type(loss).__name__} lacks {what}: it is known by its bounds alone"
 
 
 @dataclass(frozen=True)
@@ -375,11 +379,8 @@ class NoisyLoss(PrivacyLoss):
     @property
     def _inner_rate(self) -> Array:
         """The product of the rates below the outer one."""
-        rate = 1.0
-        for name in self.rate_fields:
-            if name != "outer_rate":
-                rate = rate * getattr(self, name)
-        return rate
+        inner = (name for name in self.rate_fields if name != "outer_rate")
+        return math.prod((getattr(self, name) for name in inner), start=1.0)
 
     @property
     def _shift(self) -> Any:

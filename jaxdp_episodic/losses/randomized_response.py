@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
-from typing import Self
+from typing import ClassVar, Self
 
 import numpy as np
 
@@ -45,6 +45,7 @@ class RandomizedResponseLoss(PrivacyLoss):
 
     epsilon: Array
     failure: Array
+    states_largest: ClassVar[bool] = True
 
     @property
     def loses_nothing(self) -> Array:
@@ -95,6 +96,11 @@ class RandomizedResponseLoss(PrivacyLoss):
         """See `PrivacyLoss`: the truth and the lie."""
         losses = np.array([self.epsilon, -self.epsilon], np.float64)
         return losses, np.minimum(losses, 0.0) - np.log1p(np.exp(-self.epsilon))
+
+    @property
+    def num_values(self) -> float:
+        """Two: the truth and the lie."""
+        return 2
 
     def tail_displacement(self, u: Array) -> Array:
         """The loss is as far off as it is rounded."""

@@ -38,6 +38,7 @@ from jaxdp_episodic.losses.loss_nodes import (
     real_log_mixture,
     sampled_ends,
 )
+from jaxdp_episodic.losses.moves import Moves, one_move
 from jaxdp_episodic.losses.paths import Pair, whole_line
 from jaxdp_episodic.losses.privacy_loss import GaussianLoss, MomentRule, Tails
 from jaxdp_episodic.losses.sampled import sampled_displacement, sampled_tails
@@ -85,6 +86,10 @@ class SampledGaussianLoss(GaussianLoss):
     def tail_displacement(self, u: Array) -> Array:
         """See `PrivacyLoss`."""
         return sampled_displacement(u, self.rate)
+
+    def moves(self) -> Moves:
+        """See `PrivacyLoss`."""
+        return one_move(float(self.rate), float(self.shift))
 
     def log_excess(self, t: Array, rule: MomentRule) -> tuple[Array, ...]:
         """See `PrivacyLoss`; exact up to quadrature error."""

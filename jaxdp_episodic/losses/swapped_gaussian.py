@@ -31,6 +31,7 @@ from jaxdp_episodic.losses.loss_nodes import (
     real_log_mixture,
     sampled_ends,
 )
+from jaxdp_episodic.losses.moves import Moves, one_move
 from jaxdp_episodic.losses.paths import Pair, half_line
 from jaxdp_episodic.losses.privacy_loss import GaussianLoss, MomentRule, Tails
 from jaxdp_episodic.losses.sampled_gaussian import mixture_excess
@@ -59,6 +60,10 @@ class SwappedGaussianLoss(GaussianLoss):
         inner = gaussian_tails(s, inner_exponent(u, rate))
         tails = scaled(drawn_tails(inner, u, rate), outer, eta, s)
         return tails, tails
+
+    def moves(self) -> Moves:
+        """See `PrivacyLoss`."""
+        return one_move(float(self.rate), float(self.shift))
 
     def log_excess(self, t: Array, rule: MomentRule) -> tuple[Array, ...]:
         """See `PrivacyLoss`; exact up to quadrature error."""

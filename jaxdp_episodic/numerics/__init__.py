@@ -1,1 +1,1 @@
-"""Numerical kernels: pure functions of JAX arrays, with no privacy in them."""
+"""Numerical kernels: pure functions of arrays, without privacy."""

@@ -31,6 +31,28 @@ def solve_single_step(question: Question, run: Run) -> np.ndarray:
     return value
 
 
+def error_in_nats(
+    error: np.ndarray, epsilon: np.ndarray, question: Question, run: Run
+) -> np.ndarray:
+    """Error of epsilon of a single step, of the relative error of its delta.
+
+    Over the slope of log(delta), which at large deltas is far below ``1 / epsilon``.
+    A step whose delta at epsilon 0 is surely below the target has epsilon 0 exactly.
+    """
+    inside = np.isfinite(epsilon) & (epsilon >= 0)
+    at = np.where(inside, epsilon, 1.0)
+    log_delta, slope = np.zeros(epsilon.shape), np.ones(epsilon.shape)
+    for loss, count in zip(run.losses, run.counts, strict=True):
+        taken = np.flatnonzero(count == 1)
+        if taken.size:
+            one = loss.map(lambda field, taken=taken: field[taken])
+            log_delta[taken], slope[taken] = slope_of_profile(at[taken], one)
+    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+        nats = error * np.maximum(np.maximum(epsilon, 0.0), 1 / slope)
+        private = (epsilon <= 0) & (log_delta + error < question.target)
+    return np.where(inside, np.where(private, 0.0, nats), error)
+
+
 def _log_delta(epsilon: Array, loss: PrivacyLoss) -> Array:
     xp = namespace(epsilon, loss.outer_rate)
     (forward, _), (backward, _) = loss.log_tails(epsilon)
@@ -49,5 +71,17 @@ def _epsilon(log_delta: Array, loss: PrivacyLoss) -> Array:
     return xp.where(at_zero, 0.0, found)
 
 
+def _slope(epsilon: Array, loss: PrivacyLoss) -> tuple[Array, Array]:
+    """``log(delta)`` and minus its derivative, of the larger direction."""
+    xp = namespace(epsilon, loss.outer_rate)
+    (forward, fall), (backward, other) = loss.log_tails(epsilon)
+    profile = xp.maximum(forward, backward)
+    tail = xp.where(forward >= backward, fall, other)
+    # Behind the largest loss nothing is left to fall.
+    slope = xp.exp(xp.where(xp.isfinite(profile), tail - profile, 0.0))
+    return profile, slope
+
+
 delta_of_profile = float64_boundary(_log_delta)
 epsilon_of_profile = float64_boundary(_epsilon)
+slope_of_profile = float64_boundary(_slope)

@@ -25,7 +25,7 @@ from jaxdp_episodic.accounting.pld.method import pld_bounds
 from jaxdp_episodic.accounting.question import Answer, Question
 from jaxdp_episodic.accounting.rdp.method import rdp_bound, rdp_curve
 from jaxdp_episodic.accounting.run import Run
-from jaxdp_episodic.accounting.single_step import solve_single_step
+from jaxdp_episodic.accounting.single_step import error_in_nats, solve_single_step
 
 # Orders at which the other direction is bounded, relative to the forward one's best.
 _ORDER_FACTORS = (1.0, 1.6, 4.0)
@@ -79,7 +79,9 @@ def _sorted_out(question: Question, run: Run) -> Answer:
         if not question.is_epsilon:
             error[chosen] += _of_rounded_losses(question.target[chosen], part)
         if question.is_epsilon:
-            error[chosen] *= np.maximum(value[chosen], 0.0)
+            asked = question.take(chosen)
+            with using_engine(engine):
+                error[chosen] = error_in_nats(error[chosen], epsilon, asked, part)
         # What is poorly known counts as that much larger; nothing certified is below.
         poor = ~(error[chosen] <= TOLERANCE * question.scale(value[chosen]))
         added = np.where(poor & np.isfinite(error[chosen]), error[chosen], 0.0)

@@ -292,7 +292,7 @@ class ContourSolver:
         ``members`` may be several for a contour, (E, n).
         """
         part = self.run.take(index)
-        log_target = question.target
+        log_target, added = question.target, self.log_added[members]
         if question.is_epsilon:
             # The target is lowered by the delta of the terms that were left out.
             added = np.minimum(self.log_added[index] - log_target, -1e-12)
@@ -328,12 +328,15 @@ class ContourSolver:
                 question.is_epsilon, arrays, groups, terms, effort, find
             )
 
-        result = in_chunks(on_chunk, (arrays, groups), sizes)
-        if not question.is_epsilon:
-            with np.errstate(invalid="ignore"):  # NaN: not found with these nodes
-                value = np.logaddexp(result[0], self.log_added[members])
-            result = (value, *result[1:])
-        return result
+        value, error, *rest = in_chunks(on_chunk, (arrays, groups), sizes)
+        with np.errstate(invalid="ignore"):  # NaN: not found with these nodes
+            if not question.is_epsilon:
+                value = np.logaddexp(value, added)
+                added = np.where(np.isneginf(added), added, added - value)
+            # They may add nothing, too. Epsilon 0 is exact without them.
+            counts = (error != 0) & ~np.isneginf(added)
+            error = error + np.where(counts, np.exp(np.minimum(added, 0.0)), 0.0)
+        return (value, error, *rest)
 
 
 def _solve_chunk(

@@ -343,3 +343,43 @@ def test_far_below_usual_deltas_an_answer_is_true_or_certified(log10_delta):
         if not info.is_certified_bound:
             least = value - 1e-9 * value - info.error
             assert delta_of_two(1e-6, 3.0, least) >= delta
+
+
+@pytest.mark.parametrize(("noise", "epsilon"), [(1.0, 1e-3), (1.0, 1e-6), (0.35, 0.1)])
+def test_an_epochs_epsilon_is_off_by_what_its_delta_is_over_the_slope(noise, epsilon):
+    """It was said to be off by epsilon times that: up to 1e9 times less."""
+    epoch = jde.RandomAllocation("unit", steps_per_epoch=50)
+    step = jde.GaussianStep(epoch, noise_multiplier=noise)
+    asked = {"num_steps": 50, "return_info": True}
+    delta, of_delta = jde.delta(step, epsilon=epsilon, **asked)
+    further, _ = jde.delta(step, epsilon=epsilon + 1e-5, **asked)
+    found, info = jde.epsilon(step, delta=delta, **asked)
+    assert found == pytest.approx(epsilon, rel=1e-9)
+    slope = np.log(delta / further) / 1e-5
+    assert slope * epsilon < 0.9
+    assert info.error * slope == pytest.approx(of_delta.error, rel=1e-3)
+    # Where delta is above that of epsilon 0, nothing is.
+    largest = jde.delta(step, epsilon=0.0, num_steps=50)
+    assert jde.epsilon(step, delta=largest + 1e-3, **asked) == (0.0, (0.0, False))
+
+
+def test_what_may_be_cut_off_is_in_the_stated_error():
+    """Sums of episodes end where their rest adds a billionth at most."""
+    draws = jde.MultistageSampling(
+        jde.WithoutReplacement("class", size=1, population=20),
+        jde.WithoutReplacement("example", size=4, population=9),
+    )
+    step = jde.GaussianStep(
+        jde.IndependentEpisodes(draws, num_episodes=40),
+        noise_multiplier=5.0,
+        neighboring_relation="zero_out",
+    )
+    asked = {"num_steps": 1_000, "return_info": True}
+    epsilon, info = jde.epsilon(step, delta=0.01, **asked)
+    delta, of_delta = jde.delta(step, epsilon=epsilon, **asked)
+    slope = (
+        np.log(delta / jde.delta(step, epsilon=epsilon + 1e-4, num_steps=1000)) / 1e-4
+    )
+    # 1e-10 below, as the deltas are asked with more terms.
+    off = np.log(0.01 / delta)
+    assert 2e-11 < off < info.error * slope + of_delta.error

@@ -12,8 +12,9 @@ Five oracles, which share no code and no method with the package:
 
 * ``mellin``: Mellin transforms in 25 to 200 digits (`tests/oracles/allocation_epochs`),
   computed twice; whole epochs whose loss varies enough.
-* ``laws``: the same at noise below 0.3, where that takes minutes, by laws of sums that
-  are added up, in double precision (`tests/oracles/allocation_laws`), twice;
+* ``laws``: the same at noise below 0.3, where that takes minutes, by distributions of
+  sums that are added up, in double precision (`tests/oracles/allocation_densities`),
+  twice;
 * ``characteristic``: one epoch under replace_one, by characteristic functions in double
   precision (`tests/oracles/allocation`), twice: right to 1e-13 (g - 1) / delta.
 * ``contour``: one epoch, below, in 50 digits.
@@ -45,7 +46,7 @@ import jaxdp_episodic as jde
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 
-from oracles import allocation, allocation_epochs, allocation_laws  # noqa: E402 - found by the path
+from oracles import allocation, allocation_densities, allocation_epochs  # noqa: E402 - found by the path
 
 DIGITS, NEGLIGIBLE = 50, 75.0  # nats that aliases are smaller by
 MOST_TERMS = 400
@@ -148,8 +149,8 @@ def quick_delta(
         error = abs(other / one - 1) + 1e-13 * math.expm1(epsilon) / one
         return ("characteristic", one, error) if error < 1e-4 else None
     if noise < 0.3:
-        law = allocation_laws.delta(steps, 1 / noise, epochs, epsilon)
-        return None if law is None else ("laws", *law)
+        dist = allocation_densities.delta(steps, 1 / noise, epochs, epsilon)
+        return None if dist is None else ("laws", *dist)
     parts = [allocation_epochs.Epochs(steps, epochs)]
     found = allocation_epochs.delta(parts, 1 / noise, epsilon, "remove")
     return None if found is None else ("mellin", float(found[0]), found[1])

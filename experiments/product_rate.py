@@ -74,7 +74,7 @@ def true_delta() -> np.ndarray:
     """
     x = np.linspace(-DRAWN / NOISE - 9, DRAWN / NOISE + 9, 400_001)
 
-    def law(own: float) -> np.ndarray:
+    def dist(own: float) -> np.ndarray:
         reached = DRAWN / EXAMPLES
         parts = (
             (1 - 1 / TASKS, -DRAWN),
@@ -84,7 +84,7 @@ def true_delta() -> np.ndarray:
         total = sum(w * np.exp(-0.5 * (x - m / NOISE) ** 2) for w, m in parts)
         return np.asarray(total) / np.sqrt(2 * np.pi)
 
-    one, two = law(1.0), law(-1.0)
+    one, two = dist(1.0), dist(-1.0)
     width = x[1] - x[0]
     return np.array(
         [

@@ -156,7 +156,7 @@ def on_jax(jitted_kernel: Callable[..., Any], *args: Any, **static: Any) -> Any:
         jax.default_matmul_precision("highest"),
     ):
         answer = map_arrays(np.asarray, jitted_kernel(*converted, **static))
-    forget_kernels_if_crowded()
+    clear_kernels_if_crowded()
     return answer
 
 
@@ -256,7 +256,7 @@ def _largest(tree: Any) -> int:
     return max(sizes)
 
 
-def forget_kernels_if_crowded() -> None:
+def clear_kernels_if_crowded() -> None:
     """Clears JAX's caches where the process has used most of its mappings.
 
     XLA maps each of a kernel's functions on its own, a few hundred times for one of

@@ -97,7 +97,7 @@ def _compile_once(tmp_path_factory):
 def _few_mappings():
     """Training compiles outside of the boundary where the library looks after them."""
     yield
-    _engine.forget_kernels_if_crowded()
+    _engine.clear_kernels_if_crowded()
 
 
 def _x64_flag() -> bool:

@@ -203,11 +203,11 @@ def test_a_look_is_not_taken_at_every_call(cleared, monkeypatch, tmp_path):
     clock = itertools.count(100.0, 0.5)
     monkeypatch.setattr(_engine.time, "monotonic", lambda: next(clock))
     for _ in range(9):
-        _engine.forget_kernels_if_crowded()
+        _engine.clear_kernels_if_crowded()
     assert len(cleared) == 3
 
 
 def test_systems_without_the_limit_are_left_alone(cleared, monkeypatch, tmp_path):
     monkeypatch.setattr(_engine, "_LIMIT", tmp_path / "missing")
-    _engine.forget_kernels_if_crowded()
+    _engine.clear_kernels_if_crowded()
     assert not cleared

@@ -58,7 +58,7 @@ def peer_ends(setting: list[float]) -> dict[str, float]:
 def our_ends(setting: tuple[int, float, int, float]) -> dict[str, float]:
     """Our ends of epsilon, the time they take, and those of the laws alone."""
     import jaxdp_episodic as jde
-    from jaxdp_episodic.losses.allocated_law import epoch_law
+    from jaxdp_episodic.losses.allocated_bounds import epoch_distribution
     from jaxdp_episodic.losses.allocation_tables import forget_sum_tables, sum_tables
     from jaxdp_episodic.numerics.convex_sums import lognormal_sum
 
@@ -68,7 +68,7 @@ def our_ends(setting: tuple[int, float, int, float]) -> dict[str, float]:
         drawn, noise_multiplier=noise, neighboring_relation="add_remove"
     )
     forget_sum_tables()
-    for cached in (lognormal_sum, epoch_law):
+    for cached in (lognormal_sum, epoch_distribution):
         cached.cache_clear()
     start = time.process_time()
     sum_tables(steps, 1 / noise)
@@ -76,7 +76,7 @@ def our_ends(setting: tuple[int, float, int, float]) -> dict[str, float]:
     lognormal_sum.cache_clear()
     start = time.process_time()
     for above in (0.0, 1.0):
-        epoch_law(1 / noise, float(steps), float(steps), above)
+        epoch_distribution(1 / noise, float(steps), float(steps), above)
     law = time.process_time() - start
     low, high = jde.epsilon_interval(step, delta=delta, num_steps=steps * epochs)
     spent = time.process_time() - start

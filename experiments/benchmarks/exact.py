@@ -245,8 +245,9 @@ def measure_sample(sizes: Sizes) -> dict[str, Any]:
 def reference_epsilon(sizes: Sizes, near: np.ndarray) -> np.ndarray:
     """Epsilons of the peers' settings, finer and in another way than `jde.epsilon`.
 
-    Sixteen times the nodes, on a contour laid for other epsilons, with the laws that
-    otherwise check: other paths in the plane, cut later. ``near`` says where to begin.
+    Sixteen times the nodes, on a contour laid for other epsilons, with the
+    distributions that otherwise check: other paths in the plane, cut later. ``near``
+    says where to begin.
     """
     step, steps, delta = draw("sampled", sizes.peers)
     run = run_of(step, steps).flattened((len(near), 1))

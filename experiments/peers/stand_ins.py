@@ -300,7 +300,7 @@ def trials_mean(gamma: float, shape: float) -> float:
 
 
 def trials_gamma(shape: float, mean: float) -> float:
-    """For ``_gamma_truncated_negative_binomial``: of the law that is drawn."""
+    """For ``_gamma_truncated_negative_binomial``: of the distribution that is drawn."""
     trials = trial_counts.NegativeBinomialTrials(expected_runs=mean, eta=shape)
     return math.exp(-float(trials.log_inverse_gamma))
 

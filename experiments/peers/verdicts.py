@@ -160,7 +160,7 @@ def counts_the_event_of_no_run() -> None:
 
 
 def is_right_to_the_last_digit() -> None:
-    """The mean of a truncated negative binomial law at gamma 1e-7, 30 digits."""
+    """The mean of a truncated negative binomial at gamma 1e-7, 30 digits."""
     with mpmath.workdps(30):
         for shape in (0.01, 0.5, 0.99, 1.0, 2.0, 10.0):
             g, k = mpmath.mpf(1e-7), mpmath.mpf(shape)
@@ -247,22 +247,22 @@ def covers_every_small_data_set() -> None:
             bound = jde.delta(release, num_steps=1, epsilon=epsilon)
             for values in itertools.product((-1.0, 0.0, 1.0), repeat=4):
                 other = values[1:] if relation == "add_remove" else (0.0, *values[1:])
-                laws = [_law_of_sums(v, rate, batch) for v in (values, other)]
-                for top, bottom in (laws, laws[::-1]):
+                dists = [_distribution_of_sums(v, rate, batch) for v in (values, other)]
+                for top, bottom in (dists, dists[::-1]):
                     assert _hockey_stick(top, bottom, noise, epsilon) <= bound + 1e-9
 
 
-def _law_of_sums(
+def _distribution_of_sums(
     values: tuple[float, ...], rate: float, batch: int
 ) -> dict[float, float]:
-    law: dict[float, float] = {}
+    dist: dict[float, float] = {}
     for mask in itertools.product((False, True), repeat=len(values)):
         drawn = list(itertools.compress(values, mask))
         chance = rate ** len(drawn) * (1 - rate) ** (len(values) - len(drawn))
         kept = list(itertools.combinations(drawn, min(batch, len(drawn))))
         for subset in kept:
-            law[sum(subset)] = law.get(sum(subset), 0.0) + chance / len(kept)
-    return law
+            dist[sum(subset)] = dist.get(sum(subset), 0.0) + chance / len(kept)
+    return dist
 
 
 def _hockey_stick(
@@ -270,8 +270,8 @@ def _hockey_stick(
 ) -> float:
     x = np.linspace(-12.0, 12.0, 4_001)
 
-    def density(law: dict[float, float]) -> np.ndarray:
-        parts = [w * np.exp(-((x - m) ** 2) / (2 * noise**2)) for m, w in law.items()]
+    def density(dist: dict[float, float]) -> np.ndarray:
+        parts = [w * np.exp(-((x - m) ** 2) / (2 * noise**2)) for m, w in dist.items()]
         return np.sum(parts, axis=0) / (noise * math.sqrt(2 * math.pi))
 
     above = np.maximum(density(top) - math.exp(epsilon) * density(bottom), 0.0)

@@ -123,7 +123,7 @@ def summary(results: Results) -> str:
         [
             "audits of the trainer",
             f"{len({(r['name'], r['attacker']) for r in trained})} audits, by canaries "
-            f"and by {draws['steps of the trainer']:,} steps in each world",
+            f"and by {draws['steps of the trainer']:,} steps with and without the unit",
             disproved(trained),
         ],
         ["planted faults", f"{len(found)} faults", f"{caught} caught"],

@@ -1,8 +1,8 @@
-"""Other views of the privacy curve: an attacker's error rates, advantage, one mu.
+"""Bounds on an attacker, from the privacy curve: error rates, advantage, f-DP's mu.
 
 All are read off ``delta(epsilon)`` of both directions, raised by its error. A finite
 set of its points gives a bound already, whatever the points are; `curve_points` places
-them where they matter. So all views err on the safe side; they are as sure as delta's
+them where they matter. So all bounds err on the safe side; they are as sure as delta's
 method: with "pld" and "rdp" *certified*, with "exact" as sure as its estimate of its
 own error, of 1e-6 or less, which is added.
 """
@@ -31,11 +31,11 @@ from jaxdp_episodic.describe.step import AnyStep
 from jaxdp_episodic.losses.gaussian import log_gaussian_profile
 from jaxdp_episodic.numerics.roots import largest_within
 
-# No finer than that is delta followed, unless a view asks for it.
+# No smaller delta is computed, unless a question asks for it.
 _SMALLEST_DELTA = 1e-15
-# Up to so many rates the curve is looked at only where these need it.
+# For at most so many rates the curve is computed only where these need it.
 _FEW_RATES = 4
-# Rates in the middle are not moved by deltas below that share of the least of them.
+# Deltas below this share of the smallest of the middle rates do not move those.
 _MIDDLE_RATE, _NEGLIGIBLE = 1e-3, 1e-4
 # Above the rounding of sums of a few numbers in [0, 1].
 _ROUNDING = 2.0**-50
@@ -267,7 +267,7 @@ def _points(
     """
     check_step(step)
     if num_steps is None or isinstance(num_steps, int | np.integer):
-        # Whoever asks for one reading of a curve often asks for another one next.
+        # Kept, as the same curve is often asked for several quantities.
         return _remembered_points(step, num_steps, method, floor, rates)
     return _computed_points(step, num_steps, method, floor, rates)
 
@@ -287,8 +287,8 @@ def _computed_points(
     if 0 in shape:
         return np.zeros((1, 0)), np.zeros((1, 0)), shape
 
-    # Far out delta is next to nothing and takes longest: it is left at what it is where
-    # nobody looks any more, which is an upper bound beyond.
+    # At large epsilon delta is negligible and takes longest: beyond the last epsilon
+    # its value there is an upper bound.
     end = epsilon(step, delta=floor / 100, num_steps=num_steps, method=method)
 
     def ask(epsilons: np.ndarray) -> np.ndarray:

@@ -24,10 +24,10 @@ from jaxdp_episodic.numerics.roots import largest_within
 # Steps are numbered by 32-bit integers on the device.
 _MOST_STEPS = 2**31 - 1
 _STEPS_AHEAD = 4096
-# Relative, of a calibration, and by how much shares may miss their sum.
+# Relative tolerance of a calibration, and by how much shares may miss their sum.
 _SHARES = 1e-7
 _DOUBLINGS = 100
-# Rényi orders by which two steps are told apart.
+# Rényi orders at which two steps are compared.
 _ORDERS = (2.0, 8.0)
 
 
@@ -111,7 +111,7 @@ class PrivacyBudget:
         return bool(np.isfinite(self.epsilon))
 
 
-def public_view(budget: PrivacyBudget) -> PrivacyBudget | None:
+def public_budget(budget: PrivacyBudget) -> PrivacyBudget | None:
     """Returns the budget as public facts alone account it, or None if they do not.
 
     Under ``add_remove`` the sizes of groups of protected units are private. A budget
@@ -129,8 +129,8 @@ def public_view(budget: PrivacyBudget) -> PrivacyBudget | None:
         bare = dataclasses.replace(
             budget, step=dataclasses.replace(step, population=None)
         )
-        # Of its own step, and no epsilon: that of one step may be 0 of all sizes, or
-        # next to nothing beside that of the steps before.
+        # Rényi divergences of the own step alone are compared, not epsilons: these may
+        # be 0 for all sizes, or negligible beside the steps before.
         first = len(budget.before)
         owed = int(budget.owed(first + 1)) - first
         ours, theirs = (
@@ -288,7 +288,7 @@ def _with_steps_before(
     alone = {one: _noise(one, epsilon, delta, 1) for one in different}
     noises = [alone[one] / math.sqrt(share) for one, share in before]
     if not num_steps:
-        # The squares add up to the target's own but for rounding.
+        # The squares add up to that of the target, up to rounding.
         rounded = [own * (1 + _SHARES) for own in noises]
         planned = budget(rounded, 1.0)
         spent = float(planned.spent(planned.num_steps))
@@ -303,7 +303,7 @@ def _with_steps_before(
         planned = budget(noises, float(1 / inverse[0]))
         return np.atleast_1d(np.log(planned.spent(planned.num_steps) / epsilon))
 
-    # As if the shares were the step's own, and from there to both sides.
+    # Starts as if the shares were the step's own, and searches to both sides.
     high = low = np.array(
         [math.sqrt(1 - total) / _noise(step, epsilon, delta, num_steps)]
     )

@@ -29,10 +29,10 @@ from jaxdp_episodic.describe.step import GaussianStep, OneStep, Sampling
 from jaxdp_episodic.numerics.roots import largest_within
 
 _TOLERANCE, _COARSEST = 1e-7, 0.1
-# Of a first answer; and how often a setting is evaluated, about.
-_ROUGH, _EVALUATIONS = 1e-3, 10
-# So far below the target, in log epsilon and tolerances, or so far above it, a noise
-# is looked for again.
+# Tolerance of a first answer; and about how often a setting is evaluated.
+_INITIAL_TOLERANCE, _EVALUATIONS = 1e-3, 10
+# A noise whose epsilon is so far below the target, in log epsilon and tolerances, or so
+# far above it, is searched for again.
 _LOOSE, _AS_CHECKED = 10.0, 1e-9
 _SMALLEST_PROBABILITY = 1e-15
 _MAX_STEPS = 2**53
@@ -83,12 +83,12 @@ def calibrate_noise_multiplier(
     step = dataclasses.replace(step, noise_multiplier=1.0)
     run = Targets(step, epsilon, delta, num_steps, method)
     with engine_for(run.size * _EVALUATIONS, method):
-        start = 1 / run.rough_noise()
+        start = 1 / run.initial_noise()
         if method != "rdp":
-            # Rényi's bound is quick and says nearly where the answer is.
+            # Rényi's bound is cheap, and its answer is near the final one.
             bounded = Targets(step, epsilon, delta, num_steps, "rdp")
-            start, _ = bounded.inverse_noise(start, _ROUGH)
-            start = np.where(start > 0, start, 1 / run.rough_noise())
+            start, _ = bounded.inverse_noise(start, _INITIAL_TOLERANCE)
+            start = np.where(start > 0, start, 1 / run.initial_noise())
         inverse, hopeless = run.inverse_noise(start, tolerance)
         with np.errstate(divide="ignore"):
             found = 1 / inverse
@@ -103,7 +103,7 @@ def calibrate_noise_multiplier(
         off = (checked < -_LOOSE * tolerance) | ~(checked < _AS_CHECKED)
         loose = np.flatnonzero(np.isfinite(found) & off)
         if run.follows_orders and loose.size:
-            # The orders that were followed are not those that are found afresh.
+            # Orders followed in the search may differ from those found afresh.
             run.follows_orders = False
             again, _ = run.inverse_noise(inverse[loose], tolerance, loose)
             with np.errstate(divide="ignore"):
@@ -115,7 +115,7 @@ def calibrate_noise_multiplier(
             found[bad] = np.where(raised > MOST_NOISE, np.inf, raised)
             bad, more = bad[~(evaluated(bad) <= 0)], 2 * more
     found = np.where(hopeless, np.inf, found)
-    found = np.where(run.is_silent(), 0.0, found)
+    found = np.where(run.needs_no_noise(), 0.0, found)
     return run.shaped(found)
 
 
@@ -246,7 +246,7 @@ def _shortest_epoch(excess: Any, least: np.ndarray) -> np.ndarray:
     def shorter(inverse: np.ndarray, active: np.ndarray) -> np.ndarray:
         return excess(low[active] + high[active] - inverse, active)
 
-    # Upside down: the longer an epoch, the less it costs.
+    # Searched in the inverse: the longer an epoch, the smaller its epsilon.
     start, stop = np.where(low > 0, low, high), np.where(low > 0, high, 0.0)
     found = largest_within(shorter, start, stop, tolerance=0, integer=True)
     return np.where(low > 0, low + high - found, high).astype(np.int64)

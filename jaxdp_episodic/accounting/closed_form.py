@@ -18,9 +18,9 @@ from jaxdp_episodic.numerics.roots import smallest_within
 
 Taken = list[tuple[Any, float]]
 
-# Of the shift of composed Gaussians: of as many roundings as steps and a few.
+# Relative rounding error of the shift of composed Gaussians, for each step.
 _SHIFT_ROUNDING = 4e-16
-# So many losses of a whole run are listed: a millisecond or two.
+# Largest number of losses of a whole run that are listed: 1 to 2 ms.
 _MOST_LOSSES = 4096
 # Rounding of a loss, or of the logarithm of a mass, relative to 1 and its size.
 _ROUNDING = 1e-15
@@ -114,7 +114,7 @@ def _of_few_losses(
         zero = np.zeros(1)
         profile, fall = (float(tail[0]) for tail in tails(zero))
         if profile <= target:
-            # Rounding may hide that it is above.
+            # By rounding the true profile may be above the target.
             unsure = profile + off > target
             return 0.0, off * math.exp(min(target - fall, 700.0)) if unsure else 0.0
         value = float(smallest_within(lambda u: tails(u)[0] - target, zero + 1.0)[0])
@@ -138,7 +138,7 @@ def _repeated(
         first = np.arange(count + 1)
         times = np.stack([first, count - first], axis=1)
     else:
-        # Bars between the values; what lies between two of them is a number.
+        # Stars and bars: what lies between two bars is how often a value occurs.
         bars = np.array(list(combinations(range(count + size - 1), size - 1)))
         ends = np.full((len(bars), 1), count + size - 1)
         times = np.diff(np.hstack([0 * ends - 1, bars, ends]), axis=1) - 1

@@ -1,4 +1,4 @@
-"""Where to ask for delta so that the whole curve is known from few points."""
+"""Epsilons at which delta is computed so that few points give the whole curve."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from collections.abc import Callable
 
 import numpy as np
 
-# Where a curve is looked at first: 0 and 12 points a decade. Below the first of them
+# The first grid: 0 and 12 points a decade. Below the first of them
 # delta moves by less than 1e-8; beyond the last e^epsilon would overflow.
 _FIRST_POINTS = np.concatenate([[0.0], np.geomspace(1e-8, 700.0, 131)])
 # Points are added until the attacker's rates are this near to those of all points.
 _ABSOLUTE, _RELATIVE = 8e-7, 2e-4
-_ROUNDS, _MOST_PARTS = 3, 32
-# Where few rates are asked for, a coarser look and one round more find their places.
-_COARSER, _MORE_ROUNDS = 4, 2
+_REFINEMENTS, _MOST_PARTS = 3, 32
+# For few rates a coarser first grid and more refinements find their places.
+_COARSER, _MORE_REFINEMENTS = 4, 2
 
 
 def curve_points(
@@ -28,8 +28,8 @@ def curve_points(
     At false positive rate ``a`` a point allows the true positive rate ``delta +
     e^epsilon a``; the smallest over the points is the bound. All points together leave
     it within 8e-7, or two ten-thousandths of what there is to gain or to miss, of that
-    from the whole curve, as far as delta is above ``floor``. A few rounds of calls of
-    all settings at once; ``floor`` decides where to look, not what is true.
+    from the whole curve, as far as delta is above ``floor``. Takes a few calls, of all
+    settings at once; ``floor`` decides where points are added, not what is true.
 
     Args:
       delta: maps epsilons (K, num_settings) to upper bounds of delta, same shape.
@@ -46,7 +46,7 @@ def curve_points(
     first = _FIRST_POINTS[np.r_[0, 1 : len(_FIRST_POINTS) : _COARSER if is_few else 1]]
     epsilons = np.repeat(first[:, None], num_settings, axis=1)
     deltas = np.minimum.accumulate(delta(epsilons))
-    for _ in range(_ROUNDS + is_few * _MORE_ROUNDS):
+    for _ in range(_REFINEMENTS + is_few * _MORE_REFINEMENTS):
         parts = _parts(epsilons, deltas, floor, rates)
         if np.all(parts == 1):
             break
@@ -98,7 +98,7 @@ def _parts(
     gap = before / total * after * width / 4
     caught = deltas[:-1] + g[:-1] * fall
     missed = np.maximum(1 - caught, 1e-12)
-    # caught - fall is the gain over guessing: the scale on which a small mu is seen.
+    # caught - fall is the gain over guessing: the scale of the error of a small mu.
     scale = np.minimum(caught - fall, missed)
     scale = np.where(deltas[1:] > floor, scale, np.minimum(scale, floor))
     allowed = np.minimum(_ABSOLUTE, _RELATIVE * np.maximum(scale, floor))

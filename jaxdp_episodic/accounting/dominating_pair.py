@@ -221,11 +221,11 @@ def _multistage(step: GaussianStep, sampling: MultistageSampling) -> PrivacyLoss
             return SampledGaussianLoss(outer, rate, shift)
         return AntipodalGaussianLoss(outer, rate, inner, shift)
     if _zeroes(step):
-        # Somebody else's contribution tells that the unit was not drawn: not the
-        # sampled pair, also where it is the unit itself that is clipped.
+        # If the unit is not drawn another contribution takes its place: not the sampled
+        # pair, even where the unit itself is clipped.
         return _zeroed(outer, _ALWAYS, rate * inner, _shift(step, contributions))
     if single:
-        # Drawing all children for certain leaves nothing to be swapped for: C, not 2C.
+        # If all children are drawn there is no other to be swapped for: C, not 2C.
         everyone = levels.covers_all(clip, step.neighboring_relation)
         sensitivity = np.where(everyone, 1.0, 2.0) * contributions
         return SampledGaussianLoss(outer, rate, _shift(step, sensitivity))
@@ -256,7 +256,7 @@ def _shuffled_epoch(step: GaussianStep) -> PrivacyLoss:
     """An epoch in random order, without amplification (docs/theory.md, "Epochs")."""
     inner = _inner_rate(step)
     if _zeroes(step):
-        # Order and batches are those of the slots: one step loses what the unit gave.
+        # Order and batches are those of the slots: only one step's sum changes.
         return _zeroed(_ALWAYS, _ALWAYS, inner, _shift(step, 1.0))
     if _is_whole(step):
         # The last unit takes the place of the one that left (2 clip norms), and leaves

@@ -49,7 +49,7 @@ def in_chunks(
     on_numpy = engine_name() != "jax"
     if on_numpy:
         chunk = min(size, sizes.numpy)
-        # Every core has some, unless threads would cost more than they save.
+        # Every core gets settings, unless threads cost more than they save.
         if size >= max(_FEW, sizes.numpy // 4):
             chunk = min(chunk, -(-size // num_cores()))
     else:
@@ -71,7 +71,7 @@ def in_chunks(
     return tuple(np.concatenate(column, axis=-1) for column in zip(*parts, strict=True))
 
 
-# A thread costs more than so few settings on NumPy.
+# Fewer settings on NumPy take less time than starting a thread.
 _FEW = 8
 
 

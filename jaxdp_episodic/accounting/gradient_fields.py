@@ -113,7 +113,7 @@ def _along_rate(step: GaussianStep, position: int) -> dict[str, np.ndarray]:
         speed = np.ones_like(rate)
         smooth = (rate > 0) & (rate < 1)
     else:
-        # More than all cannot be drawn.
+        # No larger size can be drawn.
         speed = np.where(draw > group, 0.0, 1.0 / group)
         smooth = draw != group
     loss = dominating_pair(step)

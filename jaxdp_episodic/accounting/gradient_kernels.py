@@ -32,11 +32,11 @@ _TOLERANCE = 1e-7
 # A second contour, with other nodes, and to what relative error the derivatives on
 # both must agree to be returned.
 _OTHER_CENTER, _OTHER_END, _AGREEMENT = 0.98, 1.1, 1e-6
-# Nats below delta at which the laws are cut, as in `exact`.
+# Nats below delta at which the distributions are cut, as in `exact`.
 _CUT = 50.0
 _CHUNKS = Chunks(4, (4,), (8, 512, 4096))
 _PROFILE_CHUNKS = Chunks(512, (8, 512), (8, 512, 4096))
-# What is always drawn has a rate this far from 1 instead.
+# A rate of 1 is replaced by one that is less by this.
 _NEAREST_RATE = 2.0**-52
 _SMALLEST_COUNT = 1e-300
 
@@ -61,7 +61,7 @@ class Slopes(NamedTuple):
 def single_step_slopes(
     epsilon: np.ndarray, loss: PrivacyLoss, moved: list[PrivacyLoss]
 ) -> Slopes:
-    """Of one step, by its profile: the larger one's of the two.
+    """Of one step, by its profile: of the direction with the larger delta.
 
     Args:
       epsilon: (n,) nats.
@@ -105,7 +105,7 @@ def composed_slopes(
 
     Args:
       epsilon: (n,) nats, > 0.
-      log_delta: (n,) about its value there; at what distance laws may be cut.
+      log_delta: (n,) about its value there; at what distance distributions may be cut.
       run: fields (n,); counts are real numbers >= 0.
       directions: what to differentiate by, each a direction for every step.
     """
@@ -199,7 +199,7 @@ def _inside(group: Group) -> Group:
             if name == "rate"
         }
         loss = dataclasses.replace(loss, **below)
-    # Steps that are not taken still have a derivative by their number.
+    # Steps with a count of 0 still have a derivative by their count.
     return Group(loss, np.maximum(group.count, _SMALLEST_COUNT))
 
 
@@ -207,7 +207,7 @@ def _grouped(run: Run, moved: Run) -> tuple[Group, ...]:
     """A direction in the order of `Run.groups`."""
     steps = []
     for taken, loss, count in zip(run.counts, moved.losses, moved.counts, strict=True):
-        # A step that is not taken moves nothing but by its number.
+        # Of a step with a count of 0 only the count moves anything.
         still = loss.map(lambda f, taken=taken: np.where(taken > 0, f, 0.0))
         steps.append(Group(still, count))
     return stacked_steps(steps)

@@ -40,10 +40,10 @@ _FAR = np.array([-1.0, 0.0, 0.0, 1.0]) / 4
 # Relative error of epsilon up to which a direction, or a path, is taken to attain it;
 # and the least epsilon that it is relative to.
 _ATTAINED, _SMALLEST_EPSILON = 2e-6, 1e-3
-# What is left out of log(delta) elsewhere (terms of independent episodes).
+# Error of log(delta) from terms of independent episodes that are left out.
 _LEFT_OUT = 1e-8
-# Error estimate of log(delta) with which its derivative is known; and of laws that are
-# estimates themselves, whose errors are in it.
+# Largest error estimate of log(delta) with which its derivative is returned; and the
+# same for mechanisms whose tables have estimated errors, which it includes.
 _LARGEST_ERROR, _LARGEST_OF_TABLES = 1e-7, 1e-5
 
 
@@ -237,7 +237,7 @@ def _of_rows(epsilon: np.ndarray, rows: _Problem) -> np.ndarray:
     by_count = [i for i, along in enumerate(rows.moved) if np.any(along.counts)]
     others = [i for i in range(len(rows.moved)) if i not in by_count]
     every = list(range(len(rows.moved)))
-    # A profile is of one step: by its number only the integral has a derivative.
+    # The derivative by the number of steps needs the integral.
     for chosen, names, of_profile in (
         (single, others, True),
         (single, by_count, False),

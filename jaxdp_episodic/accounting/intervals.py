@@ -65,7 +65,7 @@ def epsilon_interval(
     delta = _validation.probability_array("delta", delta)
     if max_width is not None:
         checked = _validation.positive_array("max_width", max_width)
-        # Shares of less are 0.
+        # Smaller shares of an answer would underflow.
         max_width = max(_validation.single("max_width", checked), 1e-290)
     run, shape = checked_run(step, num_steps, delta=delta)
     return _ends(EpsilonAt(log_of(delta)), run, shape, max_width)
@@ -120,7 +120,7 @@ def _ends(
         left = inside.given_kept(log_kept, up=up)
         hopeless = np.isneginf(left.target)
         left = left.at(np.where(hopeless, -1.0, left.target))
-        # Targets differ, by roundings, only where something may be lost at once.
+        # Targets differ, by rounding, only where a loss may be infinite.
         if both is None or np.any(log_kept):
             both = pld_bounds(left, run, width=width)
         found = Answer(both[place], nothing, nothing)

@@ -1,4 +1,4 @@
-"""Fewer paths to evaluate: which can be the worst, and which cost nearly the same.
+"""Fewer paths to evaluate: those that can be the worst, without near duplicates.
 
 A tree of unequal units has as many dominating pairs as distinct paths, often 10^5. On
 every path the pair is of the same kind and differs in its rates and its sensitivity

@@ -11,7 +11,7 @@ from typing import ClassVar, NamedTuple, Self
 
 import numpy as np
 
-# Rounding of a logarithm, relative to 1 and its size: of a few operations.
+# Rounding error of a logarithm after a few operations, relative to 1 and its size.
 _ROUNDING = 1e-15
 
 
@@ -71,7 +71,7 @@ class Question:
         raise NotImplementedError
 
     def given_kept(self, log_kept: np.ndarray, *, up: bool = True) -> Self:
-        """Returns what is to be asked of what is left when nothing is lost at once.
+        """Returns the question about the pair given that no step loses everything.
 
         With probability ``1 - e^log_kept`` everything is lost; ``delta = 1 - k + k
         delta'``. Rounded so that the answer errs upwards, or downwards.
@@ -133,7 +133,7 @@ class EpsilonAt(Question):
             if not up:  # Which side of 1 the quotient is on, rounding may have decided.
                 left = np.where(np.abs(gap - 1) <= 4 * _ROUNDING * sizes, 0.0, left)
             left = np.where(log_kept == 0, self.target, left)
-        # Next to delta 1 there is no rounding above it.
+        # Rounding must not take delta to 1.
         return EpsilonAt(np.minimum(left, -1e-300))
 
     def with_failure(

@@ -131,7 +131,7 @@ def _randomized_response(release: RandomizedResponse) -> PrivacyLoss:
 def _discrete_laplace(release: DiscreteLaplaceRelease) -> PrivacyLoss:
     noise, rate = release.noise_parameter, release.sampling_probability
     if noise == 0 or np.isinf(noise):
-        # A parameter of 0 is no law: whoever says it means no noise.
+        # A parameter of 0 stands for no noise.
         return SampledGaussianLoss(_ALWAYS, np.full(1, rate), np.full(1, np.inf))
     twice = 2 if release.neighboring_relation == "replace_one" else 1
     found = discrete_laplace_atoms(noise, twice * release.sensitivity)

@@ -178,11 +178,11 @@ class Run:
         """Returns the run that its upper, or lower, certified ends are computed of."""
         return self.with_losses(tuple(one.certified(up=up) for one in self.losses))
 
-    def law_error(self) -> tuple[np.ndarray, np.ndarray]:
-        """See `PrivacyLoss.law_error`: of all steps."""
+    def certified_error(self) -> tuple[np.ndarray, np.ndarray]:
+        """See `PrivacyLoss.certified_error`: of all steps."""
         of_mass, of_loss = np.zeros(self.shape), np.zeros(self.shape)
         for loss, count in zip(self.losses, self.counts, strict=True):
-            mass, place = loss.law_error()
+            mass, place = loss.certified_error()
             of_mass, of_loss = of_mass + count * mass, of_loss + count * place
         return of_mass * (1 + 1e-12), of_loss * (1 + 1e-12)
 

@@ -27,7 +27,7 @@ _LEAST_NOISE, MOST_NOISE = 1e-9, 1e18
 
 
 class Targets:
-    """The targets of one calibration, flattened, and the run they are about."""
+    """The targets of one calibration, flattened, and the run that is to meet them."""
 
     def __init__(
         self,
@@ -52,7 +52,7 @@ class Targets:
         self.step, self.method = step, method
         self.run = run_of(step, targets["num_steps"])
         self.run.refuse(method)
-        # Of the best order less 1, times the inverse noise that it was found at.
+        # The best order less 1, times the inverse noise at which it was found.
         self.orders = np.full((self.size, self.run.shape[-1]), np.nan)
 
     def inverse_noise(
@@ -100,7 +100,7 @@ class Targets:
         found = answer(question, run, self.method)
         value = found.value
         if self.method == "exact":
-            # What is only known up to an error counts as that much larger.
+            # The error estimate of an epsilon is added to it.
             value = value + np.where(found.is_certified, 0.0, found.error)
         with np.errstate(divide="ignore"):
             return np.log(value) - np.log(self.epsilon[active])
@@ -129,20 +129,20 @@ class Targets:
         self.orders[place] = (order - 1) * inverse_noise
         return value.max(axis=-1)
 
-    def is_silent(self) -> np.ndarray:
+    def needs_no_noise(self) -> np.ndarray:
         """Where no noise is needed: nothing is drawn on any path, or no step taken."""
         nothing = self.run.loses_nothing.all(axis=-1)
         return np.broadcast_to(nothing, self.shape).reshape(-1)
 
-    def rough_noise(self) -> np.ndarray:
-        """A first guess: the Gaussian mechanism with the amplified sensitivity."""
+    def initial_noise(self) -> np.ndarray:
+        """Initial noise: the Gaussian mechanism with the amplified sensitivity."""
         moved = 0.0  # squared
         for loss, count in zip(self.run.losses, self.run.counts, strict=True):
             hints = loss.hints()
             moved = moved + count * np.square(hints.rate * hints.furthest)
         moved = np.broadcast_to(np.max(moved, axis=-1), self.shape).reshape(-1)
         spread = np.sqrt(2 * moved * -np.log(self.delta))
-        with np.errstate(over="ignore"):  # of a target near 0: the largest guess
+        with np.errstate(over="ignore"):  # of a target near 0: the largest one
             return np.clip(0.5 + spread / self.epsilon, 0.1, 1e9)
 
     def shaped(self, values: np.ndarray) -> Any:

@@ -2,7 +2,7 @@
 
 The number of runs must itself be random, and secret: with a fixed number, whoever sees
 the best of them learns more than any run's epsilon says (Papernot and Steinke 2022,
-section 3). Both laws here are families with one parameter for their mean.
+section 3). Both distributions here are families with one parameter for their mean.
 """
 
 from __future__ import annotations
@@ -19,10 +19,11 @@ from jaxdp_episodic.describe.spec import Spec, frozen_number
 # exp(-x) must stay a normal number.
 _LARGEST_LOG = 700.0
 _BISECTIONS = 200
-# Beyond it the bisections end above log(1/gamma); it is a Poisson law long before.
+# Beyond it the bisections end above log(1/gamma); it is a Poisson distribution long
+# before.
 _LARGEST_ETA = 1e30
 _MOST_EXPECTED_RUNS = 1e12
-# Walking through a law beyond so many runs would take seconds.
+# Inversion of a distribution beyond so many runs would take seconds.
 _MOST_DRAWN_RUNS = 1e6
 
 
@@ -66,11 +67,11 @@ class PoissonTrials(Spec):
 class NegativeBinomialTrials(Spec):
     """A truncated negative binomial number of runs, at least one.
 
-    With ``gamma`` in (0, 1) chosen to give the mean,
-    ``P(K = k) = (1-gamma)^k / (gamma^(-eta) - 1) * prod_{l<k} (l + eta)/(l + 1)``;
-    ``eta = 1`` is the geometric law, and ``eta = 0`` is read as the limit, the
-    logarithmic law ``P(K = k) = (1-gamma)^k / (k log(1/gamma))``. Smaller ``eta`` costs
-    less privacy and spreads the number of runs more widely.
+    With ``gamma`` in (0, 1) chosen to give the mean, ``P(K = k) = (1-gamma)^k /
+    (gamma^(-eta) - 1) * prod_{l<k} (l + eta)/(l + 1)``; ``eta = 1`` is the geometric
+    distribution, and ``eta = 0`` is read as the limit, the logarithmic distribution
+    ``P(K = k) = (1-gamma)^k / (k log(1/gamma))``. Smaller ``eta`` costs less privacy
+    and spreads the number of runs more widely.
 
     Attributes:
       expected_runs: the mean, in [1, 10^12] (scalar or array); 1 is exactly one run.
@@ -111,7 +112,7 @@ class NegativeBinomialTrials(Spec):
 
     @functools.cached_property
     def log_inverse_gamma(self) -> np.ndarray:
-        """``log(1/gamma)`` of the law that is drawn and accounted, >= 0."""
+        """``log(1/gamma)`` of the distribution that is drawn and accounted, >= 0."""
         low, high = np.zeros(self.shape), np.full(self.shape, _LARGEST_LOG)
         eta, wanted = np.asarray(self.eta, np.float64), np.asarray(self.expected_runs)
         for _ in range(_BISECTIONS):
@@ -122,14 +123,14 @@ class NegativeBinomialTrials(Spec):
 
     @property
     def mean(self) -> np.ndarray:
-        """The mean of exactly that law: ``expected_runs`` up to rounding."""
+        """The mean of exactly that distribution: ``expected_runs`` up to rounding."""
         return _mean(self.log_inverse_gamma, np.asarray(self.eta, np.float64))
 
     def draw(self, generator: np.random.Generator) -> int:
         """Returns one number of runs; all fields must be scalars.
 
-        By inversion: the law is walked through until its sum exceeds a uniform number
-        of 53 bits; of laws with a mean of at most 10^6.
+        By inversion: the distribution is walked through until its sum exceeds a uniform
+        number of 53 bits; of distributions with a mean of at most 10^6.
         """
         _check_is_scalar(self)
         if np.any(np.greater(self.expected_runs, _MOST_DRAWN_RUNS)):
@@ -161,7 +162,7 @@ def _first_probability(x: float, eta: float) -> float:
 
 
 def _mean(x: np.ndarray, eta: np.ndarray) -> np.ndarray:
-    """Mean of the law: ``eta (1-gamma) / (gamma (1 - gamma^eta))``, its limits too."""
+    """Mean: ``eta (1-gamma) / (gamma (1 - gamma^eta))``, its limits too."""
     tiny = x < 1e-300
     safe_x = np.where(tiny, 1.0, x)
     product = eta * safe_x

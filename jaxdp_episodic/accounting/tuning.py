@@ -2,8 +2,8 @@
 
 A search trains ``K`` times, each time with hyperparameters drawn afresh from the same
 public distribution, and releases the run with the best score, nothing of the others,
-and not ``K``. If ``K`` follows one of the laws of `trial_counts`, the whole search is
-private, and not much less so than one run.
+and not ``K``. If ``K`` follows one of the distributions of `trial_counts`, the whole
+search is private, and not much less so than one run.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def tuning_cost(
 
     Args:
       step: the step of a single run, or a run made by `compose`.
-      trials: the law of the number of runs.
+      trials: the distribution of the number of runs.
       delta: in (0, 1).
       num_steps: whole number >= 0 of each run; of a composed run as of `epsilon`.
       orders: (A,) orders, each > 1; None: 400 from 1.01 to 100,001. Any grid gives an
@@ -107,13 +107,15 @@ def tuned_rdp(trials: Trials, orders: Any, rdp: Any) -> np.ndarray:
     smaller orders, and the smallest such bound is taken.
 
     What the theorems need of a search: runs are independent given the data, with the
-    same law (hyperparameters are drawn afresh from a fixed public distribution, not
-    adapted to earlier runs); the score is a function of a run's output, which here is
-    everything a run releases, and of public data; of runs with equal scores one is
-    chosen without looking at anything else. Neither ``K`` nor another run is released.
+    same distribution (hyperparameters are drawn afresh from a fixed public
+    distribution, not adapted to earlier runs); the score is a function of a run's
+    output, which here is everything a run releases, and of public data; of runs with
+    equal scores one is chosen without looking at anything else. Neither ``K`` nor
+    another run is released.
 
     Args:
-      trials: the law of the number of runs; its fields broadcast with the curves.
+      trials: the distribution of the number of runs; its fields broadcast with the
+        curves.
       orders: (A,) orders, each > 1 and finite.
       rdp: (..., A) Rényi-DP of one run at these orders, >= 0, nats.
 

@@ -80,7 +80,7 @@ def _inside(question: Question, run: Run, method: str) -> Answer:
     log_kept = run.log_kept()
     if not np.any(log_kept):
         return _worst(question, run, method)
-    # Something may be lost at once: what is left is asked about, path by path.
+    # A loss may be infinite: the question is asked given that it is not, path by path.
     left = question.given_kept(log_kept)
     hopeless = np.isneginf(left.target)
     left = left.at(np.where(hopeless, -1.0, left.target))
@@ -125,7 +125,7 @@ def _near_largest(epsilon: np.ndarray, run: Run, *, backward: bool) -> np.ndarra
     gap = np.where(run.is_unprotected, np.inf, gap)
     chance = np.zeros(gap.shape)
     for loss, count in zip(run.losses, run.counts, strict=True):
-        # The largest loss is known to a rounding; one without an end tells nothing.
+        # The largest loss is rounded; an infinite one is no bound.
         with np.errstate(all="ignore"):
             u = loss.largest_loss(backward=backward) * (1 - 1e-12) - gap
         inside = np.isfinite(u) & (u > 0) & (count > 0) & ~loss.loses_nothing

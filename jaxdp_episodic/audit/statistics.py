@@ -21,7 +21,7 @@ from jaxdp_episodic.requests.training_start import StartConfig, contribution_nor
 
 _CLASSES, _FEATURES = 4, 8
 _NEAR, _FAR = 1e-3, (-0.5, 0.75**0.5)
-_LOOKS = 64  # without noise, at what the canary moves on average
+_EVALUATIONS = 64  # without noise, at what the canary moves on average
 
 
 def audit_statistics(
@@ -54,14 +54,14 @@ def audit_statistics(
     if training.start is None:
         raise ValueError("training must begin with private statistics, got none")
     steps, config = training.budget.before, training.start(training.data).config
-    worlds = [
+    without_and_with = [
         training.start(_table(training, config, is_in, seed)) for is_in in (False, True)
     ]
     noises = [float(step.noise_multiplier) for step in steps]
     pairs = np.random.default_rng()
 
     def sums(is_in: bool, key: jax.Array, scale: float) -> list[np.ndarray]:
-        own = worlds[is_in]
+        own = without_and_with[is_in]
         state, keys = own.initial(), jax.random.split(key, len(noises))
         return [
             own.noised_sum(state, place, pairs, keys[place], scale * noise)
@@ -71,8 +71,12 @@ def audit_statistics(
     some = jax.random.key(seed)
     means = []
     for is_in in (False, True):
-        looks = zip(*(sums(is_in, some, 0.0) for _ in range(_LOOKS)), strict=True)
-        means.append([np.mean(look, axis=0) for look in looks])
+        evaluated = zip(
+            *(sums(is_in, some, 0.0) for _ in range(_EVALUATIONS)), strict=True
+        )
+        means.append(
+            [np.mean(sums_of_release, axis=0) for sums_of_release in evaluated]
+        )
     directions = [inside - out for out, inside in zip(*means, strict=True)]
     variances = [
         (noise * contribution_norm(step)) ** 2

@@ -1,7 +1,8 @@
 """Amplification by subsampling of (epsilon, delta) guarantees and privacy profiles.
 
-The whole family follows from one identity of hockey-stick divergences. If two laws
-share a part, ``mu = (1-r) mu0 + r mu1`` and ``mu' = (1-r) mu0 + r mu1'``, then
+The whole family follows from one identity of hockey-stick divergences. If two
+distributions share a part, ``mu = (1-r) mu0 + r mu1`` and ``mu' = (1-r) mu0 + r mu1'``,
+then
 
     H_{e^eps'}(mu || mu') = r H_{e^eps}(mu1 || (1-b) mu0 + b mu1'),
     eps' = log(1 + r (e^eps - 1)),   b = e^{eps' - eps}
@@ -199,7 +200,7 @@ def delta_without_replacement_subsampled(
 def advanced_joint_convexity(
     shared: Any, first: Any, second: Any, *, rate: float, epsilon: float
 ) -> tuple[float, float]:
-    """The identity at the head of this module, for finite laws.
+    """The identity at the head of this module, for finite pairs.
 
     Args:
       shared: mu0, (K,) probabilities.
@@ -215,24 +216,24 @@ def advanced_joint_convexity(
 
     Raises:
       TypeError: an argument of the wrong type.
-      ValueError: laws of different lengths or that do not sum to 1, a value out of
-        range.
+      ValueError: distributions of different lengths or that do not sum to 1, a value
+        out of range.
 
     Reference: Balle, Barthe and Gaboardi (2018), arXiv:1807.01647, Theorem 2.
     """
-    laws = [
-        _law(name, law)
-        for name, law in (("shared", shared), ("first", first), ("second", second))
+    dists = [
+        _checked_distribution(name, dist)
+        for name, dist in (("shared", shared), ("first", first), ("second", second))
     ]
-    if len({law.shape for law in laws}) != 1:
+    if len({dist.shape for dist in dists}) != 1:
         raise ValueError("shared, first and second must have the same length")
     eps, r = _epsilon_and_rate(epsilon, rate)
     if eps.ndim or r.ndim or r == 0 or np.isinf(eps):
         raise ValueError("rate must be one number in (0, 1], epsilon one finite number")
     outer = float(amplified_epsilon(eps, rate=r))
     overlap = np.exp(outer - eps)
-    other = (1 - overlap) * laws[0] + overlap * laws[2]
-    return outer, float(r * np.maximum(laws[1] - np.exp(eps) * other, 0.0).sum())
+    other = (1 - overlap) * dists[0] + overlap * dists[2]
+    return outer, float(r * np.maximum(dists[1] - np.exp(eps) * other, 0.0).sum())
 
 
 def _epsilon_and_rate(epsilon: Any, rate: Any) -> tuple[np.ndarray, np.ndarray]:
@@ -296,8 +297,8 @@ def checked_delta(value: Any, shape: tuple[int, ...]) -> np.ndarray:
     return np.broadcast_to(delta, np.broadcast_shapes(delta.shape, shape))
 
 
-def _law(name: str, value: Any) -> np.ndarray:
-    law = _validation.probability_array(name, value)
-    if law.ndim != 1 or abs(law.sum() - 1) > 1e-9:
+def _checked_distribution(name: str, value: Any) -> np.ndarray:
+    dist = _validation.probability_array(name, value)
+    if dist.ndim != 1 or abs(dist.sum() - 1) > 1e-9:
         raise ValueError(f"{name} must be a vector of probabilities that sum to 1")
-    return law
+    return dist

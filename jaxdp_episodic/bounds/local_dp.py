@@ -87,7 +87,7 @@ def simulate_sums(
       num_trials: whole number >= 0.
       seed: whole number >= 0; the same seed gives the same estimates.
       every_user: local model: draw every answer instead of the two binomial counts of
-        them, whose law is the same (n draws a trial, in chunks).
+        them, whose distribution is the same (n draws a trial, in chunks).
 
     Returns:
       (num_trials,) float64, unbiased.

@@ -1,8 +1,8 @@
 """What one release of a base mechanism costs: RDP curve and privacy profile.
 
-A mechanism is described by the worst pair of its output laws on neighbouring inputs.
-Which relation that is, is up to whoever gives the numbers: noise relative to the
-sensitivity under ``add_remove`` describes ``add_remove``; relative to the (usually
+A mechanism is described by the worst pair of its output distributions on neighbouring
+inputs. Which relation that is, is up to whoever gives the numbers: noise relative to
+the sensitivity under ``add_remove`` describes ``add_remove``; relative to the (usually
 doubled) sensitivity under ``replace_one`` it describes ``replace_one``.
 
 Numeric fields are scalars or arrays; results have the shape of the mechanism followed
@@ -34,12 +34,12 @@ class Mechanism(ByValue):
 
     Attributes:
       swaps_neighbours: class constant; True if for every neighbouring pair some
-        involution of the outputs exchanges the two laws (the reflection at the
+        involution of the outputs exchanges the two distributions (the reflection at the
         midpoint for symmetric additive noise, the exchange of the answers for
         randomized response). It implies the moment condition of the tight bound for
         Poisson sampling: with densities ``f``, ``g`` and odd ``l``, ``2 E_f[(g/f -
-        1)^l] = int (g - f)^l (f^{1-l} - g^{1-l}) >= 0``, since both factors have the
-        sign of ``g - f``.
+        1)^l] = int (g - f)^l (f^{1-l} - g^{1-l}) >=
+        0``, since both factors have the sign of ``g - f``.
     """
 
     swaps_neighbours: ClassVar[bool] = False

@@ -177,8 +177,8 @@ def subsampled_response_epsilon(epsilon: Any, *, sampling_probability: Any) -> A
     return np.where(w < 0.5, small, value)[()]
 
 
-def response_law(truth: Any) -> np.ndarray:
-    """Law of the answer for each bit.
+def response_distribution(truth: Any) -> np.ndarray:
+    """Distribution of the answer for each bit.
 
     Args:
       truth: chance of the true answer in [0, 1], scalar or array.

@@ -3,19 +3,20 @@
 Each of ``n`` users sends one message of an ``eps0``-locally private randomizer; a
 trusted shuffler forgets who sent what. Neighbours replace one user's value.
 
-*Why.* Let R, R' be the laws of the differing user's message on her two values. As
-``eps0``-private laws they are ``R = q A + p B``, ``R' = p A + q B`` with ``q = e^{eps0}
-/ (1 + e^{eps0})``, ``p = 1 - q`` (Kairouz, Oh, Viswanath 2015). Everybody else's law
-is at least ``e^{-eps0}`` times either, hence at least ``e^{-eps0} (A + B) / 2``: with
-probability ``e^{-eps0}`` a user is a clone who sends A or B with equal chances. Reveal
-every message that is no clone's: what is left is the number of A's and B's among
-``C + 1`` messages, ``C ~ Binomial(n - 1, e^{-eps0})``, and given C the two laws are a
-binomial of C fair coins moved by one with chance q or p. That hockey stick is explicit
-(`log_shifted_hockey_stick`), the average over C is summed.
+*Why.* Let R, R' be the distributions of the differing user's message on her two values.
+As ``eps0``-private distributions they are ``R = q A + p B``, ``R' = p A + q B`` with
+``q = e^{eps0} / (1 + e^{eps0})``, ``p = 1 - q`` (Kairouz, Oh, Viswanath 2015).
+Everybody else's distribution is at least ``e^{-eps0}`` times either, hence at least
+``e^{-eps0} (A + B) / 2``: with probability ``e^{-eps0}`` a user is a clone who sends A
+or B with equal chances. Reveal every message that is no clone's: what is left is the
+number of A's and B's among ``C + 1`` messages, ``C ~ Binomial(n - 1, e^{-eps0})``, and
+given C the two distributions are a binomial of C fair coins moved by one with chance q
+or p. That hockey stick is explicit (`log_shifted_hockey_stick`), the average over C is
+summed.
 
 *What is not used.* Feldman, McMillan and Talwar 2023 replace ``e^{-eps0}`` by the
-larger ``2 / (1 + e^{eps0})`` for every randomizer. For binary randomized response it
-is the exact law of the clones. For others the decomposition behind it leaves the
+larger ``2 / (1 + e^{eps0})`` for every randomizer. For binary randomized response it is
+the exact distribution of the clones. For others the decomposition behind it leaves the
 differing user outside the crowd with some probability, and a proof that this may be
 ignored could not be reconstructed here; so the bound for any randomizer is that of
 2021. (At a given data set randomized response is better still, since what is no clone
@@ -307,7 +308,7 @@ def _blocks(trials: np.ndarray, chance: np.ndarray) -> tuple[np.ndarray, np.ndar
 def _log_block_mass_above(
     starts: np.ndarray, lengths: np.ndarray, trials: np.ndarray, chance: np.ndarray
 ) -> np.ndarray:
-    """Upper bound of the chance of a block: geometric, as the law is log-concave."""
+    """Upper bound of the chance of a block: geometric, as masses are log-concave."""
     with np.errstate(divide="ignore", invalid="ignore"):
         ratio = (trials[:, None] - starts) / (starts + 1)
         slope = np.log(ratio * (chance / -np.expm1(np.log(chance)))[:, None])
@@ -322,7 +323,7 @@ def _log_block_mass_below(
     trials: np.ndarray,
     chance: np.ndarray,
 ) -> np.ndarray:
-    """Lower bound: the chord, as the law is log-concave."""
+    """Lower bound: the chord, as masses are log-concave."""
     n, p = trials[:, None], chance[:, None]
     first, final = (log_binomial_mass(k, n, p) for k in (starts, last))
     slope = (final - first) / np.maximum(last - starts, 1.0)

@@ -27,7 +27,7 @@ def gaussian_rdp(orders: Array, noise_multiplier: Array) -> Array:
 
 
 def laplace_rdp(orders: Array, scale: Array) -> Array:
-    """``log M / (alpha - 1)`` of two Laplace laws at distance ``s = 1/scale``.
+    """``log M / (alpha - 1)`` of two Laplace distributions at distance ``s = 1/scale``.
 
     ``M = (alpha e^{(alpha-1)s} + (alpha-1) e^{-alpha s}) / (2 alpha - 1)``. The linear
     terms of the exponentials cancel, and so does the 1: ``M - 1 = [alpha f((alpha-1)s)

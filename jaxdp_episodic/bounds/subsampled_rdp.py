@@ -14,9 +14,9 @@ What completes the theorems, each an upper bound of the same moment:
 * *Orders that are not whole.* ``log M`` is convex in the order and 0 at order 1 (van
   Erven and Harremoës 2014, arXiv:1206.2459, Corollary 2): the chord between the whole
   neighbours.
-* *Never looser than no subsampling.* The laws compared are mixtures, over the same
-  draws, of pairs that are neighbouring or equal, so joint quasi-convexity (the same
-  paper, Theorem 13) gives ``rdp <= r``.
+* *Never looser than no subsampling.* The distributions compared are mixtures, over the
+  same draws, of pairs that are neighbouring or equal, so joint quasi-convexity (the
+  same paper, Theorem 13) gives ``rdp <= r``.
 * *Outer levels.* A unit that is reached with probability ``outer_rate`` through levels
   above: ``M - 1`` is multiplied by it (joint convexity of the moment), after the two
   steps before.

@@ -24,7 +24,7 @@ _DIGITS = 5
 
 
 def answer_document(
-    request: Request, answer: Any, remarks: list[str]
+    request: Request, answer: Any, caveats: list[str]
 ) -> dict[str, Any]:
     """Returns the answer for a program: arrays as nested lists, infinity as "inf"."""
     units = {part.privacy_unit for part in steps_of(request)}
@@ -39,7 +39,7 @@ def answer_document(
         "privacy_unit": next(iter(units), None),
         "clip_unit": list(dict.fromkeys(step.clip_unit for step in steps_of(request))),
         "neighboring_relation": _relation(request),
-        "warnings": remarks,
+        "warnings": caveats,
     }
 
 
@@ -51,14 +51,14 @@ def _relation(request: Request) -> str | None:
     return next((relation for relation in named if relation is not None), None)
 
 
-def answer_table(request: Request, answer: Any, remarks: list[str]) -> str:
+def answer_table(request: Request, answer: Any, caveats: list[str]) -> str:
     """Returns the answer for a person."""
     varying = {k: v for k, v in _numbers(request) if np.size(v) != 1}
     varying.pop(request.quantity, None)  # of the step, replaced by the answer
     lines = list(_facts(request, answer if np.ndim(answer) == 0 else None))
     if np.ndim(answer):
         lines += ["", *_grid(request, answer, varying)]
-    lines += [f"warning: {remark}" for remark in remarks]
+    lines += [f"warning: {caveat}" for caveat in caveats]
     return "\n".join(lines)
 
 

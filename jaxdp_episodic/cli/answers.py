@@ -39,7 +39,7 @@ from jaxdp_episodic.requests.request import (
     CalibrationRequest,
     EpsilonRequest,
     Request,
-    remarks_on,
+    caveats_on,
     steps_of,
 )
 from jaxdp_episodic.requests.request_file import read_request
@@ -93,11 +93,11 @@ class Epsilon:
 
     def _of_ledger(self, path: Path) -> int:
         """Answers what a ledger alone says was charged."""
-        remarks: list[str] = []
+        caveats: list[str] = []
 
         def read() -> EpsilonRequest:
             content = read_ledger(path)
-            remarks.extend(_remarks_on_ledger(content))
+            caveats.extend(_caveats_on_ledger(content))
             step, num_steps = content.run_charged()
             return EpsilonRequest(
                 step=step,
@@ -106,7 +106,7 @@ class Epsilon:
                 method=self.method or "exact",
             )
 
-        return _print_answer(path, read, as_json=self.json, remarks=remarks)
+        return _print_answer(path, read, as_json=self.json, caveats=caveats)
 
     def _what_does_not_fit(self) -> str | None:
         """Options that exclude or need one another."""
@@ -211,26 +211,26 @@ def _make_place(out: Path) -> None:
     out.parent.mkdir(parents=True, exist_ok=True)
 
 
-def _remarks_on_ledger(content: LedgerContent) -> list[str]:
+def _caveats_on_ledger(content: LedgerContent) -> list[str]:
     """What an epsilon computed from a ledger does not show by itself."""
-    remarks = []
+    caveats = []
     if content.is_seeded:
-        remarks.append(
+        caveats.append(
             "not private: draws and noise came from a fixed seed; the answer holds for "
             "the same run with fresh entropy"
         )
     if content.owed > content.charged:
-        remarks.append(
+        caveats.append(
             f"{content.charged:,} steps were charged, the last within an epoch, and "
             f"{content.owed:,} are accounted, to the end of the epoch or of the plan: "
             "an end that was not planned may depend on what was released"
         )
     if not content.is_sealed:
-        remarks.append(
+        caveats.append(
             "the ledger does not end with a seal: its run goes on, was killed, or "
             "lines are missing at the end"
         )
-    return remarks
+    return caveats
 
 
 def _print_answer(
@@ -238,9 +238,9 @@ def _print_answer(
     read: Callable[[], Request],
     *,
     as_json: bool,
-    remarks: Sequence[str] = (),
+    caveats: Sequence[str] = (),
 ) -> int:
-    """Prints what a request asks for, with these remarks that reading may fill."""
+    """Prints what a request asks for, with these caveats, to which reading may add."""
 
     def answered() -> list[str]:
         with warnings.catch_warnings(record=True, action="always") as caught:
@@ -248,7 +248,7 @@ def _print_answer(
             # A terminal is left as it was, however the work ends.
             with ended_by_sigterm(), waiting("computing (new kinds compile first)"):
                 answer = request.answer()
-        said = [*warnings_of(caught), *remarks, *remarks_on(request)]
+        said = [*warnings_of(caught), *caveats, *caveats_on(request)]
         if as_json:
             document = answer_document(request, answer, said)
             return [json.dumps(document, allow_nan=False)]

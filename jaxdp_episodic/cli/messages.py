@@ -80,7 +80,7 @@ def reported(
 
 def complain(message: str) -> None:
     """Prints an error on standard error, in one line that fits a screen."""
-    # A stranger's file may be quoted: a long name must not hide what is said of it.
+    # An untrusted file may be quoted: a long name must not hide what is said of it.
     half = _LONGEST_WORD // 2
     message = " ".join(
         word if len(word) <= _LONGEST_WORD else f"{word[:half]}...{word[-half:]}"
@@ -119,7 +119,7 @@ def waiting(what: str) -> Iterator[Callable[[str], None]]:
 
 
 def printable(text: str, keep: str = "") -> str:
-    """Returns the text with control characters escaped: a stranger may choose names."""
+    """Returns the text with control characters escaped: names may be untrusted."""
     return "".join(
         c if c.isprintable() or c in keep else c.encode("unicode_escape").decode()
         for c in text

@@ -21,7 +21,7 @@ from jaxdp_episodic.cli.messages import (
 from jaxdp_episodic.cli.process import ended_by_sigterm
 from jaxdp_episodic.plots.curve import plot_curve, summary
 from jaxdp_episodic.plots.pictures import draw
-from jaxdp_episodic.requests.request import EpsilonRequest, remarks_on, steps_of
+from jaxdp_episodic.requests.request import EpsilonRequest, caveats_on, steps_of
 from jaxdp_episodic.requests.request_file import read_request
 
 _Field = Annotated[Name, option("FIELD")]
@@ -57,8 +57,8 @@ class Curve:
                 method=request.method,
                 on_part=lambda part, number, total: say(f"{number} of {total}: {part}"),
             )
-        for remark in remarks_on(request):
-            warnings.warn(remark, stacklevel=2)
+        for caveat in caveats_on(request):
+            warnings.warn(caveat, stacklevel=2)
         first = steps_of(request)[0]
         facts = summary(curve) | {
             "protected": f"one {first.privacy_unit} ({first.neighboring_relation})",

@@ -99,7 +99,7 @@ class Tune:
     """Train a random number of times, release the best run, and charge the choice."""
 
     file: TomlFile
-    """The search: the target, the law of the number of runs, a run, hyperparameters."""
+    """The search: the target, how many runs are drawn, a run, hyperparameters."""
     out: Annotated[Path, option("DIR")]
     """Folder for the runs and the release; made if missing."""
     resume: bool = False

@@ -71,7 +71,7 @@ def rows_and_levels(
                     "scheme does not have; covered: RandomAllocation, or add_remove"
                 )
             # A null slot picks a step of its own and contributes nothing there: who is
-            # there is drawn by the same law without it.
+            # there is drawn by the same distribution without it.
             slots_of = None if epochs.name == slots_of else slots_of
         levels = make_levels(sampling.levels, population, slots_of)
         if epochs is not None:

@@ -43,7 +43,7 @@ from jaxdp_episodic.plots.labels import downward, upward
 from jaxdp_episodic.requests.request import (
     CalibrationRequest,
     EpsilonRequest,
-    remarks_on,
+    caveats_on,
 )
 from jaxdp_episodic.requests.request_file import read_request
 
@@ -99,8 +99,8 @@ def answer(part: str, question: Any) -> dict[str, Any]:
             content = PARTS[part](request, question.get("epsilon"))
     except (TypeError, ValueError, NotImplementedError, MemoryError) as error:
         return {"error": _error(error)}
-    remarks = [*(str(warning.message) for warning in caught), *remarks_on(request)]
-    return plain({**content, "remarks": list(dict.fromkeys(remarks))})
+    caveats = [*(str(warning.message) for warning in caught), *caveats_on(request)]
+    return plain({**content, "remarks": list(dict.fromkeys(caveats))})
 
 
 def reply(line: bytes) -> dict[str, Any]:

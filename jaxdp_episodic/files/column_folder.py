@@ -1,4 +1,4 @@
-"""Folders of ``.npy`` columns that stay on the disk, and the manifest that vouches.
+"""Folders of ``.npy`` columns on the disk, and a manifest with their checksums.
 
     manifest.json            what every column is: type, shape, bytes, SHA-256
     train/features.npy       (R, ...), rows in the order of the tree of units

@@ -21,9 +21,9 @@ from jaxdp_episodic.losses.privacy_loss import (
 )
 from jaxdp_episodic.numerics.loops import Array, map_first, namespace, on_host
 
-# Nodes of a distribution, for each that is asked for: they lie on the real line.
+# Nodes for each that is asked for: on the real line more are needed than on a path.
 _NODES_EACH = 4
-# Of nodes that are closer in the middle: over how many the distance grows.
+# Number of nodes over which their distance grows, where they are closer in the middle.
 _GROWING = 40
 
 
@@ -31,9 +31,9 @@ _GROWING = 40
 class AllocatedLoss(GaussianLoss):
     """Base: a unit in one of ``bins`` steps, of which ``taken`` >= 2 are taken."""
 
-    # Its tables' errors are estimates: certified ends rest on finite laws.
+    # Errors of its tables are estimates: certified ends use finite pairs instead.
     is_estimate: ClassVar[bool] = True
-    # Of one setting: from direction, orders less one (m,) and fields to (3, m), the
+    # Maps direction, orders less one (m,) and the fields of one setting to (3, m): the
     # log-excess and two derivatives.
     _excess: ClassVar[Callable[..., np.ndarray]]
 
@@ -53,22 +53,24 @@ class AllocatedLoss(GaussianLoss):
     def _taken(self) -> Array:
         return self.__dict__["taken"]
 
-    def finite_law(self, law: Callable[..., PrivacyLoss], *, up: bool) -> PrivacyLoss:
+    def bounding_pair(
+        self, bounding: Callable[..., PrivacyLoss], *, up: bool
+    ) -> PrivacyLoss:
         """`PrivacyLoss.certified`, of a class with these fields and ``above``."""
         kept = self.kept_in_range()
-        # What there is too much noise for is raised to where there is none.
+        # Shifts that are too small (much noise): up to the smallest, down to 0.
         raised = np.where(self._shift > 0, np.maximum(self._shift, kept._shift), 0.0)
         shift = raised if up else np.where(raised > self._shift, 0.0, self._shift)
         fields = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
         fields |= {"shift": shift, "bins": kept._bins, "taken": kept._taken}
-        return law(**fields, above=np.full(self.shape, 1.0 * up))
+        return bounding(**fields, above=np.full(self.shape, 1.0 * up))
 
     def kept_in_range(self) -> Self:
-        """Returns numbers that tables can be made of, none of them cheaper."""
+        """Returns numbers that tables can be made of, none of less privacy loss."""
         taken = np.maximum(self._taken, 2.0)
         return dataclasses.replace(
             super().kept_in_range(),
-            # What is beyond the largest is unprotected, and not computed.
+            # Beyond the largest the step is unprotected, and nothing is computed.
             shift=np.clip(self._shift, SMALLEST_SHIFT, LARGEST_SHIFT),
             taken=taken,
             bins=np.maximum(self._bins, taken),
@@ -100,17 +102,17 @@ class AllocatedLoss(GaussianLoss):
         return tuple(found[: 3 if rule.with_derivatives else 1])
 
 
-# Of the noise: 1e4 and 0.1 clip norms. Less noise is none, more is taken for 1e4.
+# Noise of 1e4 and 0.1 clip norms. Less noise counts as none, more as 1e4.
 SMALLEST_SHIFT, LARGEST_SHIFT = 1e-4, 10.0
 
 
-# By how many nats what is beyond a table must be below delta; see `log_cut` of nodes,
-# which are 50 nats below it.
+# The mass beyond a table must be delta e^-14 at most: 36 nats above `log_cut` of the
+# nodes, which is 50 nats below log(delta).
 _BEYOND = 36.0
 
 
 def reaches(log_beyond: float, log_cut: float) -> bool:
-    """Whether the mass beyond a table is nothing to a delta cut at ``log_cut``."""
+    """Whether the mass beyond a table is negligible to a delta cut at ``log_cut``."""
     return log_beyond < log_cut + _BEYOND
 
 
@@ -140,7 +142,7 @@ def crowded(
 
     u = np.arange(number) + 0.5 * between
     u = u * ((number - 1) / number if between else 1.0)
-    # Where the middle is among them, so that both ends are met.
+    # The index of the middle such that the first and last node meet both ends.
     first = np.linspace(0, number - 1, 4 * number)
     left, right = moved(first), moved(number - 1 - first)
     share = left / (left + right)
@@ -160,11 +162,11 @@ def nodes_from(
     """Nodes on the real line, made on the host.
 
     Args:
-      evaluate: maps number of nodes, direction, cut and whether it is to check others
-        of one distribution, and its fields, to rows: losses, weights, and the five of
-        the ends and the spacing. What checks has other nodes, and tables as far off as
-        they may be: so their errors count as much as they do for what is composed.
-      rule: which nodes are asked for; what checks has a height below 1.
+      evaluate: maps number of nodes, direction, cut, whether the nodes are to check
+        others, and the fields of one distribution to rows: losses, weights, and five of
+        the ends and the spacing. Nodes that check lie elsewhere, and use tables moved
+        by their estimated error, so that the difference of the two includes it.
+      rule: which nodes are asked for; those that check have a height below 1.
       *fields: (m,) each.
       by_first: the rows' derivatives by the first field, if they are known.
     """
@@ -196,10 +198,10 @@ def nodes_from(
     )
     xp = namespace(every)
 
-    def law(part: Array) -> LossNodes:
+    def nodes_of(part: Array) -> LossNodes:
         loss, weight, rest = part[:size], part[size : 2 * size], part[2 * size :]
         nothing = xp.zeros_like(loss)
         nodes = collected((loss, nothing), (weight, nothing), rest[:2], rest[2:4])
         return nodes._replace(spacing=rest[4])
 
-    return map_first(law, xp.moveaxis(every, 1, 0))
+    return map_first(nodes_of, xp.moveaxis(every, 1, 0))

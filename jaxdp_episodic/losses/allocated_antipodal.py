@@ -1,4 +1,4 @@
-"""Random allocation of what may turn around: replace_one, and units within episodes.
+"""Random allocation, the sign of a contribution flipped: replace_one, and episodes.
 
 ``D_t(g) = H_g(P_s || P_-s)``, ``P_v = sum_{i<=j} N(v e_i)/t + (1 - j/t) N(0)`` on R^j:
 a contribution at a secret step of an epoch against the opposite one. With r the chance
@@ -26,7 +26,9 @@ from jaxdp_episodic.losses.allocated import (
     nodes_from,
     tails_from,
 )
-from jaxdp_episodic.losses.allocated_antipodal_law import AllocatedAntipodalLawLoss
+from jaxdp_episodic.losses.allocated_antipodal_bounds import (
+    AllocatedAntipodalBoundingLoss,
+)
 from jaxdp_episodic.losses.allocated_moments import antipodal_excess
 from jaxdp_episodic.losses.allocation_tables import antipodal_table, by_setting
 from jaxdp_episodic.losses.gaussian import drawn_tails, inner_exponent
@@ -34,12 +36,12 @@ from jaxdp_episodic.losses.loss_nodes import LossNodes, NodeRule
 from jaxdp_episodic.losses.privacy_loss import PrivacyLoss, Tails
 from jaxdp_episodic.numerics.loops import Array, namespace, on_host
 
-_SCOUTS = 400
-# Part of a table by which its slope at the end is found.
+_PROBES = 400
+# Share of a table over which its slope at the end is measured.
 _TANGENT = 1e-3
 # Nodes of a panel, and of those that check them.
 _PER_PANEL = (16, 32)
-# By how much the laws' masses may be off.
+# By how much the mass of P and Q may differ from 1.
 _MASS_ERROR = 1e-5
 
 
@@ -63,8 +65,8 @@ class AllocatedAntipodalLoss(AllocatedLoss):
     has_slopes: ClassVar[bool] = False
 
     def certified(self, *, up: bool) -> PrivacyLoss:
-        """A finite law of a convex function above or below the profile."""
-        return self.finite_law(AllocatedAntipodalLawLoss, up=up)
+        """The finite pair of a convex function above or below the profile."""
+        return self.bounding_pair(AllocatedAntipodalBoundingLoss, up=up)
 
     def log_tails(self, u: Array) -> tuple[Tails, Tails]:
         """By tables; their relative error is `profile_error`, an estimate."""
@@ -93,7 +95,7 @@ class AllocatedAntipodalLoss(AllocatedLoss):
         return by_setting(error, nothing, *fields)[0]
 
     def profile_error_at(self, u: Array) -> Array:
-        """Far out more: sums of a few light terms lose digits there."""
+        """Larger at large u: sums of a few terms of little weight lose digits there."""
 
         def off(v: np.ndarray, s: float, t: float, j: float) -> np.ndarray:
             return antipodal_table(round(t), round(j), s).further_error(v)[None]
@@ -117,12 +119,13 @@ def _tails(v: np.ndarray, s: float, t: float, j: float) -> np.ndarray:
     return np.stack([first - math.log(t), second + v - math.log(t)])
 
 
-def _law(
+def _loss_distribution(
     size: int, log_cut: float, checking: bool, s: float, t: float, j: float
 ) -> tuple[np.ndarray, np.ndarray, float, float]:
     """Places v = log g1 > 0, Q-masses, the end, and the log-density of P there."""
     table = antipodal_table(round(t), round(j), s)
-    # Of few terms tables end early. Beyond, the tangent is above what is concave.
+    # Tables of few terms end early. Beyond, the log-density is concave, and its tangent
+    # an upper bound.
     edge = np.array([1 - _TANGENT, 1.0]) * table.end
     slope = np.diff(table.at(edge)[2]).item() / (_TANGENT * table.end) + 1
 
@@ -130,11 +133,11 @@ def _law(
         last = np.minimum(v, table.end)
         return table.at(last)[2] + last - math.log(t) + slope * (v - last)
 
-    scouts = np.linspace(0.0, table.end, _SCOUTS)
-    left = density(scouts) + scouts - (log_cut - 10)
+    probes = np.linspace(0.0, table.end, _PROBES)
+    left = density(probes) + probes - (log_cut - 10)
     kept = np.flatnonzero(left > 0)
     last = kept[-1] if len(kept) else 0
-    end = scouts[min(last + 1, _SCOUTS - 1)]
+    end = probes[min(last + 1, _PROBES - 1)]
     if left[-1] > 0:
         end += left[-1] / (-1 - slope) if slope < -1 else np.nan
     number = _PER_PANEL[checking]
@@ -145,7 +148,7 @@ def _law(
     mass = np.exp(log_mass)
     if checking:
         mass = np.where(v < table.end, mass * (1 + table.off_at(v)), 0.0)
-    # At r = 1 both laws have mass 1: what is missing is rounding.
+    # At r = 1 both P and Q have mass 1: what is missing is rounding error.
     whole = np.sum(mass * (1 + np.exp(v)))
     if not abs(whole - 1) < _MASS_ERROR:
         mass = mass * np.nan
@@ -165,7 +168,7 @@ def _node_rows(
     """The rows of `nodes_from`: losses above 0 with P's mass, below with Q's."""
     del backward
     half = size // 2
-    v, mass, end, end_density = _law(half, log_cut, checking, s, t, j)
+    v, mass, end, end_density = _loss_distribution(half, log_cut, checking, s, t, j)
     # Q has the mass of the pair at r = 1; the loss is log(1 + r (e^v - 1)).
     loss = np.log1p(r * np.expm1(v))
     far = math.log1p(r * math.expm1(end))

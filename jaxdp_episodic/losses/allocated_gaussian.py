@@ -28,7 +28,7 @@ from jaxdp_episodic.losses.allocated import (
     reaches,
     tails_from,
 )
-from jaxdp_episodic.losses.allocated_law import AllocatedLawLoss
+from jaxdp_episodic.losses.allocated_bounds import AllocatedBoundingLoss
 from jaxdp_episodic.losses.allocated_moments import sum_excess
 from jaxdp_episodic.losses.allocation_tables import (
     MOST_SUMS,
@@ -41,9 +41,9 @@ from jaxdp_episodic.losses.loss_nodes import LossNodes, NodeRule
 from jaxdp_episodic.losses.privacy_loss import PrivacyLoss, Tails
 from jaxdp_episodic.numerics.loops import Array, namespace, on_host
 
-# Places at which the range of a distribution is looked for.
-_SCOUTS = 600
-# Distance of nodes where W mostly is, in deviations of a Gaussian of this peak.
+# Number of places at which the range of a distribution is searched for.
+_PROBES = 600
+# Distance of nodes near the mode of W, in deviations of a Gaussian of the same peak.
 _OF_WIDTH = 0.2
 
 
@@ -64,11 +64,11 @@ class AllocatedGaussianLoss(AllocatedLoss):
     is_symmetric: ClassVar[bool] = False
 
     def certified(self, *, up: bool) -> PrivacyLoss:
-        """A finite law above or below in convex order."""
-        return self.finite_law(AllocatedLawLoss, up=up)
+        """A finite pair that dominates this one, or is dominated, by convex order."""
+        return self.bounding_pair(AllocatedBoundingLoss, up=up)
 
     def largest_loss(self, *, backward: bool) -> Array:
-        """Of a part of an epoch: W is at least the chance of a later step."""
+        """For a part of an epoch: W is at least ``(bins - taken) / bins``."""
         if not backward:
             return super().largest_loss(backward=backward)
         with np.errstate(divide="ignore"):
@@ -103,13 +103,13 @@ class AllocatedGaussianLoss(AllocatedLoss):
         return by_setting(error, nothing, kept._shift, kept._taken)[0]
 
     def profile_error_at(self, u: Array) -> Array:
-        """Far out more: sums of a few light terms lose digits there."""
+        """Larger at large u: sums of a few terms of little weight lose digits there."""
 
         def off(u: np.ndarray, s: float, t: float, j: float) -> np.ndarray:
             above, below, _ = _places(u, t, j)
             rising, falling = sum_tables(round(j), s)
             gain, _, loss, _ = _tails(u, s, t, j)
-            # Of either direction as much as it is of the larger one.
+            # The error of each direction counts in proportion to its share of delta.
             share = np.exp([gain, loss] - np.maximum(gain, loss))
             errors = [rising.further_error(above), falling.further_error(below)]
             return np.max(share * errors, axis=0)[None]
@@ -137,7 +137,7 @@ class AllocatedGaussianLoss(AllocatedLoss):
 def _places(
     u: np.ndarray, t: float, j: float
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Where each direction reads its table; whether the second has losses so large."""
+    """The tables' arguments of each direction; whether backward losses reach u."""
     if t == j:  # any digit of e^-u would be one of the place, far out
         return u, u, np.ones(u.shape, bool)
     ratio = np.expm1(-u) * (t / j)
@@ -152,7 +152,7 @@ def _tails(u: np.ndarray, s: float, t: float, j: float) -> np.ndarray:
         above, below, reached = _places(u, t, j)
         rising, falling = sum_tables(round(j), s)
         high, low = rising.at(above), falling.at(below)
-        # Beyond the end the profile is that of there, which is above it.
+        # Beyond the table's end its last value is an upper bound of the profile.
         end = falling.end
         end = end if t == j else -np.log1p(np.expm1(-end) * (j / t))
         loss = low[0] + np.minimum(u, end) - math.log(t)
@@ -203,32 +203,33 @@ def _log_density(
     return np.log1p(np.expm1(place) * (j / t)), density
 
 
-def _law(
+def _loss_distribution(
     size: int, log_cut: float, checking: bool, s: float, t: float, j: float
 ) -> tuple[np.ndarray, ...]:
     """Losses ``log W``, Q-masses, widths of the places they stand for, and these."""
     rising, falling = sum_tables(round(j), s)
     first, last = (math.asinh(p / rising.core) for p in (-falling.end, rising.end))
-    scouts = rising.core * np.sinh(np.linspace(first, last, _SCOUTS))
-    loss, density = _log_density(scouts, s, t, j)
+    probes = rising.core * np.sinh(np.linspace(first, last, _PROBES))
+    loss, density = _log_density(probes, s, t, j)
     kept = np.flatnonzero(np.maximum(density, density + loss) > log_cut - 10)
     if not len(kept):
         nothing = np.full(size, np.nan)
         return nothing, nothing, nothing, nothing
-    low = float(scouts[max(kept[0] - 1, 0)])
-    high = float(scouts[min(kept[-1] + 1, _SCOUTS - 1)])
-    # Most of W is near its peak, as far as the density there allows.
+    low = float(probes[max(kept[0] - 1, 0)])
+    high = float(probes[min(kept[-1] + 1, _PROBES - 1)])
+    # Nodes are closer near the mode; how close follows from the density there.
     peak = np.argmax(density)
     gap = _OF_WIDTH * math.exp(-density[peak]) / math.sqrt(2 * math.pi)
     place, width = crowded(
-        size, (low, high), float(scouts[peak]), gap, between=checking
+        size, (low, high), float(probes[peak]), gap, between=checking
     )
     loss, density = _log_density(place, s, t, j)
     mass = np.exp(density) * width
     if checking:
         off = np.where(place >= 0, rising.off_at(place), -falling.off_at(-place))
         mass = mass * (1 + off)
-    # Both laws have mass 1: what is missing to that is rounding, and is put right.
+    # P and Q have mass 1: what is missing to that is rounding, and is put
+    # right.
     change = _missing(loss, mass, mass, 1.0)
     if not np.all(np.abs(change) < 1e-5):
         mass = mass * np.nan
@@ -238,7 +239,7 @@ def _law(
 def _missing(
     loss: np.ndarray, mass: np.ndarray, sums: np.ndarray, whole: float
 ) -> np.ndarray:
-    """Shares of the masses with which what both laws sum up to is the whole."""
+    """Relative changes of the masses after which both P and Q sum to the whole."""
     tilt, ratio = 1 / (1 + np.exp(loss)), np.exp(loss)
     matrix = np.array([[np.sum(mass * k * f) for k in (1.0, tilt)] for f in (1, ratio)])
     fix = np.linalg.solve(matrix, whole - np.array([np.sum(sums), sums @ ratio]))
@@ -255,11 +256,11 @@ def _node_rows(
     j: float,
 ) -> np.ndarray:
     """The rows of `nodes_from`."""
-    loss, mass, width, _ = _law(size, log_cut, checking, s, t, j)
+    loss, mass, width, _ = _loss_distribution(size, log_cut, checking, s, t, j)
     rising, falling = sum_tables(round(j), s)
     table = falling if backward else rising
     rows = table.at(np.array([table.end]))[:, 0]
-    # Of the direction's second law g times the mass counts as well.
+    # Of the direction's second distribution the mass counts g times.
     gain = rows[0] - np.log(t) if not backward else rows[0]
     beyond = np.logaddexp(gain, rows[1] + (0.0 if backward else table.end))
     if not (checking or reaches(float(beyond), log_cut)):
@@ -284,7 +285,7 @@ def _node_slopes(
     j: float,
 ) -> np.ndarray:
     """Derivatives of `_node_rows` by s, at places that stay where they are."""
-    loss, mass, _, place = _law(size, log_cut, checking, s, t, j)
+    loss, mass, _, place = _loss_distribution(size, log_cut, checking, s, t, j)
     rising, falling = sum_tables(round(j), s, slopes=True)
     moved = np.where(place >= 0, rising.at(place)[5], falling.at(-place)[5])
     moved = moved + _missing(loss, mass, mass * moved, 0.0)

@@ -28,7 +28,7 @@ from jaxdp_episodic.numerics.mean_moments import (
 from jaxdp_episodic.numerics.power_excess import log_expm1
 from jaxdp_episodic.numerics.ratio_means import log_distances
 
-# Whole orders that are summed; those of two sums; and of a power that is no whole one.
+# Largest whole orders: of one sum, of two sums, and next to a power in between.
 _MOST, _MOST_TILTED, _MOST_BETWEEN = 128, 64, 32
 # Numbers of moments of a ratio; the last is the highest order that is bounded.
 _SIZES = 64, 256, 1024, 4096
@@ -40,11 +40,11 @@ _NEAREST, _LARGEST_POWER, _LARGEST_OF_MANY = 0.01, 2.0**14, 2.0**12
 _FARTHEST = 80.0
 # Orders, over the one asked for, that Hölder's inequality is tried with.
 _TRIED = (1.03, 1.1, 1.4, 2.0, 4.0)
-# A moment of w whose logarithm is above it is no use.
+# Moments of w with a larger logarithm are not used.
 _USELESS = 3000.0
 _POISSON = MomentRule("forward", Quadrature(32, 16))
 _STEP, _CACHED = 1e-4, 128
-# Places at which the maximum R is looked for, less 1.
+# Places, less 1, at which the maximum R is searched for.
 _QUARTERS = np.append(0.0, np.geomspace(1e-2, 1e9, 2000))
 
 
@@ -199,7 +199,7 @@ def _drawn_moments(
         drawn = [_drawn(n, r, logs, _distance(s, t, j)) for n in orders.tolist()]
         cap = math.log(r) + log_expm1(2 * s * s * orders * (orders - 1.0))
         bounds = np.minimum(drawn, np.logaddexp(0.0, cap))
-    # The moments are convex: where bounds are not, chords below them are bounds too.
+    # Log-moments are convex in the order: so chords between their bounds are bounds.
     kept = [(0.0, 0.0)]
     for z, value in zip((orders - 1).tolist(), bounds.tolist(), strict=True):
         while len(kept) > 1 and _bends_down(*kept[-2:], (z, value)):

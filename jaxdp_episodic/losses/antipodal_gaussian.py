@@ -1,4 +1,4 @@
-"""The antipodal Gaussian: a drawn contribution that may turn around.
+"""The antipodal Gaussian: a drawn contribution whose sign may flip.
 
 ``Q = (1-p) N(0) + p N(-s)`` and ``P = (1-p) N(0) + p (1-r) N(-s) + p r N(s)``, unit
 variances: a clip unit drawn with probability p whose contribution flips when the
@@ -68,8 +68,8 @@ from jaxdp_episodic.numerics.special import (
     log_saturating_tail,
 )
 
-# Largest exponent that is exponentiated: its third power does not overflow, which
-# derivatives need.
+# Largest argument of exp: the third power of the result, which derivatives need, does
+# not overflow.
 _LARGEST_EXPONENT = 100.0
 
 

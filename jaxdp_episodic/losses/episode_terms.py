@@ -1,4 +1,4 @@
-"""Moments of independent episodes in NumPy: of hundreds of terms those that count.
+"""Moments of independent episodes in NumPy, from the terms that are not negligible.
 
 In ``sum_k P(J = k)/… E_k`` each setting has its own terms, far from the peak of which
 nothing counts. So the terms of a batch are chosen one by one, which compiled loops
@@ -20,9 +20,9 @@ from jaxdp_episodic.losses.privacy_loss import MomentRule
 from jaxdp_episodic.numerics.combinatorics import log_binomial
 from jaxdp_episodic.numerics.power_excess import log_expm1
 
-# Nats below the sum at which a term is left out; of hundreds, 1e-13 of it in all.
+# Terms so many nats below the sum are left out: hundreds of them are 1e-13 of it.
 _NATS = 36.0
-# The same where only an order is looked for, and the rules that do so: fewer nodes.
+# The same in the search for the best order, and the quadratures used there.
 _NATS_OF_SEARCH, _NODES_OF_ANSWER = 18.0, 12
 
 
@@ -38,7 +38,7 @@ class Terms(NamedTuple):
       any_rate: e1 of the setting.
       log_weight: ``log(P(J = k) / e1)``.
       upper: upper bound of the logarithm of the term.
-      size: a guess of it.
+      size: an approximation of it.
     """
 
     start: np.ndarray
@@ -69,7 +69,7 @@ class Terms(NamedTuple):
         log_weight += np.where(rest > 0, rest * log_absent[setting], 0.0)
         shift, order = count * s[setting], 1 + t[setting]
         gaussian = log_expm1(0.5 * shift * shift * order * t[setting])
-        # Of whole orders, the last and the first term of the binomial expansion.
+        # At whole orders, the last and the first term of the binomial expansion.
         last = order * log_any + gaussian
         first = 2 * log_any + log_expm1(shift * shift)
         first += np.log(0.5 * order * t[setting])
@@ -119,7 +119,7 @@ def log_excess(
 ) -> tuple[np.ndarray, ...]:
     """`PrivacyLoss.log_excess` of a mixture; an *upper bound*, exact to 1e-13.
 
-    With few nodes, as for a search, it is rough: good to 1e-7.
+    With few nodes, as for a search, its error is about 1e-7.
 
     Args:
       excess_of_one: maps settings, their e1 and shifts to the excess of one term.
@@ -145,7 +145,7 @@ def log_excess(
         peak = terms.largest(terms.size)
         used = terms.size > peak[terms.setting] - _NATS
         evaluate(used)
-        # What is not so small after all.
+        # Terms that turn out not to be negligible.
         least = terms.largest(parts[0])[terms.setting] - _NATS
         missed = ~used & (terms.upper > least)
         if np.any(missed):

@@ -1,4 +1,4 @@
-"""``log(E_Q[(P/Q)^alpha] - 1)`` of a pair of laws on the line, by quadrature.
+"""``log(E_Q[(P/Q)^alpha] - 1)`` of a pair of distributions on the line, by quadrature.
 
 For a dominating pair (P, Q) and an order ``alpha = 1 + t``, ``t > 0``, the quantity is
 
@@ -37,8 +37,8 @@ from jaxdp_episodic.numerics.power_excess import (
 from jaxdp_episodic.numerics.quadrature import integrate_panels, lay_panels
 
 LOG_SQRT_2PI = 0.5 * math.log(2 * math.pi)
-# So far out float64 cannot place nodes within a bump; there the moment of rate 1, an
-# upper bound because moments grow with the rate, takes the integral's place.
+# Beyond it float64 cannot place nodes within a bump. The moment at rate 1 is used in
+# place of the integral: an upper bound, as moments grow with the rate.
 FARTHEST_BUMP = 1e9
 _LARGEST_EXPONENT = 600.0
 

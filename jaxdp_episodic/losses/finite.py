@@ -69,10 +69,10 @@ class FiniteLoss(PrivacyLoss):
         for loss, mass in zip(self.losses, self.log_masses, strict=True):
             variance = variance + xp.exp(mass) * loss * loss
             largest = xp.maximum(largest, xp.where(mass > -xp.inf, xp.abs(loss), 0.0))
-        rough = xp.sqrt(xp.maximum(variance, 1e-120))
-        one = xp.ones_like(rough)
+        deviation = xp.sqrt(xp.maximum(variance, 1e-120))
+        one = xp.ones_like(deviation)
         furthest = xp.minimum(largest, xp.sqrt(2 * largest))
-        move = xp.minimum(xp.minimum(rough, xp.sqrt(2 * rough)), furthest)
+        move = xp.minimum(xp.minimum(deviation, xp.sqrt(2 * deviation)), furthest)
         return Hints(one, one, move, furthest)
 
     def largest_loss(self, *, backward: bool) -> Array:
@@ -148,7 +148,7 @@ def log_excess_of_atoms(
     Forward the larger direction's; *exact* up to rounding.
     """
     xp = namespace(loss, log_mass, t)
-    base = log_mass - loss  # of the law without the unit
+    base = log_mass - loss  # of the distribution without the unit
     direction = rule.direction
     sums = {}
     for one in ("forward", "backward") if direction == "forward" else (direction,):

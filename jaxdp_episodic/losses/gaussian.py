@@ -18,8 +18,8 @@ from jaxdp_episodic.numerics.special import (
     log_saturating_tail,
 )
 
-# Shifts, rates and positions are kept in a range in which neither they nor their
-# derivatives overflow. Every cut errs upwards.
+# Shifts, rates and positions are clipped to a range in which neither they nor their
+# derivatives overflow. Clipping never lowers a profile.
 SMALLEST = 1e-60
 LARGEST = 1e100
 

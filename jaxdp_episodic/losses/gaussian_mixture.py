@@ -82,12 +82,12 @@ from jaxdp_episodic.numerics.special import (
     log_saturating_tail,
 )
 
-# As of a `NoisyLoss`.
+# As in `NoisyLoss`.
 _SMALLEST_SHIFT, _LARGEST_SHIFT = 1e-20, 1e70
 # Newton's method on a convex function, from its right: one step for each kink at most,
 # and a few more for the digits.
 _MOST_STEPS = 60
-# The same of the turn.
+# The same for the turn.
 _MOST_TURNS = 30
 
 
@@ -184,8 +184,8 @@ class GaussianMixtureLoss(PrivacyLoss):
             own = MomentRule(direction, finer, with_derivatives)
             floor = xp.full_like(t, -xp.inf)
             excess = log_integral(log_parts, windows, bumps, floor, t, own)
-            # So far out the moment of the largest shift, an upper bound: moments are
-            # convex in P.
+            # The moment of the largest shift: an upper bound, as moments are convex in
+            # P.
             scale = 0.5 * shift[-1] ** 2
             return unless_gaussian(
                 (1 + t) * shift[-1] > FARTHEST_BUMP, scale, t, excess
@@ -237,7 +237,7 @@ class GaussianMixtureLoss(PrivacyLoss):
             return xp.stack([xp.broadcast_to(column, shape) for column in columns])
 
         shift, log_weight = stack(self.shifts), stack(self.log_weights)
-        # A component that is not there is one like the last.
+        # Padding components equal the last one.
         largest = xp.max(xp.where(log_weight > -xp.inf, shift, 0.0), axis=0)
         return xp.where(log_weight > -xp.inf, shift, largest), log_weight
 

@@ -49,15 +49,15 @@ from jaxdp_episodic.numerics.loops import (
 
 # Most terms of a loss distribution; settings that need more have no exact answer.
 _MOST_TERMS = 200
-# Terms left out may add this share of delta, which is then added.
+# Terms are left out up to this share of delta, which is then added to it.
 _CUT_SHARE = 1e-9
 # Terms times settings that NumPy computes at once.
 _AT_ONCE = 512
-# No distribution is cut nearer than where the density is e^-18 of its peak.
+# Distributions are truncated where the density is e^-18 of its peak, or less.
 _LEAST_CUT = -18.0
-# By what share there are more nodes for every factor e of the number of terms.
+# Relative increase of the number of nodes for every factor e in the number of terms.
 _MORE_NODES = 0.4
-# Largest height of their path, in deviations: the truncated laws end on it.
+# Largest imaginary part of their path, in deviations: there distributions end.
 _MOST_HEIGHT = 3.4
 # Stands for log 0 where -inf would poison a gradient: e^{-1e30} = 0.
 _LOG_ZERO = -1e30
@@ -204,10 +204,10 @@ class IndependentEpisodesLoss(GaussianLoss):
     def nodes(self, rule: NodeRule) -> LossNodes:
         """See `PrivacyLoss`: one path for all terms, as they have one log-ratio.
 
-        The loss is ``log(1 - e1 + e1 e^l)``, with l of law ``N(-k² s²/2, k² s²)`` under
-        Q. In the deviations of the narrowest law that counts l is ``c sinh(v / c)``:
-        where only wider laws reach, nodes are further apart and the path is higher, as
-        these ask for.
+        The loss is ``log(1 - e1 + e1 e^l)``, with l distributed as
+        ``N(-k² s²/2, k² s²)`` under Q. In the deviations of the narrowest distribution
+        that counts l is ``c sinh(v / c)``: where only wider distributions reach, nodes
+        are further apart and the path is higher, as these ask for.
         """
         _, log_cut, height, num_nodes, num_terms = rule
         xp = namespace(*self.fields, log_cut, height)
@@ -256,7 +256,7 @@ class IndependentEpisodesLoss(GaussianLoss):
         return map_first(finish, x, element, y, used)
 
     def _weighted_terms(self, log_cut: Array, num_terms: int) -> tuple[Array, ...]:
-        """k, ``log(P(J = k) / e1)``, which laws need them, (V, terms, m), and e1."""
+        """k, ``log(P(J = k) / e1)``, which terms count, (V, terms, m), and e1."""
         xp = namespace(*self.fields, log_cut)
         terms = xp.arange(1, num_terms + 1, dtype=log_cut.dtype)[:, None]
         kept = xp.minimum(self.kept, self.num_episodes)
@@ -266,7 +266,7 @@ class IndependentEpisodesLoss(GaussianLoss):
         rest = self.num_episodes - k
         log_weight = log_binomial(self.num_episodes, k) + k * xp.log(self.rate)
         log_weight += xp.where(rest > 0, rest * log_absent, 0.0) - xp.log(any_rate)
-        # Rarer than what is cut off anyway: left out.
+        # Terms rarer than the truncated mass are left out.
         used = (terms <= kept) & (log_weight > log_cut[:, None])
         return k, log_weight, used, any_rate
 
@@ -299,8 +299,8 @@ class ZeroedEpisodesLoss(IndependentEpisodesLoss):
 
         cuts = flat(backward[None]), flat(log_cut), flat(height[:, None])
         one = self._one(flat(any_rate[None]), flat(k * self.shift))
-        laws = one.nodes(NodeRule(*cuts, num_nodes))
-        return map_first(_mixed, laws, weight, used)
+        parts = one.nodes(NodeRule(*cuts, num_nodes))
+        return map_first(_mixed, parts, weight, used)
 
     def _one(self, any_rate: Array, shift: Array) -> GaussianLoss:
         one = namespace(any_rate, shift).ones_like(any_rate)
@@ -333,9 +333,9 @@ def _sum_terms(
     return totals
 
 
-def _mixed(law: LossNodes, weight: Array, used: Array) -> LossNodes:
+def _mixed(part: LossNodes, weight: Array, used: Array) -> LossNodes:
     """The mixture of the nodes of all terms, (J, terms m), with (terms, m) weights."""
-    xp = namespace(law.mass, weight, used)
+    xp = namespace(part.mass, weight, used)
     num_terms, size = weight.shape
 
     def apart(a: Array) -> Array:
@@ -353,15 +353,15 @@ def _mixed(law: LossNodes, weight: Array, used: Array) -> LossNodes:
         return xp.min(xp.where(used, a.reshape(num_terms, size), xp.inf), axis=0)
 
     return LossNodes(
-        (nodes(apart(law.loss[0])), nodes(apart(law.loss[1]))),
-        (nodes(apart(law.weight[0]) * weight), nodes(apart(law.weight[1]) * weight)),
-        mixed(law.mass),
-        mixed(law.size),
-        smallest(law.right),
-        smallest(law.left),
-        nodes(apart(law.end_log_weight) + xp.log(weight)),
-        nodes(apart(law.end_loss)),
-        mixed(law.spacing),
+        (nodes(apart(part.loss[0])), nodes(apart(part.loss[1]))),
+        (nodes(apart(part.weight[0]) * weight), nodes(apart(part.weight[1]) * weight)),
+        mixed(part.mass),
+        mixed(part.size),
+        smallest(part.right),
+        smallest(part.left),
+        nodes(apart(part.end_log_weight) + xp.log(weight)),
+        nodes(apart(part.end_loss)),
+        mixed(part.spacing),
     )
 
 

@@ -57,7 +57,7 @@ from jaxdp_episodic.numerics.power_excess import (
 from jaxdp_episodic.numerics.quadrature import integrate_panels
 
 _LOG_2, _LOG_4 = math.log(2.0), math.log(4.0)
-# Rounding of u and of what it is computed from, relative to the loss.
+# Rounding error of u, relative to the largest loss.
 _MOVE = 2e-15
 # Panels from an end of the losses inwards: so many for each unit of the loss, and as
 # many as the exponent has nats over this. The integrand falls off by half a nat a unit

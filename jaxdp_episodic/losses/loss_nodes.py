@@ -1,4 +1,4 @@
-"""The distribution of a privacy loss as a sum over nodes in the plane.
+"""The distribution of a privacy loss as a sum over nodes in the complex plane.
 
 With ``L = log(P/Q)`` the privacy loss under P, the moment generating function
 ``M(z) = E_P[e^{z L}]`` is needed far from the real axis, where ``e^{z L}`` oscillates.
@@ -31,9 +31,9 @@ from jaxdp_episodic.numerics.loops import Array, map_first, namespace
 from jaxdp_episodic.numerics.special import log1p_bounded
 
 _LOG_SQRT_2PI = 0.5 * math.log(2 * math.pi)
-# Left of it Q has a mass of 1e-19.
+# Q = N(0, 1) has a mass of 1e-19 left of it.
 FURTHEST_LEFT = -9.0
-# Above this rate most losses are not at one place.
+# Above this rate the loss of not being drawn is no spike.
 _LARGEST_SPIKE_RATE = 0.99
 # Nodes of a distribution, unless the caller takes fewer.
 NUM_NODES = 384
@@ -45,7 +45,7 @@ class NodeRule(NamedTuple):
     Attributes:
       backward: (m,) 1 for the direction with P and Q exchanged, else 0.
       log_cut: (V, m) logarithm of the density at which it is cut.
-      height: (V, m) scales the distance of the path in the plane from the line.
+      height: (V, m) scales the imaginary part of the path of integration.
       num_nodes: of the quadrature.
       num_terms: `num_terms` of the fields, or more.
     """
@@ -60,7 +60,7 @@ class NodeRule(NamedTuple):
 class LossNodes(NamedTuple):
     """Nodes of ``E_P[e^{zL}]`` over the losses that are not 0; arrays over settings.
 
-    Of several laws all arrays have one more axis in front.
+    With several distributions all arrays have one more axis in front.
 
     Attributes:
       loss: real and imaginary part of the losses at the nodes, each (J, n).

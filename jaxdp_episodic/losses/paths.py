@@ -1,11 +1,11 @@
-"""Paths in the plane on which losses are integrated: nodes, weights and heights.
+"""Paths in the complex plane on which losses are integrated: nodes and weights.
 
 The rule is the trapezoidal one after a change of variables: on analytic integrands that
 fall off at both ends it converges exponentially (Trefethen and Weideman 2014, SIAM
 Review 56(3)), with a third of the nodes that Gauss-Legendre panels take.
 
-The path must stay away from the zeros of the log-ratio's argument, at a height of
-pi/shift above its turning points; beyond those it may rise.
+The path must stay away from the zeros of the likelihood ratio, which have an imaginary
+part of pi/shift, above its turning points; beyond those it may rise.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from jaxdp_episodic.numerics.loops import Array, fori_loop, namespace, stop_grad
 Pair = tuple[Array, Array]
 """Real and imaginary part, or nodes and weights."""
 
-# Height of the path, in standard deviations: e^{1.8²/2} = 5 is what it may cost in
-# cancellation at real z.
+# Imaginary part ("height") of the path, in standard deviations: e^{1.8²/2} = 5 is the
+# factor by which it may amplify rounding errors at real z.
 _TOP = 1.8
-# Height times shift where the log-ratio turns; its singularities are at pi.
+# Imaginary part times shift where the log-ratio turns; its singularities are at pi.
 _TURN_ANGLE = 1.2
 # Slopes of the path: from the end of the domain (steep, so that e^{zL} falls off
 # faster than it oscillates), behind the turn, further out.
@@ -34,9 +34,9 @@ _FIXED_POINTS = 6
 
 
 class Path(NamedTuple):
-    """Real nodes (J, n) with their weights, and where a path has to be careful.
+    """Real nodes (J, n) with their weights, and what shapes a path through them.
 
-    It rises no further than about ``most``, in the scale of its nodes.
+    Its imaginary part is at most about ``most``, in the scale of the nodes.
     """
 
     node: Array
@@ -84,7 +84,7 @@ def half_line(
     num_nodes = 6 * num_nodes // 7
     share, width = _crowding(s)
     if len(turns) == 2:
-        # Where both are at one place the share is one of them's.
+        # Where both turns coincide the share is that of one.
         apart = xp.abs(turns[0] - turns[1]) / width
         share = share / (1 + 1 / xp.cosh(xp.minimum(apart, 300.0)) ** 2)
 
@@ -149,12 +149,12 @@ def _softplus(x: Array) -> tuple[Array, Array]:
 def points(path: Path) -> tuple[Pair, Pair]:
     """Nodes on the path, and ``dx`` with the weights."""
     xp = namespace(path.node)
-    height, slope = stop_gradient(xp, _heights(path))
+    height, slope = stop_gradient(xp, _imaginary_parts(path))
     return (path.node, height), (path.weight, path.weight * slope)
 
 
-def _heights(path: Path) -> tuple[Array, Array]:
-    """Height of the path above its real nodes, and its slope."""
+def _imaginary_parts(path: Path) -> tuple[Array, Array]:
+    """Imaginary part of the path at its real nodes, and its slope."""
     xp = namespace(path.node)
     node = path.node
     at_turn = xp.minimum(_TOP, _TURN_ANGLE / path.shift)

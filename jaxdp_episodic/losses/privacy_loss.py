@@ -1,6 +1,6 @@
 """What a method may ask of a mechanism: the protocol of all privacy losses.
 
-A `PrivacyLoss` describes one step's *dominating pair* (P, Q): two laws whose
+A `PrivacyLoss` describes one step's *dominating pair* (P, Q): two distributions whose
 hockey-stick divergences ``H_g(P || Q)`` and ``H_g(Q || P)`` are upper bounds of those
 of the mechanism's outputs with a protected unit against without it, for every pair of
 neighbours and every ``g >= 1`` (Zhu, Dong, Wang 2022, arXiv:2106.08567). Its privacy
@@ -33,7 +33,7 @@ from jaxdp_episodic.losses.moves import Moves
 from jaxdp_episodic.numerics.loops import Array, map_arrays, namespace
 
 Tails = tuple[Array, Array]
-"""Logarithms of ``H_g`` and of g times the second law's mass where ``L > log g``."""
+"""Logarithms of ``H_g`` and of g times the second mass of the losses above log g."""
 
 # Rates are raised to this floor, which raises epsilon: products and squares of several
 # must stay above the smallest float64.
@@ -64,7 +64,7 @@ class MomentRule(NamedTuple):
 
 
 class Hints(NamedTuple):
-    """A Gaussian move that is rarely seen, about as costly: where searches start.
+    """A sampled Gaussian of about the same privacy loss, with which searches start.
 
     No answer depends on it, only how soon it is found.
 
@@ -96,7 +96,7 @@ class PrivacyLoss:
       padding: class constant; names of the fields that are tuples of arrays, as many as
         the mechanism has parts, and what stands for a part that is not there.
       is_estimate: class constant; whether profiles are estimates, so that but for
-        moments nothing but the laws of `certified` is proven.
+        moments only what is computed of `certified` is proven.
       may_have_atoms: class constant; whether a loss other than 0 may have a probability
         of its own.
       has_slopes: class constant; whether JAX can differentiate its kernels.
@@ -150,7 +150,7 @@ class PrivacyLoss:
         return cls(*stacked)
 
     def prepare(self, *, slopes: bool = False) -> None:
-        """Computes side by side what kernels will ask the host for, if anything.
+        """Computes tables that kernels will need, side by side, if there are any.
 
         Args:
           slopes: whether they will be differentiated.
@@ -165,7 +165,7 @@ class PrivacyLoss:
 
     @property
     def loses_nothing(self) -> Array:
-        """Where P and Q are the same law."""
+        """Where P and Q are the same distribution."""
         return np.equal(self.chance, 0)
 
     @property
@@ -179,7 +179,7 @@ class PrivacyLoss:
         return self.is_unprotected & np.isfinite(getattr(self, "shift", np.inf))
 
     def kept_in_range(self) -> Self:
-        """Returns fields that kernels can compute with, none of them cheaper."""
+        """Returns fields that kernels can compute with, none of less privacy loss."""
         raised = {
             name: np.maximum(getattr(self, name), _SMALLEST_RATE)
             for name in self.rate_fields
@@ -202,26 +202,26 @@ class PrivacyLoss:
     def log_kept(self) -> Array:
         """``log(1 - f)``, f the probability of losing everything at once.
 
-        The pair is ``(1 - f)`` times the one that kernels compute with; the rest is
-        told apart for certain.
+        The pair is ``(1 - f)`` times the one that kernels compute with; the rest has an
+        infinite loss.
         """
         return np.zeros(self.shape)
 
     def certified(self, *, up: bool) -> PrivacyLoss:
-        """What certified ends rest on: this pair, or one proven above or below it.
+        """The pair that certified ends are computed of: this one, or a bound of it.
 
-        Of no fewer steps of any kind is the composed profile below, or above, this
-        one's; but for `law_error`.
+        Up, it dominates this pair; else it is dominated by it. Both hold in any
+        composition, up to `certified_error` in each step.
         """
         del up
         return self
 
-    def law_error(self) -> tuple[Array, Array]:
-        """How far ``log H_g``, and ``log g`` in it, may be off: nats, for each step."""
+    def certified_error(self) -> tuple[Array, Array]:
+        """Bounds of the errors of log H_g and log g of `certified`: nats, per step."""
         return np.zeros(self.shape), np.zeros(self.shape)
 
     def grain(self) -> Array:
-        """Spacing of losses from which on a finer lattice brings nothing."""
+        """Spacing of a lattice below which a finer one does not narrow the interval."""
         return np.zeros(self.shape)
 
     # --- Profiles ---
@@ -247,7 +247,7 @@ class PrivacyLoss:
         return np.inf
 
     def tail_displacement(self, u: Array) -> Array:
-        """How far off a loss the backward tails may be read, because u is rounded."""
+        """Bound of the displacement in u, by rounding, of the tails at u."""
         return namespace(u).zeros_like(u)
 
     def profile_error(self) -> Array:
@@ -309,7 +309,7 @@ class PrivacyLoss:
 
     @property
     def num_terms(self) -> Array:
-        """How many laws the loss distribution is a mixture of."""
+        """How many distributions the loss distribution is a mixture of."""
         return np.ones(self.shape)
 
     def truncated(
@@ -329,7 +329,7 @@ class PrivacyLoss:
         return namespace(self.outer_rate).zeros_like(self.outer_rate)
 
     def spread(self) -> Array:
-        """How far from the spike the losses of an unseen unit may be."""
+        """How far from the spike the losses are where the unit is not drawn."""
         return namespace(self.outer_rate).zeros_like(self.outer_rate)
 
     def gaussian_shift(self) -> Array:

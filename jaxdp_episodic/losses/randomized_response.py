@@ -1,4 +1,4 @@
-"""Randomized response: what a mechanism loses of which (epsilon, delta) is all we know.
+"""Randomized response: the dominating pair of any (epsilon, delta)-DP mechanism.
 
 With probability ``failure`` everything is lost; else the pair is a bit told truthfully
 with odds ``e^epsilon`` against its opposite. Every (epsilon, failure)-DP mechanism is
@@ -24,7 +24,7 @@ from jaxdp_episodic.numerics.power_excess import log_expm1
 
 # Kernels compute with losses in this range; beyond it there is no protection.
 _SMALLEST_LOSS, _LARGEST_LOSS = 1e-20, 1e70
-# The closed form sums over as many numbers of true answers.
+# Largest number of true answers over which the closed form sums.
 _MOST_STEPS = 1_000_000
 # Rounding of a logarithm, relative to 1 and its size.
 _ROUNDING = 1e-15
@@ -137,7 +137,7 @@ class RandomizedResponseLoss(PrivacyLoss):
         place = (2 * index - count) * self.epsilon
         sizes = count + np.abs(log_mass).max() + count * width
         if of_epsilon:
-            # The last knot above the target: delta falls from S_j at L_{j-1}.
+            # The last breakpoint above the target: delta falls from S_j at L_{j-1}.
             j = int(np.searchsorted(-log_knot[:-1], -target, side="right")) - 1
             if j < 0:
                 return 0.0, 0.0

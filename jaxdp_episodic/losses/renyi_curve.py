@@ -1,4 +1,4 @@
-"""A mechanism of which Rényi divergences at some orders are known, and nothing else.
+"""A mechanism that is known by its Rényi divergences at some orders alone.
 
 ``L(t) = t D_{1+t}`` is convex and 0 at 0 (van Erven and Harremoës 2014,
 arXiv:1206.2459, Corollary 2): between the orders it lies below the chords.
@@ -34,7 +34,7 @@ class RenyiCurveLoss(PrivacyLoss):
     t: tuple[Array, ...]
     log_moments: tuple[Array, ...]
     methods: ClassVar[tuple[str, ...]] = ("rdp",)
-    # Beyond the last order nothing is known; with such parts no more than before.
+    # Curves of fewer orders are padded by an infinite moment at order inf: no bound.
     padding: ClassVar[dict[str, float]] = {"t": np.inf, "log_moments": np.inf}
 
     @property
@@ -69,12 +69,12 @@ class RenyiCurveLoss(PrivacyLoss):
         """See `PrivacyLoss`: the chord."""
         xp = namespace(t, *self.fields)
         ends = xp.stack([xp.zeros_like(t), *(a + 0 * t for a in self.t)])
-        heights = xp.stack([xp.zeros_like(t), *(a + 0 * t for a in self.log_moments)])
+        values = xp.stack([xp.zeros_like(t), *(a + 0 * t for a in self.log_moments)])
         place = xp.sum(ends < t, axis=0)[None]  # of the end above t
         last = ends.shape[0] - 1
-        left, low = (xp.take_along_axis(a, place - 1, 0)[0] for a in (ends, heights))
+        left, low = (xp.take_along_axis(a, place - 1, 0)[0] for a in (ends, values))
         place = xp.minimum(place, last)
-        right, high = (xp.take_along_axis(a, place, 0)[0] for a in (ends, heights))
+        right, high = (xp.take_along_axis(a, place, 0)[0] for a in (ends, values))
         known = (t <= right) & xp.isfinite(right) & xp.isfinite(high)
         width = xp.where(known, right - left, 1.0)
         rise = xp.where(known, high - low, 0.0) / width

@@ -17,8 +17,8 @@ from jaxdp_episodic.losses.gaussian import drawn_tails, inner_exponent, positive
 from jaxdp_episodic.losses.privacy_loss import Tails
 from jaxdp_episodic.numerics.loops import Array, at, namespace
 
-# Largest exponent that is exponentiated: its third power does not overflow, which
-# derivatives need.
+# Largest argument of exp: the third power of the result, which derivatives need, does
+# not overflow.
 _LARGEST_EXPONENT = 100.0
 # Bound of the rounding of a difference times expm1 (XLA's is good to two of these).
 _DIFFERENCE_ERROR = 4.0

@@ -98,15 +98,15 @@ class SampledGaussianLoss(GaussianLoss):
     def nodes(self, rule: NodeRule) -> LossNodes:
         """See `PrivacyLoss`.
 
-        3/4 of the nodes will do, as no two laws meet at a loss of 0: 120 give 1e-8 of
-        M up to shifts of 4.
+        3/4 of the nodes will do, as no two distributions meet at a loss of 0: 120 give
+        1e-8 of M up to shifts of 4.
         """
         backward, log_cut, height, num_nodes, _ = rule
         num_nodes = 3 * num_nodes // 4
         xp = namespace(*self.fields, backward, log_cut, height)
         s, p = self.shift, Rate.of(self.rate)
         low, high, turn = sampled_ends(p, s, log_cut)
-        # There P and Q differ by log(1 - p), and losses that low hardly matter.
+        # There P/Q is near 1 - p, and lower losses are negligible.
         low = xp.where(backward > 0, low, xp.maximum(low, FURTHEST_LEFT))
 
         def place(low: Array, high: Array) -> Pair:

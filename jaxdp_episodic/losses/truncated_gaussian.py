@@ -1,9 +1,9 @@
 """A Poisson sample of the clip unit, cut to a fixed size at random; Gaussian noise.
 
 See docs/proofs.md, "A Poisson sample that is cut". Whether the others alone fill the
-batch is the same in both worlds and may be told: if they do not, it is a Poisson step;
-if they do, the unit takes somebody's place with probability r, as in a draw without
-replacement. Both profiles are the mean of those two pairs'.
+batch does not depend on the protected unit, and may be revealed: if they do not, it is
+a Poisson step; if they do, the unit takes somebody's place with probability r, as in a
+draw without replacement. Both profiles are the mean of those two pairs'.
 
 Reference: arXiv:2508.15089 (2025), with a looser pair for a full batch.
 """
@@ -189,7 +189,7 @@ def cut_weights(
         cut = np.where(inside, cut, np.where(never, b <= 0, always))
         with np.errstate(divide="ignore", invalid="ignore"):
             drawn = np.where(inside, joint / beneath, np.where(never, 0.0, b / n))
-        # The unit is one of at least b + 1 that are drawn.
+        # With the unit at least b + 1 are drawn.
         drawn = np.minimum(np.where(np.isnan(drawn), np.inf, drawn), q * b / (b + 1))
         return whole, cut, drawn
 

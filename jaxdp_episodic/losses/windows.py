@@ -1,4 +1,4 @@
-"""Where the integrands of the moments have their weight.
+"""Windows around the places where the integrands of the moments are large.
 
 A moment of order ``alpha`` of a privacy loss is an integral over a handful of Gaussian
 bumps and of transitions of the log-ratio, whose places are known in closed form or as
@@ -22,7 +22,7 @@ Windows = tuple[Array, Array, Array]
 _BUMP_HALF_WIDTH = 9.2
 _BUMP_DENSITY = 0.25
 _LONGEST_STRETCH = 500.0
-# Exponents at bumps between others that are so near are at most e^60 larger than there.
+# Within so short a stretch the integrand is at most e^60 larger than at its bumps.
 _SHORT_STRETCH = 40.0
 # Half-widths and densities of panels around a transition of the log-ratio, in units
 # of 1/shift. Its singularities lie at a distance of pi.
@@ -94,8 +94,8 @@ def settle(slope, start: Array, low: Array, high: Array) -> Array:
         inside = (step >= low) & (step <= high)
         shrinks = 2 * xp.abs(step - x) <= last_move
         moved = xp.where(inside & shrinks, step, 0.5 * (low + high))
-        # Of what has settled rounding is left, which would throw it to the middle of
-        # a bracket whose other end is far: on to another bump.
+        # Starts that have converged move by rounding errors only, which must not send
+        # them to the middle of a wide bracket, and so to another bump.
         moved = xp.where(last_move <= near(x), x, moved)
         return moved, low, high, xp.abs(moved - x)
 

@@ -1,4 +1,4 @@
-"""The zeroed Gaussian: a contribution that is there, or 0 because its data are null.
+"""The zeroed Gaussian: a contribution that is 0 if a null record is reached.
 
 It holds under zero_out (docs/proofs.md, "The zero-out relation"). With unit variances,
 the clip unit drawn with probability p and the protected unit reached inside a drawn
@@ -12,7 +12,8 @@ one with probability r, the two profiles are those of two *different* pairs,
 forward the contributions without the protected unit pull the other way, backward the
 same way. ``r = 1`` is the sampled pair; ``p = 1`` is what holds without replacement.
 
-Both likelihood ratios are 1 at ``x = s/2`` and grow. One joint law has both profiles:
+Both likelihood ratios are 1 at ``x = s/2`` and grow. One joint distribution has both
+profiles:
 its losses above 0 are those of (P1, Q1) at ``x > s/2``, its losses below 0 those of
 (P2, Q2) at ``x < s/2``, and what is missing to mass 1 is an atom at loss 0. In the
 second half ``x = s - w``, so that both are half-lines that begin at s/2.
@@ -48,7 +49,7 @@ from jaxdp_episodic.losses.loss_nodes import (
 )
 from jaxdp_episodic.losses.paths import Pair, half_line
 from jaxdp_episodic.losses.privacy_loss import GaussianLoss, Hints, MomentRule, Tails
-from jaxdp_episodic.losses.zeroed_law import (
+from jaxdp_episodic.losses.zeroed_densities import (
     LOG_ZERO,
     ZeroedLogs,
     log_rest,
@@ -174,7 +175,7 @@ class ZeroedGaussianLoss(GaussianLoss):
         reach = xp.sqrt(-2 * log_cut)
         seen = xp.sqrt(2 * xp.maximum(logs.reached - log_cut, 1.0))
         high = xp.maximum(xp.maximum(reach, s + seen), floor + 2.0)
-        # Losses that low hardly matter.
+        # Lower losses are negligible.
         most = floor - FURTHEST_LEFT
         ends = (
             xp.where(backward > 0, xp.minimum(high, most), high),

@@ -1,4 +1,4 @@
-"""Binomial laws on the host: masses, tails and hockey sticks of shifted binomials.
+"""Binomial distributions on the host: masses, tails and shifted hockey sticks.
 
 NumPy, elementwise, in log space. Nothing grows with the number of trials, which may be
 1e9 and more. Tails come from Gauss's continued fraction, whose successive convergents
@@ -73,7 +73,8 @@ def tail_over_mass(
     shape = t.shape
     steps = _num_convergents(t, n, odds).reshape(-1)
     steps += steps % 2 if side == "lower" else 1 - steps % 2
-    # Those that need most come first: each step is made by the first so many.
+    # Sorted by the number of steps needed, the largest first: each step updates the
+    # first so many elements.
     order = np.argsort(-steps, kind="stable")
     t, n, odds = (np.asarray(a, np.float64).reshape(-1)[order] for a in (t, n, odds))
     in_use = np.cumsum(np.bincount(steps)[::-1])[::-1]
@@ -138,16 +139,16 @@ def log_shifted_hockey_stick(
 ) -> np.ndarray:
     """Log hockey stick of a binomial moved by one with one of two weights.
 
-    With f the masses of ``J ~ Binomial(c, p)``, the two laws have masses ``own f(j-1) +
-    cross f(j)`` and ``cross f(j-1) + own f(j)``. Their likelihood ratio increases in j,
-    so the best event is ``{j >= t}``, and the sum telescopes:
+    With f the masses of ``J ~ Binomial(c, p)``, the two distributions have masses
+    ``own f(j-1) + cross f(j)`` and ``cross f(j-1) + own f(j)``. Their likelihood ratio
+    increases in j, so the best event is ``{j >= t}``, and the sum telescopes:
 
         sum_j [P - g Q]_+ = max_t (own - g cross) f(t-1) - (g-1)(own + cross) P(J >= t).
 
     Args:
       trials: (...,) c, whole numbers >= 0.
       odds: (...,) ``p / (1 - p)``, > 0.
-      own: (...,) weight of the shift under the first law, >= cross.
+      own: (...,) weight of the shift under the first distribution, >= cross.
       cross: (...,) weight of the shift under the second.
       expm1_epsilon: (...,) ``g - 1 = e^epsilon - 1``, >= 0.
       side: "upper" or "lower".

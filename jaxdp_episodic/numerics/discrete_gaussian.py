@@ -2,8 +2,8 @@
 
 ``N_Z(0, V)`` has probabilities proportional to ``exp(-x^2 / (2 V))`` on the integers
 (Canonne, Kamath and Steinke 2020). Added to integers it leaves no low-order bits that
-could tell two sums apart, and no probability is computed in floating point:
-a sample is a function of uniform bits that has exactly this law.
+could tell two sums apart, and no probability is computed in floating point: a sample is
+a function of uniform bits that has exactly this distribution.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ LARGEST_VARIANCE = 2**52
 _DOUBT = 2.0**-40
 _WORD = 2.0**-64
 _AT_ONCE = 2**17
-# Heights above it have probability 2^-65 in all; exact arithmetic takes them up.
-_HEIGHTS = 10
+# Quotients above it have probability 2^-65 in all; exact arithmetic takes them up.
+_QUOTIENTS = 10
 
 
 def covering_variance(deviation: float) -> int:
@@ -38,7 +38,7 @@ def covering_variance(deviation: float) -> int:
 
     ``V = ceil(deviation^2) + SMOOTHING``. For integers ``m``, round a sample of
     ``N(m, V - 16)`` at random: to the integer ``z`` with probability proportional to
-    ``exp(-(z - y)^2 / 32)``. The law of ``z`` is ``N_Z(m, V)`` up to the two
+    ``exp(-(z - y)^2 / 32)``. The distribution of ``z`` is ``N_Z(m, V)`` up to the two
     normalizations, which are within ``1 +- eta``, ``eta = 2 sum_k exp(-32 pi^2 k^2)``
     (Poisson summation; the smoothing argument of Micciancio and Regev 2007). Rounding
     is post-processing, so whatever holds for continuous noise, of any mixture of
@@ -145,37 +145,37 @@ class _Extension:
 def _candidates(variance: int, count: int, bits: _Bits) -> np.ndarray:
     """The accepted ones of so many candidates.
 
-    A candidate is ``+-(t k + j)`` with ``t = ceil(sqrt(V))``, the height ``k`` of
+    A candidate is ``+-(t k + j)`` with ``t = ceil(sqrt(V))``, the quotient ``k`` of
     probability proportional to ``exp(-k^2 / 2)`` and ``j`` uniform below ``t``. It is
     accepted with probability ``exp(-(x^2 - k^2 V) / (2 V)) <= 1``.
     """
     width = math.isqrt(variance - 1) + 1
-    heights = _heights(count, bits)
+    quotients = _quotients(count, bits)
     # Words beyond the last multiple of the width would favour small remainders.
     words = bits.words(count)
     fair = words <= np.uint64(2**64 - 1 - 2**64 % width)
     places = (words % np.uint64(width)).astype(np.int64)
-    value = width * heights + places
-    excess = value * value - heights * heights * variance
+    value = width * quotients + places
+    excess = value * value - quotients * quotients * variance
     accepted = fair & _below_exponential(excess, 2 * variance, count, bits)
     negative = (bits.words(count) & np.uint64(1)).astype(bool)
     accepted &= ~(negative & (value == 0))  # zero counts once
     return np.where(negative, -value, value)[accepted]
 
 
-def _heights(count: int, bits: _Bits) -> np.ndarray:
+def _quotients(count: int, bits: _Bits) -> np.ndarray:
     """Whole numbers k >= 0 with probability proportional to exp(-k^2 / 2)."""
     words = bits.words(count)
     uniform = words * _WORD
     steps = np.array([float(c) for c in _cumulative(40)])
-    heights = np.searchsorted(steps, uniform, side="right")
-    above = np.abs(steps[np.minimum(heights, _HEIGHTS)] - uniform)
-    below = np.abs(uniform - steps[np.maximum(heights - 1, 0)])
-    doubtful = (np.minimum(above, below) < _DOUBT) | (heights > _HEIGHTS)
+    quotients = np.searchsorted(steps, uniform, side="right")
+    above = np.abs(steps[np.minimum(quotients, _QUOTIENTS)] - uniform)
+    below = np.abs(uniform - steps[np.maximum(quotients - 1, 0)])
+    doubtful = (np.minimum(above, below) < _DOUBT) | (quotients > _QUOTIENTS)
     for place in np.flatnonzero(doubtful):
         more = bits.extension(int(place))
-        heights[place] = _exact_height(int(words[place]), more)
-    return heights.astype(np.int64)
+        quotients[place] = _exact_quotient(int(words[place]), more)
+    return quotients.astype(np.int64)
 
 
 def _below_exponential(
@@ -210,15 +210,15 @@ def _exactly_below(word: int, exponent: Fraction, more: _Extension) -> bool:
         num_bits *= 2
 
 
-def _exact_height(word: int, more: _Extension) -> int:
-    """The height that a uniform number stands for."""
+def _exact_quotient(word: int, more: _Extension) -> int:
+    """The quotient that a uniform number stands for."""
     num_bits = 128
     while True:
         low, high, digits = _between(word, num_bits, more)
         error = Decimal(10) ** (5 - digits)
-        for height, step in enumerate(_cumulative(digits)):
+        for quotient, step in enumerate(_cumulative(digits)):
             if high < step - error:
-                return height
+                return quotient
             if low <= step + error:
                 break  # too near to tell
         num_bits *= 2
@@ -238,7 +238,7 @@ def _between(
 
 @cache
 def _cumulative(digits: int) -> tuple[Decimal, ...]:
-    """Probabilities of heights up to k, to that many digits, k = 0, 1, ..."""
+    """Probabilities of quotients up to k, to that many digits, k = 0, 1, ..."""
     with decimal.localcontext(prec=digits + 10):
         # exp(-k^2 / 2) is below 10^-(digits + 10) from this k on.
         last = math.isqrt(5 * (digits + 10)) + 2

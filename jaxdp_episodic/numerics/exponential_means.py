@@ -1,4 +1,4 @@
-"""Bounds of a mean of exponentials between places where it is bracketed; NumPy only.
+"""Bounds of a mean of exponentials from bounds at some places; NumPy only.
 
 ``F(x) = E[w e^{-x Z}]`` with w >= 0 has positive derivatives of every even order, and
 so has ``F(x) e^{x c}`` for every c. The error of its interpolation by a polynomial at

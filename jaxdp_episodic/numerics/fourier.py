@@ -1,14 +1,14 @@
-"""Powers of probability laws on a lattice by Fourier transform, with error bounds.
+"""Convolution powers of distributions on a lattice by FFT, with error bounds.
 
-The law of a sum of independent losses is a convolution power of the law of one. A
-discrete Fourier transform turns it into a pointwise power, at a cost that does not
-grow with the number of summands. Two errors come with it: what leaves the window comes
-back at its other end (the convolution is *circular*; the caller bounds that), and
-rounding, which is bounded here.
+The distribution of a sum of independent losses is a convolution power of the
+distribution of one. A discrete Fourier transform turns it into a pointwise power, at a
+cost that does not grow with the number of summands. Two errors come with it: what
+leaves the window comes back at its other end (the convolution is *circular*; the caller
+bounds that), and rounding, which is bounded here.
 
 The rounding error of every cell is about the machine precision times the *largest*
-cell. It would drown a tail of size 1e-12, hence the law is to be tilted exponentially
-first, so that the cells that matter are the largest ones.
+cell. It would drown a tail of size 1e-12, hence the distribution is to be tilted
+exponentially first, so that the cells that matter are the largest ones.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ POWER_ERROR = 16.0
 
 
 def power_sums(masses: Array, counts: Array) -> Array:
-    """Of K laws, what `cells_of_power` is given; it adds up over further ones.
+    """What `cells_of_power` takes, summed over K distributions; batches add up.
 
     Args:
-      masses: (..., K, N) masses >= 0 of K laws on a lattice of N cells, each law of
-        sum about 1; N a power of two.
+      masses: (..., K, N) masses >= 0 of K distributions on a lattice of N cells, each
+        distribution of sum about 1; N a power of two.
       counts: (..., K) how many independent draws of each are added, whole numbers as
         floats.
 
@@ -46,7 +46,7 @@ def power_sums(masses: Array, counts: Array) -> Array:
     ``T e (b + e)^(T-1)``.
     """
     xp = namespace(masses, counts)
-    size, laws = masses.shape[-1], masses.shape[-2]
+    size, steps = masses.shape[-1], masses.shape[-2]
     levels = math.log2(size) + 2
     machine = float(xp.finfo(masses.dtype).eps)
     error = _TRANSFORM_ERROR * levels * machine * xp.sum(masses, -1, keepdims=True)
@@ -63,7 +63,7 @@ def power_sums(masses: Array, counts: Array) -> Array:
         counts * xp.log(modulus),
         counts * log_ratio,
         turns - xp.round(turns),
-        counts * (error / modulus + POWER_ERROR * machine) + sum_error(laws),
+        counts * (error / modulus + POWER_ERROR * machine) + sum_error(steps),
     )
 
 
@@ -71,16 +71,16 @@ def _summed(xp: Any, *terms: Array) -> Array:
     return xp.stack([xp.sum(xp.broadcast_to(t, terms[0].shape), -2) for t in terms], -2)
 
 
-def sum_error(laws: int) -> float:
-    """For each of so many laws, what it adds to the error of the sum of all phases.
+def sum_error(steps: int) -> float:
+    """What each of so many distributions adds to the error of the sum of all phases.
 
     Parts of a turn, each half a one at most, are added one after the other.
     """
-    return 2 * (laws - 1) * float(np.finfo(np.float64).eps)
+    return 2 * (steps - 1) * float(np.finfo(np.float64).eps)
 
 
 def cells_of_power(sums: Array, size: int) -> tuple[Array, Array, Array]:
-    """The law of a sum of independent lattice losses, circular, from `power_sums`.
+    """The circular distribution of a sum of lattice losses, from `power_sums`.
 
     Returns:
       ``(cells, rounding, rounding_norm)``: (..., N) *estimate* of the cells of the
@@ -130,15 +130,15 @@ def _rounding_of_cells(per_coefficient: Array, size: int) -> tuple[Array, Array]
 
 
 def difference_sums(masses: Array, counts: Array) -> Array:
-    """`power_sums` of laws that are narrow, or rarely far from cell 0.
+    """`power_sums` of distributions that are narrow, or rarely far from cell 0.
 
-    The transform is ``sum + (w^k - 1) Y_k``, Y that of the cumulated masses: for a law
-    of mean distance m from cell 0 the error of coefficient k is one of ``m |w^k - 1|``
-    in place of 1, and only small k matter for the power. The rounding error grows with
-    the root of T, not with T. Cells from N / 2 on are those below 0.
+    The transform is ``sum + (w^k - 1) Y_k``, Y that of the cumulated masses: for a
+    distribution of mean distance m from cell 0 the error of coefficient k is in
+    proportion to ``m |w^k - 1|``, not 1; only small k matter. The rounding error
+    grows with the root of T, not with T. Cells from N / 2 on are those below 0.
     """
     xp = namespace(masses, counts)
-    size, laws = masses.shape[-1], masses.shape[-2]
+    size, steps = masses.shape[-1], masses.shape[-2]
     levels = math.log2(size) + 2
     machine = float(xp.finfo(masses.dtype).eps)
     above, below = masses[..., : size // 2], masses[..., size // 2 :]
@@ -170,19 +170,19 @@ def difference_sums(masses: Array, counts: Array) -> Array:
         counts * (growth + xp.log1p(error / modulus) + xp.log(total)),
         -counts * xp.log1p(error / modulus),
         turns - xp.round(turns),
-        counts * (error / (modulus + error) + evaluation) + sum_error(laws),
+        counts * (error / (modulus + error) + evaluation) + sum_error(steps),
     )
 
 
 def atom_sums(masses: Array, counts: Array) -> Array:
-    """Of K laws, what `cells_around_atom` is given; it adds up over further ones.
+    """What `cells_around_atom` takes, summed over K distributions; batches add up.
 
     Returns:
       (..., 4, N / 2 + 1) logarithms of ``|1 + r/a|`` and of a, phase in turns, and
       relative error.
     """
     xp = namespace(masses, counts)
-    size, laws = masses.shape[-1], masses.shape[-2]
+    size, steps = masses.shape[-1], masses.shape[-2]
     levels = math.log2(size) + 2
     machine = float(xp.finfo(masses.dtype).eps)
     atom = masses[..., :1]
@@ -200,7 +200,7 @@ def atom_sums(masses: Array, counts: Array) -> Array:
         counts * (0.5 * xp.log1p(real * (2 + real) + imaginary * imaginary)),
         counts * xp.log(atom),
         turns - xp.round(turns),
-        counts * (error * total / modulus**2) + sum_error(laws),
+        counts * (error * total / modulus**2) + sum_error(steps),
     )
 
 
@@ -216,7 +216,7 @@ def cells_around_atom(sums: Array, size: int) -> tuple[Array, Array, Array]:
     change = complex_of(xp, change, length * xp.sin(phase))
     cells = xp.fft.irfft(change, size)
     cells = cells + xp.where(xp.arange(size) == 0, scale[..., :1], 0.0)
-    # Beyond 1 nothing is known but that both are powers of numbers of modulus <= 1.
+    # The trivial bound beyond 1: both are powers of numbers of modulus <= 1.
     known = length * xp.minimum(relative, 1.0) * xp.exp(xp.minimum(relative, 1.0))
     per_coefficient = xp.where(relative <= 1, known, 3.0)
     per_coefficient += _transform_error(xp, sums, size) * xp.abs(change)
@@ -239,7 +239,7 @@ def frequency_edges(size: int) -> np.ndarray:
 def low_frequencies(
     masses: Array, counts: Array, *, kept: int
 ) -> tuple[Array, Array, Array]:
-    """The lowest frequencies of laws on a circle, and how large those of the power are.
+    """The lowest frequencies of distributions on a circle; bounds of their power's.
 
     Args:
       masses: (..., K, N) as in `power_sums`.
@@ -247,10 +247,10 @@ def low_frequencies(
       kept: number of low frequencies.
 
     Returns:
-      ``(low, error, log_power)``: (..., K, kept) complex coefficients of each law;
-      (..., K, 1) *upper bounds* of their errors; and (..., N / 2 + 1) logarithms of
-      *upper bounds* of the moduli of the power's coefficients, which add up over
-      further laws.
+      ``(low, error, log_power)``: (..., K, kept) complex coefficients of each
+      distribution; (..., K, 1) *upper bounds* of their errors; and (..., N / 2 + 1)
+      logarithms of *upper bounds* of the moduli of the power's coefficients, which add
+      up over further distributions.
     """
     xp = namespace(masses, counts)
     error = _transform_error(xp, masses, masses.shape[-1])

@@ -1,9 +1,9 @@
-"""Laws on nested lattices in pieces, and sums of two; NumPy only.
+"""Distributions on nested lattices in pieces, and sums of two; NumPy only.
 
 A piece is a row of neighbouring places of one lattice, ``i 2^level`` with whole i, or
-of cells there, whose values are known by their mean. A law is a list of pieces, one for
-each level, from the finest on. Nothing but non-negative masses is added up and
-multiplied, so that all of them keep their digits.
+of cells there, whose values are known by their mean. A distribution is a list of
+pieces, one for each level, from the finest on. Nothing but non-negative masses is added
+up and multiplied, so that all of them keep their digits.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ Array = Any
 """A NumPy array, a JAX array or a tracer."""
 
 
-# What does not ask for JAX; told apart by its class, as this is asked very often.
+# Classes that are not JAX's: looked up by class, as this is called very often.
 _NUMPY = (np.ndarray, np.generic, float, int)
 
 
@@ -186,7 +186,7 @@ def while_each(
         return lax.while_loop(
             lambda state: xp.any(unfinished(state)), lambda s: turn(given, s), state
         )
-    # Behind the last setting are lanes that hold none.
+    # Lanes behind the last setting are padding.
     index = xp.asarray(np.minimum(np.arange(size + block), size), np.int32)
     queue = (
         index,
@@ -350,7 +350,7 @@ def _called_back(
 
     def call(*halves: Any) -> np.ndarray:
         given = (np.ascontiguousarray(a).view(np.float64)[..., 0] for a in halves)
-        # Nor does that thread know what the caller lets overflow.
+        # Nor does that thread have the caller's floating-point error state.
         with np.errstate(all="ignore"):
             result = np.ascontiguousarray(function(*given), np.float64)
         return result[..., None].view(np.uint32)

@@ -5,10 +5,10 @@ With ``A = e^{s x - s²/2}``, ``B = e^{-s x - s²/2}``, x standard normal, and s
 
     X = ((bins - count) + sum A) / bins,   Y = ((bins - count) + sum B) / bins,
 
-both of mean 1 and of the same law. Moments of whole orders are sums over the ways to
-throw n balls into the terms (the multinomial theorem), here by doubling the number of
-terms: every summand is positive, and the excess over 1 is kept apart, so that its
-digits do not depend on how small it is. Other powers are Mellin transforms,
+both of mean 1 and of the same distribution. Moments of whole orders are sums over the
+ways to throw n balls into the terms (the multinomial theorem), here by doubling the
+number of terms: every summand is positive, and the excess over 1 is kept apart, so that
+its digits do not depend on how small it is. Other powers are Mellin transforms,
 ``y^-z = int_0^inf p^{z-1} e^{-py} dp / Gamma(z)``, of positive functions too: by the
 trapezoidal rule in u, ``log p = u - e^-u``, which converges geometrically.
 """
@@ -29,7 +29,7 @@ _LARGEST, _LARGEST_TILTED = 500.0, 220.0
 # the strip (pi / (2 s)) where e^{-e^{sx}} is tame, and of the deviation where the
 # density is narrower. Relative error below 1e-15.
 WIDE, _SPACING, _STRIP, _NARROW = 9.5, 0.5, 0.27, 0.75
-# p begins at e^-37 of where it counts. And spacing of u over the integrand's width.
+# p begins at e^-37 of the scale of the integrand; spacing of u over its width.
 _LEFT, FINENESS = 37.0, 0.8
 # From so large a log q on e^q is not formed.
 FAR = math.log(300.0)

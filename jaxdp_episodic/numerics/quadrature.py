@@ -233,7 +233,7 @@ def in_blocks(rows: np.ndarray, matrix: np.ndarray) -> np.ndarray:
     return result
 
 
-# Values are made so many times as close in the angle; weights of neighbours there.
+# Values are interpolated to so many times as many angles; weights of the neighbours.
 _CLOSER, _WEIGHTS = 4, [(-1.0) ** j * math.comb(9, j) for j in range(10)]
 
 

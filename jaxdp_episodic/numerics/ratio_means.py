@@ -26,7 +26,7 @@ from jaxdp_episodic.numerics.quadrature import in_blocks
 
 # Highest powers of what is centred; and deviations, of one term, where one is largest.
 _MOST_POWERS, _MOST_RATIO, _FURTHEST = 100, 40, 30.0
-# Nearly all of what jumps make is within so many deviations.
+# Nearly all of the contribution of jumps is within so many deviations.
 _NEAR_JUMP = 3.0
 # Spacing of log p.
 _COARSE = 0.2

@@ -2,7 +2,7 @@
 
 `largest_within` is host-side NumPy: the functions it searches are whole accountants,
 and only the elements that still move are evaluated. `smallest_within` and
-`log_crossing` are kernels, the latter for rough answers.
+`log_crossing` are kernels, the latter for approximate ones.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ import numpy as np
 from jaxdp_episodic.numerics.loops import Array, namespace, while_loop
 
 _MAX_EVALUATIONS = 200
-# Of `smallest_within`: the relative width at which it ends, the factor by which it
-# looks for the scale, where it stops looking, and what counts as infinitely far.
+# In `smallest_within`: the relative width at which it ends, the factor by which it
+# searches for the scale, where that search stops, and what counts as infinite.
 _ROUNDING, _SCALE, _TINY, _HUGE, _FAR = 2e-15, 64.0, 1e-30, 1e36, 1e8
 
 
@@ -57,23 +57,23 @@ def largest_within(
     low, high = np.array(low, np.float64), np.array(high, np.float64)
     last_x, last_f = low.copy(), np.full(low.shape, np.nan)
     old_width = np.full((2, *low.shape), np.inf)
-    guess = np.sqrt(low) * np.sqrt(high)
+    trial = np.sqrt(low) * np.sqrt(high)
     if ends is not None:
         last_x, last_f = low.copy(), np.array(ends[0], np.float64)
         first = _secant(high, np.asarray(ends[1], np.float64), last_x, last_f)
         inside = (first > low) & (first < high)
-        guess = np.where(inside, first, guess)
+        trial = np.where(inside, first, trial)
     for _ in range(_MAX_EVALUATIONS):
         open_ = high - low > (1 if integer else tolerance * low)
         active = np.flatnonzero(open_)
         if active.size == 0:
             return low
-        x = _inside(guess[active], low[active], high[active], integer)
+        x = _inside(trial[active], low[active], high[active], integer)
         f = excess(x, active)
         within = f <= 0
         low[active] = np.where(within, x, low[active])
         high[active] = np.where(within, high[active], x)
-        guess[active] = _secant(x, f, last_x[active], last_f[active])
+        trial[active] = _secant(x, f, last_x[active], last_f[active])
         slow = np.ones(low.shape, bool)
         slow[active] = ~(np.abs(f) <= 0.1 * np.abs(last_f[active]))
         last_x[active], last_f[active] = x, f
@@ -82,10 +82,10 @@ def largest_within(
             width = np.log(high) - np.log(low)
             # The end that is farther from the estimate is the one to move.
             nudge = 1 + (0.5 / high if integer else 0.4 * tolerance)
-            guess *= np.where(high / guess > guess / low, nudge, 1 / nudge)
-        stuck = ~(guess > low) | ~(guess < high)
+            trial *= np.where(high / trial > trial / low, nudge, 1 / nudge)
+        stuck = ~(trial > low) | ~(trial < high)
         stuck |= slow & (width > 0.5 * old_width[0])
-        guess = np.where(stuck, np.sqrt(low) * np.sqrt(high), guess)
+        trial = np.where(stuck, np.sqrt(low) * np.sqrt(high), trial)
         old_width = np.stack([old_width[1], width])
     raise RuntimeError(f"no convergence after {_MAX_EVALUATIONS} evaluations")
 
@@ -96,17 +96,17 @@ def _secant(
     """Where the line through two points in (log x, f) crosses 0; NaN if it cannot."""
     with np.errstate(all="ignore"):
         slope = (f - last_f) / np.log(x / last_x)
-        guess = x * np.exp(-f / slope)
-    return np.where((slope > 0) & np.isfinite(guess), guess, np.nan)
+        trial = x * np.exp(-f / slope)
+    return np.where((slope > 0) & np.isfinite(trial), trial, np.nan)
 
 
 def _inside(
-    guess: np.ndarray, low: np.ndarray, high: np.ndarray, integer: bool
+    trial: np.ndarray, low: np.ndarray, high: np.ndarray, integer: bool
 ) -> np.ndarray:
-    """The guess as a point strictly between the ends."""
+    """The trial point, moved strictly between the ends."""
     if integer:
-        return np.clip(np.rint(guess), low + 1, high - 1)
-    return guess
+        return np.clip(np.rint(trial), low + 1, high - 1)
+    return trial
 
 
 def log_crossing(
@@ -115,7 +115,7 @@ def log_crossing(
     high: Array,
     *,
     num_points: int,
-    num_rounds: int,
+    num_refinements: int,
 ) -> Array:
     """About where a decreasing function crosses 0, on a logarithmic scale; a kernel.
 
@@ -127,7 +127,7 @@ def log_crossing(
       low: (n,) > 0.
       high: (n,) >= low.
       num_points: in a round.
-      num_rounds: each narrows the bracket, in log, by ``num_points - 1``.
+      num_refinements: each narrows the bracket, in log, by ``num_points - 1``.
 
     Returns:
       (n,) between the ends; an end where the sign does not change.
@@ -137,7 +137,7 @@ def log_crossing(
     share = np.linspace(0.0, 1.0, num_points)[:, None]
     index = np.arange(num_points)[:, None]
     bracket = values = xp.stack([low, high])
-    for _ in range(num_rounds):
+    for _ in range(num_refinements):
         x = bracket[0] + share * (bracket[1] - bracket[0])
         value = function(xp.exp(x))
         last = xp.max(xp.where(value > 0, index, 0), axis=0)

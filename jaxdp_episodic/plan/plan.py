@@ -254,7 +254,7 @@ def training_config(
         config["optimizer"] = {**train["optimizer"], "learning_rate": rounded}
     if design.clip_unit == request.privacy_unit and "normalizer" not in config:
         # The number of protected units is private; the mean that was planned with is
-        # the guess that the trainer asks for.
+        # the public estimate that the trainer asks for.
         config["normalizer"] = episodes
     return config
 

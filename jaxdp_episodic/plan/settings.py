@@ -14,7 +14,7 @@ from jaxdp_episodic.plan.designs import EPOCHS, INDEPENDENT, Design
 from jaxdp_episodic.plan.question import Compute, PlanRequest
 
 # Points of the grids; independent episodes cost a sum over their number, and every
-# length of an epoch has a law of its own.
+# length of an epoch has a distribution of its own.
 _GRID, _COARSE_GRID = (18, 18), (6, 5)
 _SLOW = (INDEPENDENT, EPOCHS)
 # Of a candidate's noise, from above: what is trained is calibrated on its own, and

@@ -216,18 +216,18 @@ def steps_of(request: Request) -> tuple[GaussianStep, ...]:
     return tuple(part for part in parts if isinstance(part, GaussianStep))
 
 
-def remarks_on(request: Request) -> list[str]:
+def caveats_on(request: Request) -> list[str]:
     """Returns what the answer does not show by itself."""
-    remarks = []
+    caveats = []
     for step in steps_of(request):
         levels = zip(step.level_names_used, step.path_rates.clipped, strict=True)
-        remarks += [
+        caveats += [
             f"level {level!r}: more are asked for than there are, so all of them are "
             "drawn (rate 1)"
             for level, clipped in levels
             if np.any(clipped)
         ]
-    return list(dict.fromkeys(remarks))
+    return list(dict.fromkeys(caveats))
 
 
 def _shape(request: Request) -> tuple[int, ...]:

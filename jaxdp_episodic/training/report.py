@@ -16,7 +16,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxdp_episodic.accounting.budget import PrivacyBudget, public_view
+from jaxdp_episodic.accounting.budget import PrivacyBudget, public_budget
 from jaxdp_episodic.describe.step import ComposedSteps, GaussianStep, compose
 from jaxdp_episodic.files.archive import read_arrays, write_arrays
 from jaxdp_episodic.plots.labels import upward
@@ -69,10 +69,10 @@ def privacy_statement(
             "",
         ]
     if for_release:
-        view = public_view(budget)
-        if view is None:
+        public = public_budget(budget)
+        if public is None:
             return "\n".join([*lines, *_without_sizes(budget)]) + "\n"
-        budget = view
+        budget = public
     owed = int(budget.owed(num_steps))
     if owed != num_steps:
         lines += [
@@ -174,13 +174,15 @@ def _reasons(budget: PrivacyBudget, num_steps: int, kind: str) -> list[str]:
 def _in_words(
     report: PrivacyReport, budget: PrivacyBudget, num_steps: int, noise: str
 ) -> list[str]:
-    kind, law = (
+    kind, rounding = (
         "Gaussian noise",
         "The low-order bits of float32 noise are not hardened.",
     )
     if noise == "discrete":
         kind = "discrete Gaussian noise"
-        law = "Sums and noise were whole numbers, whose low-order bits tell nothing."
+        rounding = (
+            "Sums and noise were whole numbers, whose low-order bits tell nothing."
+        )
     unit = report.privacy_unit
     changed = {
         "add_remove": f"one `{unit}` more or less",
@@ -195,7 +197,7 @@ def _in_words(
         "",
         "It holds because "
         + "; and because ".join(_reasons(budget, num_steps, kind))
-        + f". {law}",
+        + f". {rounding}",
         "",
         f"Released are {'the noised sums and ' * bool(budget.before)}the parameters "
         "after every step. Not released, and not covered: "
@@ -325,7 +327,7 @@ def released_facts(facts: Mapping[str, Any], budget: PrivacyBudget) -> dict[str,
     hidden: set[str] = set()
     if not mean_units_are_public(budget.step):
         hidden.add("mean units a step")
-    if public_view(budget) is None:  # the noise was calibrated to private sizes
+    if public_budget(budget) is None:  # the noise was calibrated to private sizes
         hidden |= {"steps", "noise multiplier", "mean units a step"}
         hidden |= {name for name in facts if name.startswith("epsilon ")}
     return {name: value for name, value in facts.items() if name not in hidden}

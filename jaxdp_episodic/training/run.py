@@ -18,7 +18,7 @@ from rich.console import Console
 
 from jaxdp_episodic._progress import ProgressBar
 from jaxdp_episodic.accounting.attacker import true_positive_rate
-from jaxdp_episodic.accounting.budget import PrivacyBudget, public_view
+from jaxdp_episodic.accounting.budget import PrivacyBudget, public_budget
 from jaxdp_episodic.describe.schemes import Poisson, WithoutReplacement
 from jaxdp_episodic.files.json_file import plain
 from jaxdp_episodic.plots.run import draw_run
@@ -321,7 +321,7 @@ def _finish(
         statement=privacy_statement(budget, taken, for_release=True, **how),
         log=folder / run_files.LOG,
         facts=released_facts(facts, budget),
-        has_public_epsilon=public_view(budget) is not None,
+        has_public_epsilon=public_budget(budget) is not None,
     )
     last = next((r[HELD_OUT] for r in reversed(records) if HELD_OUT in r), {})
     scores, bare = (

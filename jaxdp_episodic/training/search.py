@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from rich.console import Console
 
-from jaxdp_episodic.accounting.budget import public_view
+from jaxdp_episodic.accounting.budget import public_budget
 from jaxdp_episodic.accounting.tuning import (
     DEFAULT_ORDERS,
     curve_to_epsilon,
@@ -218,13 +218,13 @@ def _statement(search: Search, budget: SearchBudget) -> str:
     else:
         charge = "an epsilon that is not given, as it rests on private sizes, "
     trials = settings.trials
-    law = f"{type(trials).__name__} with {float(trials.mean):g} expected runs"
+    runs = f"{type(trials).__name__} with {float(trials.mean):g} expected runs"
     return (
         "# Privacy of the search that chose this run\n\n"
         f"**{charge} at delta = {settings.delta:g}**, for this run and its "
         "hyperparameters as the best of a secret, random number of runs "
-        f"({law}; Papernot and Steinke 2022, arXiv:2110.03620). The score was taken on "
-        f"public held-out data ({settings.split}). Neither the number of runs, nor "
+        f"({runs}; Papernot and Steinke 2022, arXiv:2110.03620). The score was taken "
+        f"on public held-out data ({settings.split}). Neither the number of runs, nor "
         "another run, nor how long the search took may be published. What follows is "
         "about this run alone and does not count the choice.\n\n"
     )
@@ -304,7 +304,7 @@ def _total(
         budget = plan(config, data)
         one = run_rdp(budget.run(budget.num_steps), DEFAULT_ORDERS)
         curve = np.maximum(curve, one)
-        is_public &= public_view(budget) is not None
+        is_public &= public_budget(budget) is not None
     settings = search.settings
     tuned = tuned_rdp(settings.trials, DEFAULT_ORDERS, curve)
     return float(curve_to_epsilon(DEFAULT_ORDERS, tuned, delta=settings.delta)), (

@@ -109,8 +109,8 @@ class LogUniform(Spec):
         return min(max(math.exp(generator.uniform(*logs)), self.low), self.high)
 
 
-Law = Choice | Integers | Uniform | LogUniform
-_LAWS = (Choice, Integers, Uniform, LogUniform)
+Distribution = Choice | Integers | Uniform | LogUniform
+_DISTRIBUTIONS = (Choice, Integers, Uniform, LogUniform)
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -164,16 +164,16 @@ class Search:
 
     Attributes:
       settings: what it is charged, and by what it chooses.
-      laws: dotted name of a field of the run to its distribution.
+      distributions: dotted name of a field of the run to its distribution.
       run: the table of the base run, without epsilon and delta.
     """
 
     settings: SearchSettings
-    laws: Mapping[str, Law]
+    distributions: Mapping[str, Distribution]
     run: Mapping[str, Any]
 
     def __post_init__(self) -> None:
-        for name in self.laws:
+        for name in self.distributions:
             if name.split(".")[0] in _FIXED:
                 raise ValueError(
                     f"hyperparameters.{name}: the whole search has one of it"
@@ -183,14 +183,14 @@ class Search:
         for name in ("epsilon", "delta"):
             if name in self.run:
                 raise ValueError(f"run.{name}: give it at the top of the file")
-        priced = {n: law for n, law in self.laws.items() if is_priced(n)}
-        for name, law in priced.items():
-            if not isinstance(law, Choice | Integers):
+        priced = {n: dist for n, dist in self.distributions.items() if is_priced(n)}
+        for name, dist in priced.items():
+            if not isinstance(dist, Choice | Integers):
                 raise NotImplementedError(
                     f"hyperparameters.{name}: what changes a run's privacy must be "
-                    f"Choice or Integers, got {type(law).__name__}"
+                    f"Choice or Integers, got {type(dist).__name__}"
                 )
-        if math.prod(len(law.values) for law in priced.values()) > _MOST_VARIANTS:  # pyright: ignore[reportAttributeAccessIssue]: Choice or Integers
+        if math.prod(len(dist.values) for dist in priced.values()) > _MOST_VARIANTS:  # pyright: ignore[reportAttributeAccessIssue]: Choice or Integers
             raise ValueError(
                 f"hyperparameters {sorted(priced)} change a run's privacy: at most "
                 f"{_MOST_VARIANTS} combinations of them are possible"
@@ -198,11 +198,15 @@ class Search:
 
     def draw(self, generator: np.random.Generator) -> dict[str, Any]:
         """Returns hyperparameters of one run, by dotted name."""
-        return {name: law.draw(generator) for name, law in self.laws.items()}
+        return {name: dist.draw(generator) for name, dist in self.distributions.items()}
 
     def variants(self) -> Iterator[dict[str, Any]]:
         """Yields every combination of those that change what a run costs."""
-        priced = {n: law.values for n, law in self.laws.items() if is_priced(n)}  # pyright: ignore[reportAttributeAccessIssue]: checked above
+        priced = {
+            name: dist.values  # pyright: ignore[reportAttributeAccessIssue]: checked above
+            for name, dist in self.distributions.items()
+            if is_priced(name)
+        }
         for values in itertools.product(*priced.values()):
             yield dict(zip(priced, values, strict=True))
 
@@ -234,7 +238,7 @@ class Search:
         """Returns the search as plain values."""
         return {
             "settings": self.settings.to_dict(),
-            "laws": {name: law.to_dict() for name, law in self.laws.items()},
+            "laws": {name: dist.to_dict() for name, dist in self.distributions.items()},
             "run": dict(self.run),
         }
 
@@ -272,16 +276,18 @@ def read_search(path: Path) -> Search:
         tables[name] = mapping.pop(name, None)
         if not isinstance(tables[name], dict):
             raise ValueError(f"missing table {name!r}")
-    laws = {
+    distributions = {
         name: spec_from_dict(
-            _LAWS, {"version": 1, **_table(name, law)}, where=f"hyperparameters.{name}"
+            _DISTRIBUTIONS,
+            {"version": 1, **_table(name, dist)},
+            where=f"hyperparameters.{name}",
         )
-        for name, law in tables["hyperparameters"].items()
+        for name, dist in tables["hyperparameters"].items()
     }
     settings = spec_from_dict(
         SearchSettings, {"type": "SearchSettings", **mapping}, where="search"
     )
-    return Search(settings, laws, tables["run"])
+    return Search(settings, distributions, tables["run"])
 
 
 def _leave_out_steps(table: dict[str, Any]) -> None:
@@ -300,13 +306,13 @@ def _leave_out_steps(table: dict[str, Any]) -> None:
         table["start"]["kind"] = learner["kind"]
 
 
-def _table(name: str, law: Any) -> dict[str, Any]:
-    if not isinstance(law, dict) or "type" not in law:
+def _table(name: str, dist: Any) -> dict[str, Any]:
+    if not isinstance(dist, dict) or "type" not in dist:
         raise TypeError(
             f"hyperparameters.{name} must be a table with a type (names with dots need "
-            f"quotes in TOML), got {_validation.shown(law)}"
+            f"quotes in TOML), got {_validation.shown(dist)}"
         )
-    return law
+    return dist
 
 
 def _set(table: dict[str, Any], name: str, value: Any) -> None:
@@ -325,10 +331,10 @@ def _set(table: dict[str, Any], name: str, value: Any) -> None:
     place[last] = value
 
 
-def _check_interval(law: Any) -> None:
+def _check_interval(dist: Any) -> None:
     for name in ("low", "high"):
-        value = _validation.real_array(name, getattr(law, name))
+        value = _validation.real_array(name, getattr(dist, name))
         if value.ndim or not np.isfinite(value):
-            raise ValueError(f"{name} must be a finite number, got {law!r}")
-    if not law.low < law.high:
-        raise ValueError(f"low must be below high, got {law.low!r}, {law.high!r}")
+            raise ValueError(f"{name} must be a finite number, got {dist!r}")
+    if not dist.low < dist.high:
+        raise ValueError(f"low must be below high, got {dist.low!r}, {dist.high!r}")

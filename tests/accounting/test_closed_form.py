@@ -9,7 +9,7 @@ import pytest
 import jaxdp_episodic as jde
 
 
-def laws(release):
+def dists(release):
     """Losses and masses of one release, from its definition."""
     match release:
         case jde.ApproximateDP(epsilon=e):
@@ -30,9 +30,9 @@ def laws(release):
     return found
 
 
-def merged(law):
+def merged(dist):
     total = {}
-    for loss, mass in law:
+    for loss, mass in dist:
         key = mp.nstr(loss, 20)
         old = total.get(key, (loss, mp.mpf(0)))
         total[key] = (old[0], old[1] + mass)
@@ -50,20 +50,20 @@ RUNS = {
 
 
 def composed(parts):
-    law = [(mp.mpf(0), mp.mpf(1))]
+    dist = [(mp.mpf(0), mp.mpf(1))]
     for release, count in parts:
-        one = merged(laws(release))
+        one = merged(dists(release))
         for _ in range(count):
-            pairs = itertools.product(law, one)
-            law = merged([(a + b, p * q) for (a, p), (b, q) in pairs])
-    return law
+            pairs = itertools.product(dist, one)
+            dist = merged([(a + b, p * q) for (a, p), (b, q) in pairs])
+    return dist
 
 
-def hockey_stick(law, epsilon):
+def hockey_stick(dist, epsilon):
     """The larger of both directions."""
-    forward = sum(p * (1 - mp.exp(epsilon - a)) for a, p in law if a > epsilon)
+    forward = sum(p * (1 - mp.exp(epsilon - a)) for a, p in dist if a > epsilon)
     backward = sum(
-        p * mp.exp(-a) * (1 - mp.exp(epsilon + a)) for a, p in law if -a > epsilon
+        p * mp.exp(-a) * (1 - mp.exp(epsilon + a)) for a, p in dist if -a > epsilon
     )
     return max(forward, backward, mp.mpf(0))
 
@@ -72,9 +72,9 @@ def hockey_stick(law, epsilon):
 def test_few_losses_are_summed(name):
     run = jde.compose(*RUNS[name])
     with mp.workdps(30):
-        law = composed(RUNS[name])
+        dist = composed(RUNS[name])
         for epsilon in (0.0, 0.7, 1.9):
-            truth = float(hockey_stick(law, mp.mpf(epsilon)))
+            truth = float(hockey_stick(dist, mp.mpf(epsilon)))
             value, info = jde.delta(run, epsilon=epsilon, return_info=True)
             assert value == pytest.approx(truth, rel=1e-12)
             assert abs(value / truth - 1) <= info.error + 3e-16

@@ -7,8 +7,8 @@ import jaxdp_episodic as jde
 from jaxdp_episodic.accounting.dominating_pair import dominating_pair
 from jaxdp_episodic.losses.independent_episodes import ZeroedEpisodesLoss
 from jaxdp_episodic.losses.sampled_gaussian import SampledGaussianLoss
+from jaxdp_episodic.losses.zeroed_densities import ZeroedLogs
 from jaxdp_episodic.losses.zeroed_gaussian import ZeroedGaussianLoss
-from jaxdp_episodic.losses.zeroed_law import ZeroedLogs
 from oracles import adversary, moments, trees, zero_out
 
 G = np.exp(adversary.LOG_GS)

@@ -1,4 +1,4 @@
-"""The simulation of `make trust` agrees with exact delta, and notices another law."""
+"""The simulation of `make trust` agrees with exact delta, and notices other noise."""
 
 import importlib.util
 import sys
@@ -37,7 +37,7 @@ def test_the_pair_of_an_epoch_and_noise_that_is_a_tenth_less(script, monkeypatch
 
 
 @pytest.mark.slow
-def test_a_law_that_is_another_is_refuted(script, monkeypatch):
+def test_a_distribution_that_is_another_is_refuted(script, monkeypatch):
     honest = script.claims
     monkeypatch.setattr(script, "claims", lambda case, factor=1: honest(case, 1.1))
     assert any(row["is_refuted"] for row in script.rows(script.CASES[0], 200_000, 3))

@@ -15,7 +15,7 @@ from jaxdp_episodic.audit.ratio_test import score
 @pytest.mark.parametrize("trials", [1, 2, 17, 1_000, 10**6, 10**8])
 @pytest.mark.parametrize("error", [0.5, 0.1, 0.0125, 1e-6])
 def test_the_ends_are_where_the_tails_are_the_error(trials, error):
-    """By binomial tails in place of the quantiles of the beta law."""
+    """By binomial tails in place of the quantiles of the beta distribution."""
     rng = np.random.default_rng(trials)
     chosen = [0, 1, 2, 5, 100, trials - 1, trials, *rng.integers(0, trials + 1, 20)]
     k = np.unique(np.clip(chosen, 0, trials))

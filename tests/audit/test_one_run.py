@@ -15,11 +15,11 @@ from jaxdp_episodic.audit.one_run import (
 def brute_force(m, r, v, epsilon, delta):
     """The theorem's bound, term by term with SciPy."""
     chance = 1 / (1 + math.exp(-epsilon))
-    law = stats.binom(r, chance)
+    dist = stats.binom(r, chance)
     slopes = [
-        sum(law.pmf(k) for k in range(max(v - i, 0), v)) / i for i in range(1, m + 1)
+        sum(dist.pmf(k) for k in range(max(v - i, 0), v)) / i for i in range(1, m + 1)
     ]
-    return min(law.sf(v - 1) + 2 * m * delta * max(slopes), 1.0)
+    return min(dist.sf(v - 1) + 2 * m * delta * max(slopes), 1.0)
 
 
 @pytest.mark.parametrize(

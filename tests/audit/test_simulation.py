@@ -61,8 +61,8 @@ def agrees(found, expected, number):
 
 @pytest.mark.parametrize("step", [TASKS, OUTER], ids=["tasks", "outer"])
 @pytest.mark.parametrize("with_unit", [True, False])
-def test_losses_of_fixed_data_have_their_law(step, with_unit):
-    """Against the laws of the loss, which are monotone in the release here."""
+def test_losses_of_fixed_data_have_their_distribution(step, with_unit):
+    """Against the distributions of the loss, which are monotone in the release here."""
     table = worst_case(step)
     grid = np.linspace(-12, 12, 100_001)
     means = table.with_unit if with_unit else table.without_unit

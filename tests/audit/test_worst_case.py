@@ -103,14 +103,14 @@ GRID = np.linspace(-25, 25, 200_001)
 
 def hockey_stick(table, epsilon):
     """The larger direction's delta of a table's fixed mechanism, by summation."""
-    laws = [
+    dists = [
         (table.weight[:, None] * stats.norm.pdf(GRID - means[:, None])).sum(axis=0)
         for means in (table.with_unit, table.without_unit)
     ]
     step = GRID[1] - GRID[0]
     return table.outer_rate * max(
         np.maximum(a - np.exp(epsilon) * b, 0).sum() * step
-        for a, b in (laws, laws[::-1])
+        for a, b in (dists, dists[::-1])
     )
 
 
@@ -133,7 +133,7 @@ def test_no_mechanism_exceeds_the_claim(name, epsilon):
 
 
 @pytest.mark.parametrize("name", [*REACHED, *BELOW])
-def test_tables_are_laws(name):
+def test_tables_are_distributions(name):
     step = {**REACHED, **BELOW}[name]
     for table in (worst_case(step), dominating_branches(step)):
         assert table.weight.sum() == pytest.approx(1)
@@ -156,14 +156,14 @@ def test_the_worst_path_of_a_tree_can_be_asked_for():
     assert reached == {0.2, 0.02}
 
 
-def test_the_likelihood_ratio_is_that_of_the_laws():
+def test_the_likelihood_ratio_is_that_of_the_distributions():
     table = worst_case(REACHED["coins, example"])
     x = np.linspace(-6, 6, 41)
-    laws = [
+    dists = [
         (table.weight[:, None] * stats.norm.pdf(x - means[:, None])).sum(axis=0)
         for means in (table.with_unit, table.without_unit)
     ]
-    expected = np.log(laws[0] / laws[1])
+    expected = np.log(dists[0] / dists[1])
     np.testing.assert_allclose(log_likelihood_ratio(table, x), expected, atol=1e-12)
 
 
@@ -185,12 +185,12 @@ def on_grid(table, reach, points=801):
     """The densities of a block of which two steps are taken, and the cell's area."""
     x = np.linspace(-7, 7 + reach, points)
     base = np.multiply.outer(stats.norm.pdf(x), stats.norm.pdf(x))
-    laws = []
+    dists = []
     for means in (table.with_unit, table.without_unit):
         ratio = np.exp(np.multiply.outer(x, means) - means**2 / 2) @ table.weight
         total = ratio[:, None] + ratio[None, :] + table.block - table.taken
-        laws.append(total / table.block * base)
-    return x, laws, (x[1] - x[0]) ** 2
+        dists.append(total / table.block * base)
+    return x, dists, (x[1] - x[0]) ** 2
 
 
 def in_epochs(scheme, *below, relation="add_remove"):

@@ -43,9 +43,9 @@ class CountMechanism:
 
     def __init__(self, most: int, scale: float, rng):
         y = np.arange(-8, most + 9)
-        law = np.exp(-np.abs(y[None, :] - np.arange(most + 1)[:, None]) / scale)
-        law *= 1 + 0.3 * rng.random(len(y))  # not symmetric: both directions differ
-        self.laws = law / law.sum(axis=1, keepdims=True)
+        dist = np.exp(-np.abs(y[None, :] - np.arange(most + 1)[:, None]) / scale)
+        dist *= 1 + 0.3 * rng.random(len(y))  # not symmetric: both directions differ
+        self.dists = dist / dist.sum(axis=1, keepdims=True)
         self.most = most
 
     def group_profile(self, distance, eps):
@@ -54,7 +54,7 @@ class CountMechanism:
         near = [(a, b) for a, b in pairs if 0 < abs(a - b) <= distance]
         return np.array(
             [
-                max(stick(self.laws[a], self.laws[b], np.exp(e)) for a, b in near)
+                max(stick(self.dists[a], self.dists[b], np.exp(e)) for a, b in near)
                 for e in np.ravel(eps)
             ]
         ).reshape(np.shape(eps))
@@ -64,22 +64,22 @@ class CountMechanism:
 
 
 def poisson_output(mechanism, bits, p):
-    total = np.zeros(mechanism.laws.shape[1])
+    total = np.zeros(mechanism.dists.shape[1])
     for drawn in itertools.product((0, 1), repeat=len(bits)):
         chance = math.prod(p if d else 1 - p for d in drawn)
         ones = sum(b for b, d in zip(bits, drawn, strict=True) if d)
-        total += chance * mechanism.laws[ones]
+        total += chance * mechanism.dists[ones]
     return total
 
 
 def subset_output(mechanism, bits, m):
     samples = list(itertools.combinations(bits, m))
-    return sum(mechanism.laws[sum(s)] for s in samples) / len(samples)
+    return sum(mechanism.dists[sum(s)] for s in samples) / len(samples)
 
 
 def replacement_output(mechanism, bits, m):
     samples = list(itertools.product(bits, repeat=m))
-    return sum(mechanism.laws[sum(s)] for s in samples) / len(samples)
+    return sum(mechanism.dists[sum(s)] for s in samples) / len(samples)
 
 
 def test_poisson_covers_every_enumerated_sample():
@@ -146,7 +146,7 @@ def test_joint_convexity_identity():
         outer, delta = advanced_joint_convexity(
             shared, first, second, rate=r, epsilon=eps
         )
-        one, two = ((1 - r) * shared + r * law for law in (first, second))
+        one, two = ((1 - r) * shared + r * dist for dist in (first, second))
         assert delta == pytest.approx(stick(one, two, np.exp(outer)), abs=1e-13)
 
 

@@ -63,7 +63,7 @@ def test_optimal_by_enumeration_of_outputs():
     for total in (0.0, 0.3, 1.0, 2.0, 2.1, 5.0):
         exact = 0.0
         for path in itertools.product(range(4), repeat=3):
-            p, q = (np.prod([law[i] for i in path]) for law in (first, second))
+            p, q = (np.prod([dist[i] for i in path]) for dist in (first, second))
             exact += max(0.0, p - np.exp(total) * q)
         value = compose_optimal_delta(eps, delta, num_steps=3, total_epsilon=total)
         assert value == pytest.approx(exact, rel=1e-10, abs=1e-15)

@@ -245,7 +245,7 @@ def test_full_batch_above_exact_quadratic_runs():
 
 
 def test_projected_runs_on_a_grid():
-    """The real law of the last iterate on [0, D], step by step: below, and it settles.
+    """The true distribution of the last iterate on [0, D]: below, and it settles.
 
     One dimension, 2 examples: one loss is flat, the other pulls to the left or right.
     """

@@ -38,7 +38,7 @@ def test_errors_by_simulation(n, epsilon, model):
     assert sums.std() == pytest.approx(expected, rel=0.15)
 
 
-def test_every_user_has_the_law_of_the_counts():
+def test_every_user_has_the_distribution_of_the_counts():
     setting = {"num_ones": 300, "num_users": 1_000, "epsilon": 1.0, "model": "local"}
     users = simulate_sums(**setting, num_trials=TRIALS, seed=1, every_user=True)
     counts = simulate_sums(**setting, num_trials=TRIALS, seed=2)

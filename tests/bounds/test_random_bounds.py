@@ -1,6 +1,6 @@
 """Subsampling, stages, composition, responses: 1,000 random settings of each.
 
-Every bound against an independent oracle: finite laws whose hockey sticks are sums of
+Every bound against an independent oracle: finite pairs whose hockey sticks are sums of
 their outputs, whole protocols enumerated, quadrature of densities. None calls the
 library. Where a known worst case attains a bound the test asks for equality there, so
 that a bound that is merely large fails too.
@@ -30,7 +30,7 @@ from jaxdp_episodic.bounds.randomized_response import (
     linear_epsilon,
     linear_keep_probability,
     linear_truth_probability,
-    response_law,
+    response_distribution,
     truth_probability,
 )
 from jaxdp_episodic.bounds.tombs_multistage import (
@@ -42,9 +42,9 @@ from jaxdp_episodic.bounds.with_replacement import (
     delta_with_replacement_subsampled,
     group_delta,
 )
-from oracles.finite_laws import (
+from oracles.finite_distributions import (
     assert_between,
-    random_laws,
+    random_distributions,
     stick,
     worst_pair,
     worst_stick,
@@ -71,21 +71,21 @@ def test_guarantees_of_the_worst_mechanism():
     exact = worst_stick([(mixed, gone)], total)
     assert_between(0, exact, price)
     np.testing.assert_allclose(stick(mixed, gone, total), price, rtol=1e-7, atol=1e-14)
-    # Another unit in the place of the one not drawn: any law between the two.
+    # Another unit in the place of the one not drawn: any distribution between the two.
     again = approximate_dp.amplify_without_replacement(
         eps, delta, size=size, population=population
     )
     assert np.array_equal(again[0], total) and np.array_equal(again[1], price)
     for share in (0.0, 1.0, rng.uniform(0, 1, (COUNT, 1))):
         rest = share * there + (1 - share) * gone
-        pair = [((1 - rate) * rest + rate * law) for law in (there, gone)]
+        pair = [((1 - rate) * rest + rate * dist) for dist in (there, gone)]
         assert_between(0, worst_stick([tuple(pair)], total), price)
 
 
 def test_profiles_of_random_mechanisms():
-    """Three neighbouring laws at random: drawn or not, or replaced."""
+    """Three neighbouring distributions at random: drawn or not, or replaced."""
     rng = np.random.default_rng(11)
-    rest, here, there = np.moveaxis(random_laws(rng, 6, COUNT, 3), 1, 0)
+    rest, here, there = np.moveaxis(random_distributions(rng, 6, COUNT, 3), 1, 0)
     rest[::4] = there[::4]
     eps = rng.uniform(0, 2, COUNT) ** 2
     population = rng.integers(1, 100, COUNT)
@@ -119,14 +119,14 @@ def test_profiles_of_random_mechanisms():
 class CountedOnes:
     """1,000 mechanisms on multisets of bits that see the number of ones only.
 
-    Each has a law (of 8 outputs) for every count; counts that are close have laws that
-    are, so that neither a profile nor its groups are trivial.
+    Each has a distribution (of 8 outputs) for every count; counts that are close have
+    distributions that are, so that neither a profile nor its groups are trivial.
     """
 
     def __init__(self, rng, most):
         walk = np.cumsum(rng.normal(size=(COUNT, most + 1, 8)), axis=1)
         weights = np.exp(rng.uniform(0.1, 1.5, (COUNT, 1, 1)) * walk)
-        self.laws = weights / weights.sum(axis=-1, keepdims=True)
+        self.dists = weights / weights.sum(axis=-1, keepdims=True)
         self.most = most
 
     def group_profile(self, distance, epsilon, reach=None):
@@ -135,14 +135,14 @@ class CountedOnes:
         worst = np.zeros(np.shape(epsilon))
         for a, b in itertools.combinations(range(self.most + 1), 2):
             if b - a <= np.max(distance):
-                value = worst_stick([(self.laws[:, a], self.laws[:, b])], epsilon)
+                value = worst_stick([(self.dists[:, a], self.dists[:, b])], epsilon)
                 counted = (b - a <= distance) & (b <= reach)
                 worst = np.where(counted, np.maximum(worst, value), worst)
         return worst
 
     def output(self, chances):
         """Mixture over the chance (COUNT, most + 1) of every count."""
-        return np.einsum("sc,sco->so", chances, self.laws)
+        return np.einsum("sc,sco->so", chances, self.dists)
 
 
 def test_enumerated_samples():
@@ -172,11 +172,13 @@ def test_enumerated_samples():
     exact = worst_stick([tuple(draws)], eps)
     for row in range(0, COUNT, 4):  # one by one it takes long
         part = CountedOnes.__new__(CountedOnes)
-        part.laws, part.most = mechanisms.laws[row : row + 1], size[row]
+        part.dists, part.most = mechanisms.dists[row : row + 1], size[row]
 
         def profile(k, epsilon, part=part):
             pairs = itertools.combinations(range(part.most + 1), 2)
-            near = [(part.laws[0, a], part.laws[0, b]) for a, b in pairs if b - a <= k]
+            near = [
+                (part.dists[0, a], part.dists[0, b]) for a, b in pairs if b - a <= k
+            ]
             return worst_stick(near, epsilon)
 
         bound, generic = (
@@ -252,25 +254,25 @@ def test_sampled_noise_by_quadrature():
 
 
 def task_sums(values, size, clip):
-    """Law of one task's contribution: every draw of its examples; {sum: chance}."""
+    """One task's contribution over every draw of its examples; {sum: chance}."""
     size = min(size, len(values))
     draws = list(itertools.combinations(values, size))
-    law = {}
+    dist = {}
     for draw in draws:
         total = max(-1, min(1, sum(draw))) if clip else sum(draw)
-        law[total] = law.get(total, 0.0) + 1 / len(draws)
-    return law
+        dist[total] = dist.get(total, 0.0) + 1 / len(draws)
+    return dist
 
 
 def step_sums(tasks, num_drawn, size, clip):
-    """Law of the step's sum: every draw of tasks and of their examples."""
-    laws = [task_sums(values, size, clip) for values in tasks]
-    chosen = list(itertools.combinations(laws, num_drawn))
+    """Distribution of the step's sum: every draw of tasks and of their examples."""
+    dists = [task_sums(values, size, clip) for values in tasks]
+    chosen = list(itertools.combinations(dists, num_drawn))
     total = {}
     for combination in chosen:
         one = {0: 1 / len(chosen)}
-        for law in combination:
-            terms = itertools.product(one.items(), law.items())
+        for dist in combination:
+            terms = itertools.product(one.items(), dist.items())
             one = {}
             for (a, p), (b, q) in terms:
                 one[a + b] = one.get(a + b, 0.0) + p * q
@@ -287,8 +289,8 @@ class SteppedNoise:
     def __init__(self, scale):
         self.scale = scale
 
-    def law(self, sums):
-        """Law of the noisy sum; the tails are counted at the ends."""
+    def dist(self, sums):
+        """Distribution of the noisy sum; the tails are counted at the ends."""
         ratio = math.exp(-1 / self.scale)
         total = np.zeros(self.outputs.shape)
         for value, chance in sums.items():
@@ -299,7 +301,7 @@ class SteppedNoise:
 
     def profile(self, epsilon):
         """Of replacing one contribution of [-1, 1]: sums at most 2 apart."""
-        near = [(self.law({0: 1}), self.law({d: 1})) for d in (1, 2)]
+        near = [(self.dist({0: 1}), self.dist({d: 1})) for d in (1, 2)]
         return worst_stick(near, np.asarray(epsilon))
 
 
@@ -328,11 +330,13 @@ def test_enumerated_trees():
         one, two, drawn, sampling = random_tree(rng)
         unit = ("task", "example")[int(rng.integers(2))]
         mechanism = SteppedNoise(rng.uniform(0.5, 4))
-        laws = [mechanism.law(step_sums(t, *drawn, unit == "task")) for t in (one, two)]
+        dists = [
+            mechanism.dist(step_sums(t, *drawn, unit == "task")) for t in (one, two)
+        ]
         setting = {"sampling": sampling, "clip_unit": unit}
         eps = rng.uniform(0, 1, 3) * 2 / mechanism.scale
         bound = multistage_delta(mechanism.profile, epsilon=eps, **setting)
-        exact = worst_stick([tuple(laws)], eps)
+        exact = worst_stick([tuple(dists)], eps)
         assert_between(0, exact, bound, rtol=1e-9)
         tightest = max(tightest, *(exact / np.maximum(bound, 1e-6)))
         if unit == "task" or drawn[0] == len(one):
@@ -343,7 +347,7 @@ def test_enumerated_trees():
             with pytest.raises(NotImplementedError, match="multistage_delta"):
                 tombs_multistage(mechanism.profile, epsilon=eps, **setting)
         total, price = multistage_guarantee(eps, mechanism.profile(eps), **setting)
-        assert_between(0, worst_stick([tuple(laws)], total), price, rtol=1e-9)
+        assert_between(0, worst_stick([tuple(dists)], total), price, rtol=1e-9)
     assert tightest > 0.99
     assert refused > 100
 
@@ -456,27 +460,27 @@ def test_forms_of_randomized_response_at_50_digits():
             assert keeps[1][row] == pytest.approx(float(2 * true - 1), rel=1e-14)
             ratio = mp.log(true / (1 - true))
             assert linear_epsilon(eps[row]) == pytest.approx(float(ratio), rel=1e-14)
-    laws = response_law(usual)
-    np.testing.assert_array_equal(laws[:, 0, 0], usual)
-    np.testing.assert_array_equal(laws[:, 1], laws[:, 0, ::-1])
+    dists = response_distribution(usual)
+    np.testing.assert_array_equal(dists[:, 0, 0], usual)
+    np.testing.assert_array_equal(dists[:, 1], dists[:, 0, ::-1])
 
 
-def test_errors_of_sums_from_the_laws():
-    """Spread of the unbiased local estimate, from the law of the number of ones."""
+def test_errors_of_sums_from_the_distributions():
+    """Spread of the unbiased local estimate, from the number of ones."""
     rng = np.random.default_rng(41)
     eps, n = 10 ** rng.uniform(-2, 1, COUNT), rng.integers(1, 60, COUNT)
     ones = np.floor(rng.uniform(0, 1, COUNT) * (n + 1)).astype(int)
     local, central = local_sum_error(eps, num_users=n), central_sum_error(eps)
     for row in range(COUNT):
         true = 1 / (1 + np.exp(-eps[row]))
-        law = np.convolve(
+        dist = np.convolve(
             scipy.stats.binom.pmf(np.arange(ones[row] + 1), ones[row], true),
             scipy.stats.binom.pmf(
                 np.arange(n[row] - ones[row] + 1), n[row] - ones[row], 1 - true
             ),
         )
         estimate = (np.arange(n[row] + 1) - n[row] * (1 - true)) / (2 * true - 1)
-        assert law @ estimate == pytest.approx(ones[row], abs=1e-9 * local[row])
-        spread = np.sqrt(law @ (estimate - ones[row]) ** 2)
+        assert dist @ estimate == pytest.approx(ones[row], abs=1e-9 * local[row])
+        spread = np.sqrt(dist @ (estimate - ones[row]) ** 2)
         assert local[row] == pytest.approx(spread, rel=1e-9)
     np.testing.assert_allclose(central, scipy.stats.laplace(scale=1 / eps).std())

@@ -1,7 +1,7 @@
 """Iteration and subsampled RDP: every bound at 1,000 random settings.
 
-The laws of projected noisy runs followed step by step, Gaussian runs in closed form,
-and the moments of sampled mechanisms by quadrature in extended precision.
+The distributions of projected noisy runs followed step by step, Gaussian runs in closed
+form, and the moments of sampled mechanisms by quadrature in extended precision.
 """
 
 import functools
@@ -26,9 +26,9 @@ from jaxdp_episodic.bounds.subsampled_rdp import (
     rdp_poisson_subsampled,
     rdp_without_replacement_subsampled,
 )
-from oracles.finite_laws import (
+from oracles.finite_distributions import (
     assert_between,
-    random_laws,
+    random_distributions,
 )
 
 COUNT = 1_000
@@ -91,7 +91,7 @@ def test_slope_to_epsilon_above_the_gaussian(count):
 
 
 class ProjectedRuns:
-    """Noisy runs on an interval [0, D], their laws by Gauss-Legendre quadrature.
+    """Noisy runs on an interval [0, D]: densities by Gauss-Legendre quadrature.
 
     After a step the iterate has an atom at either end and a density between. Example i
     has the gradient ``m x + u_i``; the protected one's u is the least or the largest
@@ -133,20 +133,20 @@ class ProjectedRuns:
 
     def rdp(self, batch, orders):
         """(count, K) of the last iterate, the larger of both directions."""
-        laws = []
+        dists = []
         drawn = (batch / self.examples)[:, None, None]
         without = self.transition(self.others)
         for own in self.extremes:
             pull = self.others + (own - self.others) / batch
             matrix = drawn * self.transition(pull) + (1 - drawn) * without
-            law = np.zeros(matrix.shape[:2])
-            law[np.arange(self.count), self.start] = 1
+            dist = np.zeros(matrix.shape[:2])
+            dist[np.arange(self.count), self.start] = 1
             for step in range(self.steps.max()):
-                moved = np.einsum("si,sij->sj", law, matrix)
-                law = np.where((step < self.steps)[:, None], moved, law)
-            np.testing.assert_allclose(law.sum(axis=1), 1, atol=1e-9)
-            laws.append(np.maximum(law, 1e-300)[..., None])
-        one, two = np.log(laws)
+                moved = np.einsum("si,sij->sj", dist, matrix)
+                dist = np.where((step < self.steps)[:, None], moved, dist)
+            np.testing.assert_allclose(dist.sum(axis=1), 1, atol=1e-9)
+            dists.append(np.maximum(dist, 1e-300)[..., None])
+        one, two = np.log(dists)
         moments = [
             scipy.special.logsumexp(orders * a + (1 - orders) * b, axis=1)
             for a, b in ((one, two), (two, one))
@@ -201,7 +201,7 @@ def test_projected_runs_with_random_batches():
 
 
 def moment_excess(mass, change, alpha):
-    """``E[(1 + v)^alpha] - 1`` of laws (..., K) with E[v] = 0, in long doubles."""
+    """``E[(1 + v)^alpha] - 1`` of masses (..., K) with E[v] = 0, in long doubles."""
     alpha = np.longdouble(alpha)
     terms = np.expm1(alpha * np.log1p(change)) - alpha * change
     return (mass * terms).sum(axis=-1)
@@ -222,7 +222,7 @@ def both_directions(mass, change, orders):
 
 
 def base_ratios(kind, parameter):
-    """Masses (count, K) of a law, the other's ratio to it minus 1; long doubles."""
+    """Masses (count, K), and the other's ratio to them minus 1; long doubles."""
     value = parameter[:, None].astype(np.longdouble)
     half, weight = (
         a.astype(np.longdouble) for a in np.polynomial.legendre.leggauss(24)
@@ -277,16 +277,16 @@ def test_poisson_rdp_by_quadrature(kind, least, most, count):
 
 
 def renyi(first, second, orders):
-    """(..., orders) of finite laws, in extended precision."""
+    """(..., orders) of finite pairs, in extended precision."""
     one, two = first.astype(np.longdouble), second.astype(np.longdouble)
     return both_directions(two, (one - two) / two, orders)
 
 
 @FEW_AND_MANY
 def test_rdp_of_random_mechanisms(count):
-    """Three neighbouring laws of which only the table of RDP is told, at any order."""
+    """Three neighbouring distributions given by their RDP alone, at any order."""
     rng = np.random.default_rng(71)
-    rest, here, there = np.moveaxis(random_laws(rng, 4, count, 3), 1, 0)
+    rest, here, there = np.moveaxis(random_distributions(rng, 4, count, 3), 1, 0)
     rest[::4] = there[::4]
     pairs = ((rest, here), (rest, there), (here, there))
     whole, orders = np.arange(2, 13), np.array([2, 3, 6, 12, 1.2, 2.5, 7.7])
@@ -295,7 +295,7 @@ def test_rdp_of_random_mechanisms(count):
     tables = [renyi(*pair, whole) for pair in pairs]
     table = RdpTable(np.maximum.reduce(tables) * (1 + 1e-13))
     limit = np.max([np.abs(np.log(a / b)).max(axis=1) for a, b in pairs], axis=0)
-    mixed, other = ((1 - rate) * rest + rate * law for law in (here, there))
+    mixed, other = ((1 - rate) * rest + rate * dist for dist in (here, there))
     exact = renyi(mixed, other, orders)
     call = functools.partial(
         rdp_without_replacement_subsampled, sampling_rate=p, orders=orders
@@ -305,7 +305,7 @@ def test_rdp_of_random_mechanisms(count):
     limited = call(RdpTable(table.values, limit=limit * (1 + 1e-13)))
     assert_between(0, exact, limited, rtol=1e-9)
     assert_between(0, limited, bound, rtol=1e-12)
-    # Added or removed: two laws.
+    # Added or removed: two distributions.
     table = RdpTable(tables[0] * (1 + 1e-13))
     exact = renyi(mixed, rest, orders)
     bound = rdp_poisson_subsampled(table, sampling_probability=p, orders=orders)

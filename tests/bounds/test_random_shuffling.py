@@ -19,7 +19,7 @@ from jaxdp_episodic.bounds.shuffling import (
     shuffled_epsilon,
     shuffled_epsilon_closed_form,
 )
-from oracles.finite_laws import assert_between, stick, worst_stick
+from oracles.finite_distributions import assert_between, stick, worst_stick
 
 COUNT = 1_000
 FEW_AND_MANY = pytest.mark.parametrize(
@@ -42,7 +42,7 @@ def clone_sum(eps0, n, eps, chance):
 
 
 def answered(eps0, n, eps, ones):
-    """Shuffled randomized response at given data: the law of the number of ones."""
+    """Shuffled randomized response at given data: how the ones are distributed."""
     true = 1 / (1 + np.exp(-eps0))
     others = np.convolve(
         scipy.stats.binom.pmf(np.arange(ones + 1), ones, true),
@@ -52,12 +52,12 @@ def answered(eps0, n, eps, ones):
     return max(stick(one, zero, eps), stick(zero, one, eps))
 
 
-def histogram(laws):
-    """Law of the counts of two of three messages, for any randomizers of users."""
-    n = len(laws)
+def histogram(dists):
+    """Joint distribution of the counts of two of three messages."""
+    n = len(dists)
     table = np.zeros((n + 1, n + 1))
     table[0, 0] = 1
-    for a, b, c in laws:
+    for a, b, c in dists:
         moved = c * table
         moved[1:] += a * table[:-1]
         moved[:, 1:] += b * table[:, :-1]
@@ -66,21 +66,21 @@ def histogram(laws):
 
 
 def random_randomizers(rng, eps0, users):
-    """Laws of three messages, all within e^eps0 of each other: extreme and others."""
+    """Distributions on three messages, all within e^eps0: extreme and others."""
     base = rng.dirichlet(np.ones(3) * rng.choice([0.3, 3.0]))
     tilt = np.where(rng.random((users, 3)) < 0.5, 1.0, np.exp(eps0))
     if rng.random() < 0.3:
         tilt = np.exp(eps0 * rng.random((users, 3)))
-    laws = base * tilt
+    dists = base * tilt
     # Dividing by a sum that differs may exceed e^eps0: shrink towards the base.
-    laws /= laws.sum(axis=1, keepdims=True)
+    dists /= dists.sum(axis=1, keepdims=True)
     low, high = 0.0, 1.0
     for _ in range(40):
         middle = (low + high) / 2
-        mixed = middle * laws + (1 - middle) * base
+        mixed = middle * dists + (1 - middle) * base
         spread = (mixed.max(axis=0) / mixed.min(axis=0)).max()
         low, high = (middle, high) if spread <= np.exp(eps0) else (low, middle)
-    return low * laws + (1 - low) * base
+    return low * dists + (1 - low) * base
 
 
 def shuffling_settings(rng, most_users, count):
@@ -128,9 +128,9 @@ def test_shuffled_bounds_are_the_clones(count):
         if users > 40:
             continue
         b = 1 / (np.exp(local) + 2)
-        laws = np.full((3, 3), b) + np.diag([1 - 3 * b] * 3)
-        third = [laws[2]] * (users - 1)
-        pair = (histogram([laws[0], *third]), histogram([laws[1], *third]))
+        dists = np.full((3, 3), b) + np.diag([1 - 3 * b] * 3)
+        third = [dists[2]] * (users - 1)
+        pair = (histogram([dists[0], *third]), histogram([dists[1], *third]))
         attained = max(stick(*pair, at), answered(local, users, at, 0))
         assert lower[row] == pytest.approx(attained, rel=1e-6, abs=1e-13)
         assert lower[row] <= attained * (1 + 1e-9) + 1e-14
@@ -144,10 +144,10 @@ def test_shuffled_randomizers_of_any_kind(count):
     upper = shuffled_delta(eps0, num_users=n, epsilon=eps)
     tightest = 0.0
     for row in range(count):
-        laws = random_randomizers(rng, eps0[row], n[row] + 1)
-        spread = np.log((laws.max(axis=0) / laws.min(axis=0)).max())
+        dists = random_randomizers(rng, eps0[row], n[row] + 1)
+        spread = np.log((dists.max(axis=0) / dists.min(axis=0)).max())
         assert spread <= eps0[row] * (1 + 1e-9)
-        pair = [histogram([own, *laws[2:]]) for own in laws[:2]]
+        pair = [histogram([own, *dists[2:]]) for own in dists[:2]]
         exact = worst_stick([tuple(pair)], eps[row])
         assert exact <= upper[row] * (1 + 1e-9) + 1e-13
         tightest = max(tightest, exact / max(upper[row], 1e-6))

@@ -1,4 +1,4 @@
-"""Randomized response: its forms by their laws, sampling by the mixture."""
+"""Randomized response: its forms by their distributions, sampling by the mixture."""
 
 import mpmath as mp
 import numpy as np
@@ -11,7 +11,7 @@ from jaxdp_episodic.bounds.randomized_response import (
     linear_epsilon,
     linear_keep_probability,
     linear_truth_probability,
-    response_law,
+    response_distribution,
     subsampled_linear_parameter,
     subsampled_response_epsilon,
     truth_probability,
@@ -20,21 +20,21 @@ from jaxdp_episodic.bounds.randomized_response import (
 FORMS = np.concatenate([[0.0], 10.0 ** np.linspace(-9, 1.4, 50)])
 
 
-def privacy(law):
+def privacy(dist):
     """Largest log-ratio of the answers' chances, over answers and both directions."""
-    return np.abs(np.log(law[..., 0, :]) - np.log(law[..., 1, :])).max(axis=-1)
+    return np.abs(np.log(dist[..., 0, :]) - np.log(dist[..., 1, :])).max(axis=-1)
 
 
 def mixture(keep):
-    """Law of: keep the bit with this chance, else a fair coin."""
+    """Distribution of: keep the bit with this chance, else a fair coin."""
     return keep[..., None, None] * np.eye(2) + (1 - keep[..., None, None]) / 2
 
 
 def test_usual_form():
-    law = response_law(truth_probability(FORMS))
-    np.testing.assert_allclose(privacy(law), FORMS, atol=1e-12, rtol=1e-5)
-    np.testing.assert_allclose(law, mixture(keep_probability(FORMS)), atol=1e-15)
-    np.testing.assert_allclose(law.sum(axis=-1), 1, rtol=1e-15)
+    dist = response_distribution(truth_probability(FORMS))
+    np.testing.assert_allclose(privacy(dist), FORMS, atol=1e-12, rtol=1e-5)
+    np.testing.assert_allclose(dist, mixture(keep_probability(FORMS)), atol=1e-15)
+    np.testing.assert_allclose(dist.sum(axis=-1), 1, rtol=1e-15)
     back = epsilon_of_keep_probability(keep_probability(FORMS[:40]))
     np.testing.assert_allclose(back, FORMS[:40], rtol=1e-12)
 
@@ -43,19 +43,23 @@ def test_linear_form_is_the_lectures_mixture():
     truth = linear_truth_probability(FORMS)
     np.testing.assert_allclose(truth, (1 + FORMS) / (2 + FORMS), rtol=1e-15)
     np.testing.assert_allclose(1 - truth, 1 / (2 + FORMS), rtol=1e-13)
-    law = response_law(truth)
-    np.testing.assert_allclose(law, mixture(linear_keep_probability(FORMS)), rtol=1e-14)
-    np.testing.assert_allclose(privacy(law), linear_epsilon(FORMS), atol=1e-13)
+    dist = response_distribution(truth)
+    np.testing.assert_allclose(
+        dist, mixture(linear_keep_probability(FORMS)), rtol=1e-14
+    )
+    np.testing.assert_allclose(privacy(dist), linear_epsilon(FORMS), atol=1e-13)
     assert np.all(linear_epsilon(FORMS) <= FORMS)
 
 
 def test_sampling_the_linear_form_is_the_linear_form():
     rng = np.random.default_rng(0)
     a, p = 10 ** rng.uniform(-6, 3, 1_000), rng.uniform(0, 1, 1_000)
-    law = p[:, None, None] * response_law(linear_truth_probability(a))
-    law += (1 - p[:, None, None]) / 2
+    dist = p[:, None, None] * response_distribution(linear_truth_probability(a))
+    dist += (1 - p[:, None, None]) / 2
     new = subsampled_linear_parameter(a, sampling_probability=p)
-    np.testing.assert_allclose(law, response_law(linear_truth_probability(new)))
+    np.testing.assert_allclose(
+        dist, response_distribution(linear_truth_probability(new))
+    )
     np.testing.assert_allclose(new, 2 * a * p / (2 + a - a * p), rtol=1e-14)
     assert np.all(new <= a * (1 + 1e-15))
     small = subsampled_linear_parameter(1e-6, sampling_probability=0.3)
@@ -92,4 +96,4 @@ def test_edges():
         with pytest.raises(TypeError):
             function("1")
     with pytest.raises(ValueError, match="truth"):
-        response_law(1.2)
+        response_distribution(1.2)

@@ -29,13 +29,13 @@ def clones(eps0, n, eps, chance):
 
 
 def answered(eps0, n, eps, ones):
-    """Shuffled answers by convolution of all users' laws, one user after the other."""
+    """Shuffled answers by convolution over the users, one after the other."""
     truth = 1 / (1 + np.exp(-eps0))
-    laws = {bit: [1 - truth, truth] if bit else [truth, 1 - truth] for bit in (0, 1)}
+    dists = {bit: [1 - truth, truth] if bit else [truth, 1 - truth] for bit in (0, 1)}
     others = np.array([1.0])
     for bit in [1] * ones + [0] * (n - 1 - ones):
-        others = np.convolve(others, laws[bit])
-    zero, one = (np.convolve(others, laws[bit]) for bit in (0, 1))
+        others = np.convolve(others, dists[bit])
+    zero, one = (np.convolve(others, dists[bit]) for bit in (0, 1))
     g = np.exp(eps)
     return max(np.maximum(a - g * b, 0).sum() for a, b in ((one, zero), (zero, one)))
 
@@ -49,7 +49,7 @@ def three_values(eps0, n, eps):
     table = np.zeros((n, n))
     table[inside] = scipy.stats.multinomial.pmf(counts, n - 1, [b, b, 1 - 2 * b])
 
-    def law(zero, one, two):
+    def dist(zero, one, two):
         moved = np.zeros((n + 1, n + 1))
         moved[1:, :-1] += zero * table
         moved[:-1, 1:] += one * table
@@ -57,7 +57,7 @@ def three_values(eps0, n, eps):
         return moved
 
     true = np.exp(eps0) * b
-    return np.maximum(law(true, b, b) - np.exp(eps) * law(b, true, b), 0).sum()
+    return np.maximum(dist(true, b, b) - np.exp(eps) * dist(b, true, b), 0).sum()
 
 
 def random_settings(count, most_users, seed):

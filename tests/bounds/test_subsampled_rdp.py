@@ -201,7 +201,7 @@ def worse(first: Any, second: Any) -> Any:
 
 
 def laplace_moment(top, bottom, scale, order) -> Any:
-    """The same for mixtures of Laplace laws, given as {mean: weight}."""
+    """The same for mixtures of Laplace distributions, given as {mean: weight}."""
 
     def density(mixture, x):
         return mp.fsum(
@@ -212,7 +212,7 @@ def laplace_moment(top, bottom, scale, order) -> Any:
         return density(top, x) ** order * density(bottom, x) ** (1 - order)
 
     knots = sorted(mp.mpf(m) for m in {*top, *bottom})
-    # Outside the means every law is a multiple of e^{-|x|/scale}.
+    # Outside the means every distribution is a multiple of e^{-|x|/scale}.
     tails = scale * (integrand(knots[0]) + integrand(knots[-1]))
     return tails + mp.quad(integrand, knots)
 
@@ -262,7 +262,7 @@ def check_poisson(mechanism, p, order, true_moment):
 
 @pytest.mark.parametrize("count", [20, pytest.param(200, marks=pytest.mark.slow)])
 def test_general_bound_holds_for_an_asymmetric_mechanism(count):
-    """Three outcomes at random; no involution exchanges the two laws."""
+    """Three outcomes at random; no involution exchanges the two distributions."""
     ratio = 0.0
     rng = np.random.default_rng(3)
     with mp.workdps(30):

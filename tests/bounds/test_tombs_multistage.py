@@ -107,8 +107,8 @@ def test_covers_enumerated_trees():
         bound = multistage_delta(
             Gaussian(sigma / 2), sampling=draw, clip_unit=unit, epsilon=np.log(g)
         )
-        for law in design.pairs:
-            for top, bottom in (law, law[::-1]):
+        for dist in design.pairs:
+            for top, bottom in (dist, dist[::-1]):
                 true = design.hockey_stick(top, bottom, g)
                 assert np.all(true <= bound * (1 + 1e-9) + 1e-13)
                 ratio = np.where(bound > 1e-9, true / np.maximum(bound, 1e-9), 0)
@@ -174,9 +174,9 @@ class _Enumerated:
         reach = self.shift * max(map(abs, (*top, *bottom))) + 9
         x = np.linspace(-reach, reach, 12_001)
         densities = []
-        for law in (top, bottom):
+        for dist in (top, bottom):
             total = np.zeros_like(x)
-            for mean, weight in law.items():
+            for mean, weight in dist.items():
                 z = x - self.shift * mean
                 total += weight * np.exp(-0.5 * z * z)
             densities.append(total / np.sqrt(2 * np.pi))

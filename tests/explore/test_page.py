@@ -388,7 +388,7 @@ def test_it_fits_and_can_be_read(open_page, width, colours, tmp_path):
     assert other != ground
 
 
-def test_a_strangers_name_and_an_ended_server(open_page, address):
+def test_an_untrusted_name_and_an_ended_server(open_page, address):
     elsewhere = urllib.request.Request(address, headers={"Host": "evil.example"})
     with pytest.raises(urllib.error.HTTPError, match="400") as refused:
         urllib.request.urlopen(elsewhere)

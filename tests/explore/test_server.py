@@ -100,7 +100,7 @@ def test_infinity_is_json():
 
 @pytest.mark.parametrize("host", ["evil.example", "evil.example:8000", "10.0.0.1", ""])
 def test_other_names_are_refused(host):
-    """A stranger's name that leads to this machine: DNS rebinding."""
+    """An untrusted host name that leads to this machine: DNS rebinding."""
     for path in ("/secret/", "/secret/start"):
         status, _, body = call(path, host=host)
         assert status == 400 and b"Explore" not in body

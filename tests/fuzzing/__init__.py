@@ -1,1 +1,1 @@
-"""What strangers may send: strategies of broken input, and who has to survive it."""
+"""Untrusted input: strategies of broken input, and the readers to survive it."""

@@ -1,4 +1,4 @@
-"""Who reads what strangers send, and with which errors each may refuse it."""
+"""The readers of untrusted input, and with which errors each may refuse it."""
 
 import importlib.util
 import json

@@ -1,4 +1,4 @@
-"""Files of data from strangers: nothing runs, nothing leads elsewhere."""
+"""Untrusted files of data: nothing runs, nothing leads elsewhere."""
 
 import struct
 import zipfile

@@ -1,4 +1,4 @@
-"""Folders of sweeps from strangers: edited, truncated, with links."""
+"""Untrusted folders of sweeps: edited, truncated, with links."""
 
 import json
 

@@ -206,7 +206,8 @@ def test_far_out_a_few_antipodal_steps_state_what_they_lose(steps, noise, epsilo
 
 @pytest.mark.parametrize("epsilon", [0.3, 0.65, 0.69])
 def test_far_out_two_steps_under_much_noise_state_what_they_lose(epsilon):
-    # On a path steep in the complex plane a law's mass was a fifth off: 1e-3 of delta.
+    # On a path steep in the complex plane a distribution's mass was a fifth off: 1e-3
+    # of delta.
     asked = {"epsilon": epsilon, "num_steps": 2}
     found, info = jde.delta(step(2, 12.065), return_info=True, **asked)
     true = allocation.add_remove(2, 2, 1 / 12.065, epsilon, "remove")
@@ -227,7 +228,7 @@ def test_what_cannot_be_computed_is_never_small():
 
 
 @pytest.mark.parametrize("num_steps", [3, 6])
-def test_behind_tables_and_certified_laws_renyi_is_the_bound(num_steps):
+def test_behind_tables_and_certified_distributions_renyi_is_the_bound(num_steps):
     asked = {"delta": 1e-150, "num_steps": num_steps}
     value, info = jde.epsilon(step(3, 1.0), return_info=True, **asked)
     assert info.is_certified_bound and info.error > 0

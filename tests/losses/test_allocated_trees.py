@@ -26,7 +26,7 @@ class Tree:
         self.noise = [np.exp(-a * a / 2) for a in self.axes]
         self.cell = (spacing / np.sqrt(2 * np.pi)) ** steps
 
-    def law(self, contributions):
+    def dist(self, contributions):
         """The density over transcripts of contributions (functions of the past)."""
         steps = len(self.axes)
         total = (
@@ -74,8 +74,8 @@ def reacting(rng, s, x):
 def test_reacting_contributions_cost_no_more(steps, bins, spacing):
     rng = np.random.default_rng(steps + bins)
     s, tree = 1.1, Tree(steps, bins, spacing)
-    up, down, none = (tree.law([constant(b)] * steps) for b in (s, -s, 0.0))
-    half = tree.law([constant(-s / 2)] * steps), tree.law([constant(s / 2)] * steps)
+    up, down, none = (tree.dist([constant(b)] * steps) for b in (s, -s, 0.0))
+    half = tree.dist([constant(-s / 2)] * steps), tree.dist([constant(s / 2)] * steps)
     closest = {"add": 0.0, "remove": 0.0, "replace": 0.0, "drawn": 0.0}
     for g in (1.0, 1.3, 2.5):
         claims = {
@@ -86,11 +86,11 @@ def test_reacting_contributions_cost_no_more(steps, bins, spacing):
         r = 0.4
         claims["drawn"] = r * tree.divergence(up, down, 1 + (g - 1) / r)
         for _ in range(12):
-            laws = [
-                tree.law([reacting(rng, s, tree.x) for _ in range(steps)])
+            dists = [
+                tree.dist([reacting(rng, s, tree.x) for _ in range(steps)])
                 for _ in range(3)
             ]
-            missed, reached, other = laws
+            missed, reached, other = dists
             found = {
                 "remove": tree.divergence(reached, none, g),
                 "add": tree.divergence(none, reached, g),
@@ -115,7 +115,7 @@ def test_reacting_contributions_cost_no_more(steps, bins, spacing):
 
 def test_the_grid_is_the_claimed_profile():
     tree = Tree(2, 2, 0.05)
-    up, down = (tree.law([constant(b)] * 2) for b in (1.1, -1.1))
+    up, down = (tree.dist([constant(b)] * 2) for b in (1.1, -1.1))
     for epsilon in (0.3, 1.0):
         exact = allocation.antipodal_of_two(1.1, epsilon)
         found = tree.divergence(up, down, np.exp(epsilon))
@@ -125,7 +125,7 @@ def test_the_grid_is_the_claimed_profile():
 @pytest.mark.slow
 def test_the_claimed_profile_of_three_steps():
     tree = Tree(3, 3, 0.1)
-    up, down = (tree.law([constant(b)] * 3) for b in (1.1, -1.1))
+    up, down = (tree.dist([constant(b)] * 3) for b in (1.1, -1.1))
     fields = map(np.asarray, (1.0, 1.0, 1.1, 3.0, 3.0))
     loss = AllocatedAntipodalLoss(*fields)
     for epsilon in (0.3, 1.0):
@@ -141,17 +141,17 @@ def test_climbing_from_anywhere_ends_at_the_antipodal_pair(g):
     rng = np.random.default_rng(5)
     s, tree = 1.0, Tree(2, 2, 0.1)
     edges = np.array([-1.0, 0.0, 1.0])
-    claim = tree.divergence(*(tree.law([constant(b)] * 2) for b in (s, -s)), g)
-    law = sinh_sum(2, s, np.log(g) / (2 * s), 0.0, above=True, at_hinge=True)
-    bound = np.sqrt(g / np.e) / 2 * law.gain(np.zeros(1), above=True).item()
+    claim = tree.divergence(*(tree.dist([constant(b)] * 2) for b in (s, -s)), g)
+    dist = sinh_sum(2, s, np.log(g) / (2 * s), 0.0, above=True, at_hinge=True)
+    bound = np.sqrt(g / np.e) / 2 * dist.gain(np.zeros(1), above=True).item()
 
     def value(b):
-        laws = []
+        dists = []
         for row in b:
             react = row[1:]
             second = lambda y, react=react: react[np.searchsorted(edges, y)]  # noqa: E731
-            laws.append(tree.law([constant(row[0]), second]))
-        return tree.divergence(*laws, g)
+            dists.append(tree.dist([constant(row[0]), second]))
+        return tree.divergence(*dists, g)
 
     best_of_all = 0.0
     for _ in range(3):
@@ -179,7 +179,7 @@ def test_turning_contributions_in_the_plane_cost_no_more():
     noise = np.exp(-np.sum(first**2, -1) / 2)
     s, rng = 1.0, np.random.default_rng(3)
 
-    def law(b, turn):
+    def dist(b, turn):
         """The second contribution is turned and shrunk by the first release."""
         begun = np.exp(-np.sum((first - b) ** 2, -1) / 2)
         moved = turn(first)
@@ -201,10 +201,12 @@ def test_turning_contributions_in_the_plane_cost_no_more():
 
     up, down = np.array([s, 0.0]), np.array([-s, 0.0])
     for g in (1.2, 2.0):
-        claim = np.sum(np.maximum(law(up, fixed(up)) - g * law(down, fixed(down)), 0.0))
+        claim = np.sum(
+            np.maximum(dist(up, fixed(up)) - g * dist(down, fixed(down)), 0.0)
+        )
         for _ in range(4):
             angle, speed = rng.uniform(0, 2 * np.pi), rng.normal()
             b = s * np.array([np.cos(angle), np.sin(angle)])
-            p, q = law(b, turning(angle, speed)), law(-b, turning(angle + 3, -speed))
+            p, q = dist(b, turning(angle, speed)), dist(-b, turning(angle + 3, -speed))
             assert np.sum(np.maximum(p - g * q, 0.0)) <= claim * 1.01
         assert claim * weight < 1

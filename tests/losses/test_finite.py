@@ -12,7 +12,7 @@ from jaxdp_episodic.accounting.dominating_pair import dominating_pair
 
 
 def laplace_masses(a, reach, moved=0):
-    """The integer law, 50 digits, on -reach … reach."""
+    """The integer distribution, 50 digits, on -reach … reach."""
     a = mp.mpf(a)
     return [
         mp.exp(-a * abs(x - moved)) * mp.tanh(a / 2) for x in range(-reach, reach + 1)
@@ -38,7 +38,7 @@ def responses(p, k, *, zeroed):
     return one, two
 
 
-def laws():
+def dists():
     with mp.workdps(50):
         yield jde.RandomizedResponse(0.3, 10), *responses(0.3, 10, zeroed=False)
         zeroed = jde.RandomizedResponse(0.01, 3, neighboring_relation="zero_out")
@@ -51,17 +51,17 @@ def laws():
             reach = moved
             without = laplace_masses(a, reach)
             present = laplace_masses(a, reach, moved)
-            for law, at in ((without, 0), (present, moved)):
+            for dist, at in ((without, 0), (present, moved)):
                 low = mp.exp(-mp.mpf(a) * (reach + at)) / (1 + mp.exp(-mp.mpf(a)))
                 high = mp.exp(-mp.mpf(a) * (reach - at)) / (1 + mp.exp(-mp.mpf(a)))
-                law[0], law[-1] = low, high
+                dist[0], dist[-1] = low, high
             mixed = [
                 (1 - rate) * q + rate * p for p, q in zip(present, without, strict=True)
             ]
             yield release, mixed, without
 
 
-@pytest.mark.parametrize(("release", "one", "two"), list(laws()), ids=range(5))
+@pytest.mark.parametrize(("release", "one", "two"), list(dists()), ids=range(5))
 def test_one_release_against_the_sum_over_outcomes(release, one, two):
     with mp.workdps(50):
         largest = float(max(mp.log(p / q) for p, q in zip(one, two, strict=True)))
@@ -84,11 +84,11 @@ def test_one_release_against_the_sum_over_outcomes(release, one, two):
 
 def test_two_and_three_releases_against_the_sum_over_outcomes():
     release = jde.RandomizedResponse(0.4, 4, neighboring_relation="zero_out")
-    one, two = (np.array(law, float) for law in responses(0.4, 4, zeroed=True))
+    one, two = (np.array(dist, float) for dist in responses(0.4, 4, zeroed=True))
     for count in (2, 3):
         first, second = (
-            np.array([np.prod(c) for c in itertools.product(law, repeat=count)])
-            for law in (one, two)
+            np.array([np.prod(c) for c in itertools.product(dist, repeat=count)])
+            for dist in (one, two)
         )
         for epsilon in (0.1, 0.5):
             grown = np.exp(epsilon)
@@ -137,8 +137,8 @@ def test_several_coordinates_are_dominated_by_one():
         )
         one = jde.DiscreteLaplaceRelease(a, sensitivity=first + second)
         for epsilon in np.linspace(0, a * (first + second), 7):
-            law = np.outer(*moved) - np.exp(epsilon) * np.outer(base, base)
-            truth = np.maximum(law, 0).sum()
+            dist = np.outer(*moved) - np.exp(epsilon) * np.outer(base, base)
+            truth = np.maximum(dist, 0).sum()
             assert truth <= jde.delta(one, num_steps=1, epsilon=epsilon) + 1e-12
 
 

@@ -138,7 +138,7 @@ def test_moments_in_the_plane_by_the_definition(mixture, backward):
     cuts, one = np.full((2, 1), -120.0), np.ones(1)
     with np.errstate(all="ignore"):  # as at the engine's boundary
         heights = np.array([[1.0], [0.9]])
-        law = pair.nodes(NodeRule(backward * one, cuts, heights, NUM_NODES))
+        dist = pair.nodes(NodeRule(backward * one, cuts, heights, NUM_NODES))
     z = 1.5 / max(1.0, max(mixture[0]) / 2) + np.array([0.0, 4.0j])
     # The trapezoidal rule on the whole line: the error falls off like e^(-1/step).
     x = np.arange(-14.0, 60.0, 0.002)
@@ -148,7 +148,7 @@ def test_moments_in_the_plane_by_the_definition(mixture, backward):
     weight, power = (density, -z) if backward else (density * (1 + gained), z)
     truth = (weight * np.expm1(power[:, None] * y)).sum(axis=1) * 0.002
     for version in (0, 1):  # another path
-        nodes = at(law, version)
+        nodes = at(dist, version)
         re, im = sum_expm1((z.real[:, None], z.imag[:, None]), nodes.weight, nodes.loss)
         # Relative to the moment on the axis, and to what is summed.
         digits = 1e-10 if max(mixture[0]) <= 4 else 1e-8

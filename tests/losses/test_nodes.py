@@ -16,7 +16,7 @@ from jaxdp_episodic.numerics.complex_exponentials import sum_expm1
 from jaxdp_episodic.numerics.loops import at
 
 LOG_CUT = -120.0  # of the density: 15.5 standard deviations
-LAWS = {
+LOSSES = {
     "antipodal": AntipodalGaussianLoss,
     "forward": lambda o, p, r, s: SampledGaussianLoss(o, p, s),
     "backward": lambda o, p, r, s: SampledGaussianLoss(o, p, s),
@@ -31,21 +31,21 @@ def moments(loss, backward, cut, height, z):
 
 
 def computed(kind, p, r, s, z, *, height=1.0, log_cut=LOG_CUT):
-    """``M(z) - 1`` at some z, and the law."""
+    """``M(z) - 1`` at some z, and the distribution."""
     one = np.ones(1)
-    re, im, law = float64_boundary(moments)(
-        LAWS[kind](one, p * one, r * one, s * one),
+    re, im, dist = float64_boundary(moments)(
+        LOSSES[kind](one, p * one, r * one, s * one),
         one * (kind == "backward"),
         log_cut * one,
         height * one,
         (z.real[:, None], z.imag[:, None]),
     )
-    return re[:, 0] + 1j * im[:, 0], law
+    return re[:, 0] + 1j * im[:, 0], dist
 
 
 @functools.cache
 def integrated(kind, p, r, s, z):
-    """``M(z) - 1`` from the definition of each law, 20 digits, on the real line."""
+    """``M(z) - 1`` from each definition, 20 digits, on the real line."""
     p, r, s, z = mpmath.mpf(p), mpmath.mpf(r), mpmath.mpf(s), mpmath.mpc(z)
 
     def densities(x):
@@ -103,18 +103,18 @@ def test_another_path_gives_the_same_far_out(kind, p, r, s, center):
     """Cauchy's theorem: the path does not matter, if it resolves the integrand."""
     height = np.array([0.0, 0.3, 3.0, 30.0, 300.0, 3000.0])
     other = {"height": 0.85, "log_cut": LOG_CUT - 8}
-    _, law = computed(kind, p, r, s, np.array([complex(center)]), **other)
-    z = center + height * (1j + 0.7 * min(law.right[0], 1.0))
+    _, dist = computed(kind, p, r, s, np.array([complex(center)]), **other)
+    z = center + height * (1j + 0.7 * min(dist.right[0], 1.0))
     first, _ = computed(kind, p, r, s, z)
     second, _ = computed(kind, p, r, s, z, **other)
     scale = np.maximum(np.abs(first), 1e-6 * np.abs(first[0]))
     np.testing.assert_array_less(np.abs(first - second), 1e-14 + 1e-8 * scale)
 
 
-@pytest.mark.parametrize("kind", LAWS)
+@pytest.mark.parametrize("kind", LOSSES)
 def test_the_mass_is_that_of_the_losses_that_are_not_zero(kind):
     p, r, s = 0.3, 0.4, 0.8
-    _, law = computed(kind, p, r, s, np.array([1.0 + 0j]))
+    _, dist = computed(kind, p, r, s, np.array([1.0 + 0j]))
     if kind in ("forward", "backward"):
         expected = 1.0
     elif kind == "symmetric":
@@ -125,18 +125,18 @@ def test_the_mass_is_that_of_the_losses_that_are_not_zero(kind):
         above = (1 - p) * 0.5 + p * norm.sf(s)
         gained = p * r * (norm.cdf(s) - norm.sf(s))
         expected = 2 * above + gained
-    np.testing.assert_allclose(law.mass[0], expected, rtol=1e-13)
+    np.testing.assert_allclose(dist.mass[0], expected, rtol=1e-13)
 
 
-@pytest.mark.parametrize("kind", LAWS)
+@pytest.mark.parametrize("kind", LOSSES)
 def test_the_cut_is_where_it_was_asked_for(kind):
     p, s, log_cut = 0.1, 1.5, -50.0
-    _, law = computed(kind, p, 0.5, s, np.array([1.0 + 0j]), log_cut=log_cut)
-    used = np.isfinite(law.end_log_weight)
+    _, dist = computed(kind, p, 0.5, s, np.array([1.0 + 0j]), log_cut=log_cut)
+    used = np.isfinite(dist.end_log_weight)
     if kind == "forward":
         # To the left, where nothing is lost, Q's density is e^-40.5 at the end.
-        np.testing.assert_allclose(law.end_log_weight[0], -40.5, atol=0.2)
+        np.testing.assert_allclose(dist.end_log_weight[0], -40.5, atol=0.2)
         used[0] = False
-    assert np.all(law.end_log_weight[used] < log_cut + 3)
+    assert np.all(dist.end_log_weight[used] < log_cut + 3)
     # the losses at the nodes lie between those at the cuts
-    assert law.loss[0].max() <= law.end_loss.max() + 1e-6
+    assert dist.loss[0].max() <= dist.end_loss.max() + 1e-6

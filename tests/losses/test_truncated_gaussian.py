@@ -14,17 +14,17 @@ from oracles import mixtures
 NOISE = 0.8
 
 
-def law_of_sums(values, rate, size):
-    """The law of the sum of a Poisson sample, cut to ``size`` at random."""
-    law: dict[float, float] = {}
+def distribution_of_sums(values, rate, size):
+    """The distribution of the sum of a Poisson sample, cut to ``size`` at random."""
+    dist: dict[float, float] = {}
     for mask in itertools.product((0, 1), repeat=len(values)):
         drawn = [v for v, taken in zip(values, mask, strict=True) if taken]
         chance = rate ** len(drawn) * (1 - rate) ** (len(values) - len(drawn))
         kept = list(itertools.combinations(drawn, min(size, len(drawn))))
         for subset in kept:
             total = float(sum(subset))
-            law[total] = law.get(total, 0.0) + chance / len(kept)
-    return law
+            dist[total] = dist.get(total, 0.0) + chance / len(kept)
+    return dist
 
 
 def neighbours(relation, size):
@@ -56,8 +56,11 @@ def test_no_small_data_set_is_told_apart_better(relation, rate, batch):
     bound = jde.delta(release, num_steps=1, epsilon=np.log(g))
     largest = np.zeros(g.shape)
     for one, two in neighbours(relation, size):
-        laws = law_of_sums(one, rate, batch), law_of_sums(two, rate, batch)
-        for top, bottom in (laws, laws[::-1]):
+        dists = (
+            distribution_of_sums(one, rate, batch),
+            distribution_of_sums(two, rate, batch),
+        )
+        for top, bottom in (dists, dists[::-1]):
             told = mixtures.hockey_stick(top, bottom, 1 / NOISE, g)
             largest = np.maximum(largest, told)
     assert np.all(largest <= bound * (1 + 1e-8))
@@ -123,7 +126,8 @@ def one_step(epsilon, n, b, q, shift, backward):
     rate = mp.fsum(m * q * b / (k + 1) for k, m in enumerate(masses) if k >= b)
     total = mp.mpf(0)
     for weight, p, s in ((1 - cut, q, shift), (cut, rate / cut, 2 * shift)):
-        # the ratio of N(s) to N(0) from which on the first law is g times the second
+        # the ratio of N(s) to N(0) from which on the first distribution is g times the
+        # second
         odds = ((1 / g if backward else g) - 1 + p) / p
         if weight <= 0 or p <= 0 or odds <= 0:
             continue

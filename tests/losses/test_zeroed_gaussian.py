@@ -12,8 +12,8 @@ from jaxdp_episodic.accounting.rdp.kernels import FINE
 from jaxdp_episodic.losses.independent_episodes import ZeroedEpisodesLoss
 from jaxdp_episodic.losses.loss_nodes import NodeRule
 from jaxdp_episodic.losses.privacy_loss import MomentRule
+from jaxdp_episodic.losses.zeroed_densities import ZeroedLogs
 from jaxdp_episodic.losses.zeroed_gaussian import ZeroedGaussianLoss
-from jaxdp_episodic.losses.zeroed_law import ZeroedLogs
 from jaxdp_episodic.numerics.complex_exponentials import sum_expm1
 from jaxdp_episodic.numerics.loops import at, namespace
 from oracles import adversary, episodes, mixtures, moments, precise, trees, zero_out
@@ -56,7 +56,7 @@ def log_excess(t, p, r, s, direction):
 
 
 def log_parts(x, p, r, s):
-    """Loss and log-density of Q of the joint law at x."""
+    """Loss and log-density of Q of the joint distribution at x."""
     x = np.asarray(x, np.float64)
     logs = ZeroedLogs.of(*(np.float64(v) for v in (p, r, s)))
     distance = np.maximum(np.abs(x - s / 2), 1e-300) + s / 2
@@ -251,7 +251,7 @@ def test_it_never_costs_more_than_a_replacement():
         assert np.all(found <= swapped * (1 + 1e-9))
 
 
-# --- The joint law of the losses ---
+# --- The joint distribution of the losses ---
 
 
 SETTINGS = [(0.3, 0.4, 1.0), (1.0, 0.1, 0.8), (0.02, 0.05, 1.5), (0.5, 1.0, 2.0)]
@@ -268,12 +268,12 @@ def panels(function, cuts):
 
 
 def integral(function, p, r, s, *more):
-    """Over the line, split where the joint law is glued (and wherever it is asked)."""
+    """Over the line, split where the two halves meet (and wherever it is asked)."""
     return panels(function, [s / 2, *more, *np.arange(-40, 60, 0.25)])
 
 
 @pytest.mark.parametrize("p, r, s", SETTINGS)
-def test_the_joint_law_has_mass_one_and_the_profiles(p, r, s):
+def test_the_joint_distribution_has_mass_one_and_the_profiles(p, r, s):
     def expected(function, *cuts):
         def integrand(x):
             loss, log_q = log_parts(x, p, r, s)
@@ -316,7 +316,7 @@ def test_the_loss_increases(p, r, s):
 
 @pytest.mark.parametrize("p, r, s", SETTINGS)
 @pytest.mark.parametrize("alpha", [1.5, 4.0, 20.0])
-def test_moments_of_the_joint_law_are_those_of_the_profiles(p, r, s, alpha):
+def test_moments_of_the_joint_distribution_are_those_of_the_profiles(p, r, s, alpha):
     """Formula (1) of the theory in both directions, against one integral over x."""
     t = alpha - 1
 
@@ -445,9 +445,9 @@ def complex_moments(p, r, s, backward, z, height=1.0, log_cut=-120.0):
     nodes = loss.nodes(
         NodeRule(backward * one, log_cut * one[None], height * one[None], 384)
     )
-    law = at(nodes, 0)
-    re, im = sum_expm1((z.real[:, None], z.imag[:, None]), law.weight, law.loss)
-    return re[:, 0] + 1j * im[:, 0], law
+    dist = at(nodes, 0)
+    re, im = sum_expm1((z.real[:, None], z.imag[:, None]), dist.weight, dist.loss)
+    return re[:, 0] + 1j * im[:, 0], dist
 
 
 @pytest.mark.parametrize("backward", [0.0, 1.0])
@@ -457,15 +457,15 @@ def complex_moments(p, r, s, backward, z, height=1.0, log_cut=-120.0):
 )
 def test_the_loss_distribution_in_the_plane(p, r, s, center, backward):
     """Its mass, its moment on the axis, and the same on another path far out."""
-    real, law = complex_moments(p, r, s, backward, np.array([complex(center)]))
-    assert law.mass[0] == pytest.approx(1 - atom(p, r, s), rel=1e-11)
+    real, dist = complex_moments(p, r, s, backward, np.array([complex(center)]))
+    assert dist.mass[0] == pytest.approx(1 - atom(p, r, s), rel=1e-11)
     direction = "backward" if backward else "forward"
     # E_P[e^{zL}] - 1 = E_Q[(P/Q)^{1+z}] - 1
     true = np.exp(log_excess(center, p, r, s, direction))
     assert real[0] == pytest.approx(true, rel=1e-9)
-    assert law.right[0] > -1e-9 and law.left[0] > -1e-9
+    assert dist.right[0] > -1e-9 and dist.left[0] > -1e-9
     height = np.array([0.0, 0.3, 3.0, 30.0, 300.0, 3000.0])
-    z = center + height * (1j + 0.7 * min(max(law.right[0], 0), 1.0))
+    z = center + height * (1j + 0.7 * min(max(dist.right[0], 0), 1.0))
     first, _ = complex_moments(p, r, s, backward, z)
     second, _ = complex_moments(p, r, s, backward, z, 0.85, -128.0)
     scale = np.maximum(np.abs(first), 1e-6 * np.abs(first[0]))
@@ -498,9 +498,9 @@ def test_episodes_are_a_mixture():
         nodes = loss.nodes(
             NodeRule(back, np.full((1, 1), -120.0), np.ones((1, 1)), 384, count)
         )
-        law = at(nodes, 0)
+        dist = at(nodes, 0)
         z = (np.full((1, 1), t), np.zeros((1, 1)))
-        moment = sum_expm1(z, law.weight, law.loss)[0][0, 0]
+        moment = sum_expm1(z, dist.weight, dist.loss)[0][0, 0]
         assert np.log(moment) == pytest.approx(true, abs=1e-9)
 
 

@@ -57,8 +57,8 @@ def bins_of_two_epochs(effort: Effort) -> Verdict:
             for unit in sampler.draw_step(entropy, step + 1).units:
                 found[step // 3, unit] = step % 3
         outcomes.append(tuple(found.ravel().tolist()))
-    law = {places: 3.0**-4 for places in itertools.product(range(3), repeat=4)}
-    return _verdict(false_alarm(outcome_tally(outcomes, law)))
+    dist = {places: 3.0**-4 for places in itertools.product(range(3), repeat=4)}
+    return _verdict(false_alarm(outcome_tally(outcomes, dist)))
 
 
 class _InBlocks:

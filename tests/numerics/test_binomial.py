@@ -15,7 +15,7 @@ from jaxdp_episodic.numerics.binomial import (
 RNG_SEED = 20260101
 
 
-def random_laws(count, most_trials, seed=RNG_SEED):
+def random_distributions(count, most_trials, seed=RNG_SEED):
     rng = np.random.default_rng(seed)
     n = np.floor(10 ** rng.uniform(0, np.log10(most_trials), count))
     p = 10 ** rng.uniform(-3, -0.01, count)
@@ -25,7 +25,7 @@ def random_laws(count, most_trials, seed=RNG_SEED):
 
 
 def test_mass_at_60_digits():
-    for k, n, p in zip(*random_laws(300, 1e9), strict=True):
+    for k, n, p in zip(*random_distributions(300, 1e9), strict=True):
         with mp.workdps(60):
             exact = (
                 mp.loggamma(n + 1)
@@ -48,7 +48,7 @@ def test_mass_at_the_edges():
 
 
 def test_tail_brackets_scipy():
-    t, n, p = random_laws(1_000, 1e5)
+    t, n, p = random_distributions(1_000, 1e5)
     low, high = (log_binomial_tail(t, n, p, side=s) for s in ("lower", "upper"))
     exact = scipy.stats.binom.logsf(t - 1, n, p)
     fine = np.isfinite(exact)

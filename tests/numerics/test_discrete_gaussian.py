@@ -81,9 +81,9 @@ def test_more_bits_are_looked_at_until_it_is_clear(exponent):
 def test_the_ends_of_the_words():
     more = discrete_gaussian._Extension(SEED)
     assert discrete_gaussian._exactly_below(2**64 - 1, Fraction(0), more)
-    assert discrete_gaussian._exact_height(0, more) == 0
+    assert discrete_gaussian._exact_quotient(0, more) == 0
     # The chance of a greater height is exp(-81 / 2) / 2, of one more exp(-50) / 2.
-    assert discrete_gaussian._exact_height(2**64 - 1, more) in (9, 10)
+    assert discrete_gaussian._exact_quotient(2**64 - 1, more) in (9, 10)
 
 
 def test_samples_follow_from_the_seed_alone():
@@ -143,11 +143,11 @@ def hockey_stick(upper, lower, epsilon):
 def mixture(variance, weights, reach):
     """Of sums 0, 1, ... with these probabilities, and discrete noise."""
     x = np.arange(-reach, reach + 1)
-    law = np.zeros(x.size)
+    dist = np.zeros(x.size)
     for mean, weight in weights.items():
         shifted = np.exp(-((x - mean) ** 2) / (2 * variance))
-        law += weight * shifted / shifted.sum()
-    return law
+        dist += weight * shifted / shifted.sum()
+    return dist
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Powers of lattice laws against convolution with many digits."""
+"""Powers of lattice distributions against convolution with many digits."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ def exact_power(masses, counts, size):
     scale = 1 << 200
     total = [0] * size
     total[0] = scale
-    for law, count in zip(masses, counts, strict=True):
-        whole = [round(Fraction(float(m)) * scale) for m in law]
+    for dist, count in zip(masses, counts, strict=True):
+        whole = [round(Fraction(float(m)) * scale) for m in dist]
         for _ in range(int(count)):
             new = [0] * size
             for i, a in enumerate(total):
@@ -44,7 +44,7 @@ def run(name, masses, counts):
     return finish(sums, size=len(masses[0]))
 
 
-def law(seed, size, atom):
+def random_masses(seed, size, atom):
     rng = np.random.default_rng(seed)
     masses = np.zeros(size)
     masses[:6] = rng.uniform(0, 1, 6) * 10.0 ** -rng.integers(0, 6, 6)
@@ -62,7 +62,7 @@ def law(seed, size, atom):
 @pytest.mark.parametrize("atom", [0.7, 0.999, 1 - 1e-9])
 def test_error_is_within_its_bound(name, counts, engine, atom):
     size = 32
-    masses = [law(seed, size, atom) for seed, _ in enumerate(counts)]
+    masses = [random_masses(seed, size, atom) for seed, _ in enumerate(counts)]
     with using_engine(engine):
         cells, bound, norm = run(name, masses, counts)
     error = np.abs(cells[0] - exact_power(masses, counts, size))
@@ -73,7 +73,7 @@ def test_error_is_within_its_bound(name, counts, engine, atom):
 
 
 def test_around_an_atom_rare_losses_keep_their_digits():
-    masses = [law(0, 64, 1 - 1e-12)]
+    masses = [random_masses(0, 64, 1 - 1e-12)]
     (cells,), (bound,), _ = run("around an atom", masses, [100])
     exact = exact_power(masses, [100], 64)
     assert bound < 1e-22
@@ -83,7 +83,7 @@ def test_around_an_atom_rare_losses_keep_their_digits():
 
 
 @pytest.mark.parametrize("count", [1e3, 1e7])
-def test_binomial_law(count):
+def test_binomial_distribution(count):
     p, size = 3 / count, 64
     masses = np.zeros(size)
     masses[0], masses[1] = 1 - p, p
@@ -98,10 +98,10 @@ def test_binomial_law(count):
         assert np.all(np.abs(cells[:30] - exact) <= bound + count * 1e-15 * exact)
 
 
-def test_idle_laws_change_nothing():
+def test_idle_steps_change_nothing():
     idle = np.zeros(32)
     idle[0] = 1.0
-    one = law(3, 32, 0.7)
+    one = random_masses(3, 32, 0.7)
     for name in KERNELS:
         alone, *_ = run(name, [one], [5])
         beside, *_ = run(name, [one, idle], [5, 0])
@@ -114,7 +114,7 @@ def test_idle_laws_change_nothing():
 )
 def test_low_frequencies_and_what_the_others_hold(counts, engine):
     size, kept, decays = 128, 16, np.array([0.01, 0.06])
-    masses = np.stack([law(seed, size, 0.3) for seed, _ in enumerate(counts)])
+    masses = np.stack([random_masses(seed, size, 0.3) for seed, _ in enumerate(counts)])
     kernel = float64_boundary(fourier.low_frequencies, static=("kept",))
     blocks_of = float64_boundary(fourier.weighted_block_sums, static=("size",))
     powers = np.asarray(counts, float)[None]

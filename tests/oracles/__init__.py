@@ -6,6 +6,6 @@
   naive product rate that the soundness tests must catch.
 * `trees`, `episodes`: exact releases of one step on small trees, by enumeration.
 * `allocation`: one epoch of random allocation, by integrals over its steps' noise.
-* `draws`: laws of small draws, inclusion probabilities, exact tests of counts.
+* `draws`: distributions of small draws, inclusion probabilities, exact tests of counts.
 * `adversary`: random designs, worst-case contributions and the search for them.
 """

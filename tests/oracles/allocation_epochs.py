@@ -192,9 +192,9 @@ def _transform(
         table.append(int(mp.ldexp(mp.exp(-inner), bits)) if inner < 3 * nats else 0)
         inner *= ratio
     width = skip * step / mp.mpf(s)
-    law = [mp.exp(-((j * width) ** 2) / 2) for j in range(-side, side + 1)]
-    scale = mp.fsum(law)  # the sum of the weights, 1 up to the same error
-    density = [int(mp.ldexp(one / scale, bits)) for one in law]
+    dist = [mp.exp(-((j * width) ** 2) / 2) for j in range(-side, side + 1)]
+    scale = mp.fsum(dist)  # the sum of the weights, 1 up to the same error
+    density = [int(mp.ldexp(one / scale, bits)) for one in dist]
     row: list[Any] = []
     for k in range(count):
         value = sum(map(mul, density, table[k : k + 2 * side * skip + 1 : skip]))

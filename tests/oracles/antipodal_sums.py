@@ -1,8 +1,8 @@
 """Sums of an epoch's antipodal terms by convolutions of what is positive.
 
 ``t H_g = E(sum (A - g B) - (g - 1)(t - j))_+``, where one term is ``A - g B = c sinh(s
-w)`` with a normal w: laws are held over w, and added up by doubling. Nothing cancels,
-so that tails far out are as right as others, 1e-10 and better of them.
+w)`` with a normal w: distributions are held over w, and added up by doubling. Nothing
+cancels, so that tails far out are as right as others, 1e-10 and better of them.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _FAR = math.sqrt(2 * 140.0)
 _X, _W = np.polynomial.legendre.leggauss(12)
 
 
-class _Law:
+class _Density:
     """Logarithm of a density (or tail) over w, -inf beyond ``[low, high]``."""
 
     def __init__(self, function: Callable, low: float, high: float):
@@ -30,12 +30,12 @@ class _Law:
         return np.where(inside, row, -np.inf)
 
 
-def _table(function: Callable, low: float, high: float, nodes: int) -> _Law:
+def _table(function: Callable, low: float, high: float, nodes: int) -> _Density:
     w = np.linspace(low, high, nodes)
     row = np.array([function(v) for v in w])
     at = np.flatnonzero(np.isfinite(row))
     w, row = w[at[0] : at[-1] + 1], row[at[0] : at[-1] + 1]
-    return _Law(make_interp_spline(w, row, 7), w[0], w[-1])
+    return _Density(make_interp_spline(w, row, 7), w[0], w[-1])
 
 
 def _panels(low: float, high: float, width: float) -> tuple[np.ndarray, np.ndarray]:
@@ -52,7 +52,9 @@ def _sinh(x: np.ndarray) -> np.ndarray:
     return np.sinh(np.clip(x, -600, 600))
 
 
-def _added(one: _Law, other: _Law, v: float, shift: float, width: float) -> float:
+def _added(
+    one: _Density, other: _Density, v: float, shift: float, width: float
+) -> float:
     """``log int one(x) other(V - x) dx`` at ``V = sinh(shift v)``: the larger first."""
     total = _sinh(shift * v)
     middle, sums = np.arcsinh(total / 2) / shift, [-np.inf]
@@ -87,7 +89,7 @@ def log_antipodal(
         normal = -0.5 * (w + middle) ** 2 - 0.5 * math.log(2 * math.pi)
         return float(np.logaddexp.reduce(rise + normal + log_weight))
 
-    def both(one: _Law, other: _Law, count: int) -> _Law:
+    def both(one: _Density, other: _Density, count: int) -> _Density:
         far, many = _FAR / np.sqrt(np.arange(1, count + 1)), np.arange(1, count + 1)
         low = -np.max(
             many * _sinh(s * (middle + far)) + many[::-1] * np.sinh(s * middle)
@@ -96,7 +98,7 @@ def log_antipodal(
         low, high = np.arcsinh(low) / s, np.arcsinh(high) / s
         return _table(lambda v: _added(one, other, v, s, width), low, high, nodes)
 
-    power, held = _Law(density, -middle - _FAR, -middle + _FAR), 1
+    power, held = _Density(density, -middle - _FAR, -middle + _FAR), 1
     total, count, left = None, 0, taken - 1
     while left:
         if left % 2:

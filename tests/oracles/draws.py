@@ -1,9 +1,10 @@
-"""What a draw should look like: exact laws of small designs, and exact tests of counts.
+"""Exact distributions of the draws of small designs, and exact tests of counts.
 
 Trees are nested lists of sizes, as `Population.from_sizes` takes them; examples are
 numbered depth first. Schemes are `trees.Scheme`: "poisson" with a probability, or
-"without_replacement" with a size. Nothing here looks at how a sampler works: small laws
-are enumerated, and inclusion probabilities are products of textbook formulas.
+"without_replacement" with a size. Nothing here looks at how a sampler works: small
+distributions are enumerated, and inclusion probabilities are products of textbook
+formulas.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from scipy import stats
 
 from oracles.trees import Scheme
 
-Law = dict[Any, float]
+Distribution = dict[Any, float]
 
 
 def numbered(nested: Any) -> Any:
@@ -33,23 +34,25 @@ def numbered(nested: Any) -> Any:
     return walk(nested)
 
 
-# --- Laws by enumeration ---
+# --- Distributions by enumeration ---
 
 
-def _product(laws: Iterable[Law], join: Callable[[tuple], Any]) -> Law:
-    """Law of a function of independent draws."""
-    result: Law = {}
-    for outcome in itertools.product(*(law.items() for law in laws)):
+def _product(
+    dists: Iterable[Distribution], join: Callable[[tuple], Any]
+) -> Distribution:
+    """Distribution of a function of independent draws."""
+    result: Distribution = {}
+    for outcome in itertools.product(*(dist.items() for dist in dists)):
         key = join(tuple(value for value, _ in outcome))
         weight = math.prod(probability for _, probability in outcome)
         result[key] = result.get(key, 0.0) + weight
     return result
 
 
-def _mixture(parts: Iterable[tuple[float, Law]]) -> Law:
-    result: Law = {}
-    for weight, law in parts:
-        for key, probability in law.items():
+def _mixture(parts: Iterable[tuple[float, Distribution]]) -> Distribution:
+    result: Distribution = {}
+    for weight, dist in parts:
+        for key, probability in dist.items():
             result[key] = result.get(key, 0.0) + weight * probability
     return result
 
@@ -58,38 +61,40 @@ def _union(parts: tuple) -> tuple:
     return tuple(sorted(itertools.chain.from_iterable(parts)))
 
 
-def content_law(node: Any, schemes: Sequence[Scheme]) -> Law:
-    """Law of the sorted tuple of examples drawn below a node of `numbered`."""
+def content_distribution(node: Any, schemes: Sequence[Scheme]) -> Distribution:
+    """Distribution of the sorted tuple of examples drawn below a node of `numbered`."""
     if not schemes:
         return {(node,): 1.0}
-    below = [content_law(child, schemes[1:]) for child in node]
+    below = [content_distribution(child, schemes[1:]) for child in node]
     return _mixture(
         (weight, _product([below[i] for i in sample], _union))
         for weight, sample in schemes[0].subsets(len(node))
     )
 
 
-def rows_law(node: Any, schemes: Sequence[Scheme], clip_level: int) -> Law:
-    """Law of the sorted tuple of the drawn clip units' contents."""
+def rows_distribution(
+    node: Any, schemes: Sequence[Scheme], clip_level: int
+) -> Distribution:
+    """Distribution of the sorted tuple of the drawn clip units' contents."""
     if clip_level == 0:
-        law = content_law(node, schemes)
-        return {(content,): probability for content, probability in law.items()}
-    below = [rows_law(child, schemes[1:], clip_level - 1) for child in node]
+        dist = content_distribution(node, schemes)
+        return {(content,): probability for content, probability in dist.items()}
+    below = [rows_distribution(child, schemes[1:], clip_level - 1) for child in node]
     return _mixture(
         (weight, _product([below[i] for i in sample], _union))
         for weight, sample in schemes[0].subsets(len(node))
     )
 
 
-def grouped_rows_law(
+def grouped_rows_distribution(
     sizes: Sequence[int], ways: int, drawn: str, scheme: Scheme, size: int
-) -> Law:
+) -> Distribution:
     """The same for grouped classes, ``drawn`` "episodes" or "classes"."""
     classes = numbered(list(sizes))
     draw = [Scheme("without_replacement", size)]
-    contents = [content_law(examples, draw) for examples in classes]
+    contents = [content_distribution(examples, draw) for examples in classes]
 
-    def contents_of(groups: Iterable[Sequence[int]]) -> Law:
+    def contents_of(groups: Iterable[Sequence[int]]) -> Distribution:
         rows = [_product([contents[c] for c in group], _union) for group in groups]
         return _product(rows, lambda parts: tuple(sorted(parts)))
 
@@ -243,8 +248,8 @@ def false_alarm(*tallies: Tally) -> float:
     """
     smallest, number = 1.0, 0
     for tally in tallies:
-        law = stats.binom(tally.trials, np.clip(tally.probability, 0.0, 1.0))
-        tail = np.minimum(law.cdf(tally.counts), law.sf(np.asarray(tally.counts) - 1))
+        dist = stats.binom(tally.trials, np.clip(tally.probability, 0.0, 1.0))
+        tail = np.minimum(dist.cdf(tally.counts), dist.sf(np.asarray(tally.counts) - 1))
         smallest = min(smallest, 2.0 * float(np.min(tail)))
         number += np.size(tally.counts)
     return min(1.0, smallest * number)
@@ -302,17 +307,17 @@ def step_tallies(found: Incidence, expected: Inclusion) -> list[Tally]:
     ]
 
 
-def number_tally(num_rows: np.ndarray, law: Any) -> Tally:
-    """How often a step has at most k rows, for every k; ``law`` is SciPy's."""
-    low, high = law.support()
+def number_tally(num_rows: np.ndarray, dist: Any) -> Tally:
+    """How often a step has at most k rows, for every k; ``dist`` is SciPy's."""
+    low, high = dist.support()
     values = np.arange(max(low, 0), high + 1)
     at_most = (num_rows[:, None] <= values).sum(axis=0)
-    return Tally(at_most, len(num_rows), law.cdf(values))
+    return Tally(at_most, len(num_rows), dist.cdf(values))
 
 
-def outcome_tally(outcomes: Sequence[Any], law: Law) -> Tally:
-    """How often every outcome of a law, and any other, came."""
-    seen = {key: 0 for key in law}
+def outcome_tally(outcomes: Sequence[Any], dist: Distribution) -> Tally:
+    """How often every outcome of a distribution, and any other, came."""
+    seen = {key: 0 for key in dist}
     strange = 0
     for outcome in outcomes:
         if outcome in seen:
@@ -322,7 +327,7 @@ def outcome_tally(outcomes: Sequence[Any], law: Law) -> Tally:
     return Tally(
         np.array([*seen.values(), strange]),
         len(outcomes),
-        np.array([*(law[key] for key in seen), 0.0]),
+        np.array([*(dist[key] for key in seen), 0.0]),
     )
 
 

@@ -172,7 +172,7 @@ def grouped(design: episodes.GroupedDesign, *, reveal: bool = False):
     """All contents, and table, g -> both divergences of the enumerated step; exact."""
     pool = episodes._Pool(design, design.pool)
     private = private_names(design.pool, design.path)
-    keys = {c for law in pool.contents.values() for c in law}
+    keys = {c for dist in pool.contents.values() for c in dist}
 
     def divergences(table: Table, g: np.ndarray):
         other = nulled(table, private)

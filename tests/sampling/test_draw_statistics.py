@@ -1,4 +1,4 @@
-"""The sampler against the exact law of every design.
+"""The sampler against the exact distribution of every design.
 
 Every check is a family of exact two-sided binomial tests of counts over independent
 steps, with Bonferroni's correction: a correct sampler fails one check with a chance of
@@ -29,7 +29,7 @@ from oracles.trees import Scheme
 FALSE_ALARMS = 1e-6
 # At so many the wrong samplers at the end are rejected at 1e-28 and below.
 STEPS = 600
-# Of a design whose whole law is known: more often in the slow tests.
+# Of a design whose whole distribution is known: more often in the slow tests.
 TIMES = pytest.mark.parametrize("times", [1, pytest.param(4, marks=pytest.mark.slow)])
 
 TWO_LEVELS = [3, 1, 0, 5]
@@ -57,11 +57,11 @@ class Case(NamedTuple):
     sampler: Any
     num_examples: int
     inclusion: Inclusion
-    number_law: Any = None
+    number_distribution: Any = None
     one_row: np.ndarray | None = None  # inclusion in a row, where rows are independent
 
 
-def tree_case(nested, schemes, clip_level, number_law=None) -> Case:
+def tree_case(nested, schemes, clip_level, number_distribution=None) -> Case:
     names = ("step", *(f"level{i + 1}" for i in range(len(schemes))))
     levels = [spec_of(n, s) for n, s in zip(names[1:], schemes, strict=True)]
     population = Population.from_sizes(nested)
@@ -69,7 +69,7 @@ def tree_case(nested, schemes, clip_level, number_law=None) -> Case:
         MultistageSampling(*levels), population, clip_unit=names[clip_level]
     )
     inclusion = oracle.tree_inclusion(nested, schemes, clip_level)
-    return Case(sampler, len(inclusion.in_step), inclusion, number_law)
+    return Case(sampler, len(inclusion.in_step), inclusion, number_distribution)
 
 
 def grouped_case(drawn, scheme, *, sizes=None, ways=3, size=2) -> Case:
@@ -84,10 +84,10 @@ def grouped_case(drawn, scheme, *, sizes=None, ways=3, size=2) -> Case:
     sampler = EpisodeSampler(design, Population.from_sizes(sizes), clip_unit="episode")
     inclusion = oracle.grouped_inclusion(sizes, ways, drawn, scheme, size)
     number = len(sizes) // ways if drawn == "episodes" else len(sizes)
-    law = stats.rv_discrete(
+    dist = stats.rv_discrete(
         values=_group_numbers(scheme, number, 1 if drawn == "episodes" else ways)
     )
-    return Case(sampler, sum(sizes), inclusion, law)
+    return Case(sampler, sum(sizes), inclusion, dist)
 
 
 def _group_numbers(scheme, number, ways):
@@ -164,8 +164,8 @@ def check(case: Case, steps: int, seed: int, sampler=None) -> float:
     drawn = take(case.sampler if sampler is None else sampler, steps, seed)
     found = oracle.incidence(drawn, case.num_examples)
     tallies = oracle.step_tallies(found, case.inclusion)
-    if case.number_law is not None:
-        tallies.append(oracle.number_tally(found.num_rows, case.number_law))
+    if case.number_distribution is not None:
+        tallies.append(oracle.number_tally(found.num_rows, case.number_distribution))
     if case.one_row is not None:
         pairs = np.rint(found.rows.T @ found.rows).astype(np.int64)
         tallies.append(Tally(pairs, len(found.rows), case.one_row))
@@ -189,7 +189,7 @@ def test_inclusion_over_many_more_steps(name):
     assert check(CASES[name](), steps, seed=2) > FALSE_ALARMS
 
 
-# --- The whole law of tiny designs ---
+# --- The whole distribution of tiny designs ---
 
 
 def outcome(draw: Draw) -> tuple:
@@ -211,12 +211,12 @@ TINY_TREES = [
 
 @TIMES
 @pytest.mark.parametrize(("nested", "schemes", "clip_level"), TINY_TREES)
-def test_law_of_tiny_trees(nested, schemes, clip_level, times):
+def test_distribution_of_tiny_trees(nested, schemes, clip_level, times):
     case = tree_case(nested, schemes, clip_level)
-    law = oracle.rows_law(oracle.numbered(nested), schemes, clip_level)
+    dist = oracle.rows_distribution(oracle.numbered(nested), schemes, clip_level)
     outcomes = [outcome(draw) for draw in take(case.sampler, times * 1_000, seed=3)]
-    assert abs(sum(law.values()) - 1) < 1e-12
-    assert false_alarm(oracle.outcome_tally(outcomes, law)) > FALSE_ALARMS
+    assert abs(sum(dist.values()) - 1) < 1e-12
+    assert false_alarm(oracle.outcome_tally(outcomes, dist)) > FALSE_ALARMS
 
 
 @TIMES
@@ -229,21 +229,21 @@ def test_law_of_tiny_trees(nested, schemes, clip_level, times):
         ("classes", subset(4)),
     ],
 )
-def test_law_of_tiny_grouped_classes(drawn, scheme, times):
+def test_distribution_of_tiny_grouped_classes(drawn, scheme, times):
     """Five classes, one of them empty, in pairs."""
     sizes = [2, 1, 0, 1, 3]
     case = grouped_case(drawn, scheme, sizes=sizes, ways=2, size=2)
-    law = oracle.grouped_rows_law(sizes, 2, drawn, scheme, 2)
+    dist = oracle.grouped_rows_distribution(sizes, 2, drawn, scheme, 2)
     outcomes = [outcome(draw) for draw in take(case.sampler, times * 1_000, seed=4)]
-    assert false_alarm(oracle.outcome_tally(outcomes, law)) > FALSE_ALARMS
+    assert false_alarm(oracle.outcome_tally(outcomes, dist)) > FALSE_ALARMS
 
 
-def test_law_of_tiny_independent_episodes():
+def test_distribution_of_tiny_independent_episodes():
     """Pairs of neighbouring episodes of one step: as independent as of two steps."""
     schemes = [subset(1), subset(2)]
     case = independent_case([2, 3], schemes, 20)
-    law = oracle.content_law(oracle.numbered([2, 3]), schemes)
-    pairs = {(a, b): law[a] * law[b] for a in law for b in law}
+    dist = oracle.content_distribution(oracle.numbered([2, 3]), schemes)
+    pairs = {(a, b): dist[a] * dist[b] for a in dist for b in dist}
     rows = [
         tuple(np.sort(examples[mask]).tolist())
         for draw in take(case.sampler, 500, seed=5)
@@ -263,8 +263,8 @@ def test_every_order_of_the_slots_is_alike(number, times):
         for draw in take(case.sampler, times * 2_400 // number, seed=6)
         for row in draw.examples.reshape(number, 3).tolist()
     ]
-    law = {order: 1 / 60 for order in itertools.permutations(range(5), 3)}
-    assert false_alarm(oracle.outcome_tally(triples, law)) > FALSE_ALARMS
+    dist = {order: 1 / 60 for order in itertools.permutations(range(5), 3)}
+    assert false_alarm(oracle.outcome_tally(triples, dist)) > FALSE_ALARMS
 
 
 @TIMES
@@ -275,15 +275,15 @@ def test_every_order_of_poisson_slots_is_alike(times):
         for draw in take(case.sampler, times * 1_000, seed=7)
         for examples, mask, unit in zip(*draw[:3], strict=True)
     ]
-    law = {
+    dist = {
         order: 0.8**size
         * 0.2 ** (4 - size)
         / len(list(itertools.permutations(range(size))))
         for size in range(5)
         for order in itertools.permutations(range(4), size)
     }
-    assert abs(sum(law.values()) - 1) < 1e-12
-    assert false_alarm(oracle.outcome_tally(orders, law)) > FALSE_ALARMS
+    assert abs(sum(dist.values()) - 1) < 1e-12
+    assert false_alarm(oracle.outcome_tally(orders, dist)) > FALSE_ALARMS
 
 
 @TIMES
@@ -308,13 +308,13 @@ def test_number_of_drawn_units_is_binomial():
         clip_unit="school",
     )
     found = np.array([len(draw.units) for draw in take(sampler, steps, seed=9)])
-    law = stats.binom(number, rate)
-    edges = np.arange(int(law.ppf(0.03)), int(law.ppf(0.97)))
-    chances = np.diff(np.concatenate([[0.0], law.cdf(edges), [1.0]]))
+    dist = stats.binom(number, rate)
+    edges = np.arange(int(dist.ppf(0.03)), int(dist.ppf(0.97)))
+    chances = np.diff(np.concatenate([[0.0], dist.cdf(edges), [1.0]]))
     counts = np.bincount(np.searchsorted(edges, found), minlength=len(chances))
     assert chances.min() * steps > 25
     assert stats.chisquare(counts, chances * steps).pvalue > FALSE_ALARMS
-    assert false_alarm(oracle.number_tally(found, law)) > FALSE_ALARMS
+    assert false_alarm(oracle.number_tally(found, dist)) > FALSE_ALARMS
 
 
 @TIMES
@@ -529,7 +529,7 @@ def test_the_product_of_rates_in_one_stage_is_caught():
 
 def test_sorted_slots_are_caught():
     case = independent_case([5], [subset(1), subset(3)], 40)
-    law = {order: 1 / 60 for order in itertools.permutations(range(5), 3)}
+    dist = {order: 1 / 60 for order in itertools.permutations(range(5), 3)}
     for sampler, is_right in (
         (case.sampler, True),
         (StandsInOrder(case.sampler), False),
@@ -539,5 +539,5 @@ def test_sorted_slots_are_caught():
             for draw in take(sampler, 100, seed=15)
             for row in draw.examples.reshape(40, 3).tolist()
         ]
-        rejected_at = false_alarm(oracle.outcome_tally(triples, law))
+        rejected_at = false_alarm(oracle.outcome_tally(triples, dist))
         assert (rejected_at > FALSE_ALARMS) == is_right

@@ -1,6 +1,7 @@
 """Epochs: every unit, alike, independently, afresh; and functions of the entropy.
 
-Statistical checks are exact binomial tests of whole laws with Bonferroni's correction:
+Statistical checks are exact binomial tests of whole distributions with Bonferroni's
+correction:
 a correct sampler fails one with a chance of at most 1e-6 (seeds are fixed).
 """
 
@@ -122,13 +123,13 @@ def test_levels_below_are_drawn_afresh_in_every_step():
     assert not np.array_equal(first.examples[order[0]], second.examples[order[1]])
 
 
-# --- Laws ---
+# --- Distributions ---
 
 
 def rejected(outcomes, all_outcomes):
     """At which rate of false alarms it is refused that all outcomes are alike."""
-    law = {outcome: 1 / len(all_outcomes) for outcome in all_outcomes}
-    return false_alarm(outcome_tally(outcomes, law))
+    dist = {outcome: 1 / len(all_outcomes) for outcome in all_outcomes}
+    return false_alarm(outcome_tally(outcomes, dist))
 
 
 def pairs_of_epochs(second_epoch):
@@ -219,7 +220,7 @@ def test_no_epoch_shares_a_stream_with_a_step():
 
 
 def test_bins_need_no_number_of_slots():
-    """Who is there picks a step by the same law, however many null slots there are."""
+    """Who is there picks a step as before, however many null slots there are."""
     sampler = units(bins(3), 6, slots_of="unit")
     drawn = [sampler.draw_step(0, step) for step in (1, 2, 3)]
     np.testing.assert_array_equal(

@@ -70,8 +70,8 @@ def test_sequences_of_children_are_uniform(counts):
         drawn = tree_draw.without_replacement(counts, 3, generator)
         small = counts[drawn.owner] == 4
         found += map(tuple, drawn.child[small].reshape(-1, 3).tolist())
-    law = {order: 1 / 24 for order in itertools.permutations(range(4), 3)}
-    assert false_alarm(outcome_tally(found, law)) > FALSE_ALARMS
+    dist = {order: 1 / 24 for order in itertools.permutations(range(4), 3)}
+    assert false_alarm(outcome_tally(found, dist)) > FALSE_ALARMS
 
 
 def test_coins_are_independent():
@@ -83,12 +83,12 @@ def test_coins_are_independent():
     for _ in range(8_000):
         drawn = tree_draw.poisson(counts, rate, generator)
         patterns.append(tuple(np.sort(starts[drawn.owner] + drawn.child).tolist()))
-    law = {
+    dist = {
         pattern: rate**size * (1 - rate) ** (5 - size)
         for size in range(6)
         for pattern in itertools.combinations(range(5), size)
     }
-    assert false_alarm(outcome_tally(patterns, law)) > FALSE_ALARMS
+    assert false_alarm(outcome_tally(patterns, dist)) > FALSE_ALARMS
 
 
 def test_rare_coins_among_many_children():

@@ -271,7 +271,7 @@ MANY = {"step": jde.GaussianStep(flat_step().design, noise_multiplier=[1.0, 2.0]
     ],
     ids=range(19),
 )
-def test_a_stranger_s_file_is_refused_with_the_reason(path, records, tail, reason):
+def test_an_untrusted_file_is_refused_with_the_reason(path, records, tail, reason):
     sealed_file(path, *records, tail=tail)
     with pytest.raises(LedgerError, match=reason):
         read_ledger(path)

@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 
 import jaxdp_episodic as jde
-from jaxdp_episodic.accounting.budget import PrivacyBudget, plan_budget, public_view
+from jaxdp_episodic.accounting.budget import PrivacyBudget, plan_budget, public_budget
 from jaxdp_episodic.data.sinusoids import make_sinusoids
 from jaxdp_episodic.requests.training_config import read_config
 from jaxdp_episodic.requests.training_start import StartConfig, statistics_steps
@@ -104,7 +104,7 @@ def test_the_same_holds_with_a_population():
         population=table.population,
     )
     budget = plan_budget(step, epsilon=8.0, delta=1e-5, num_steps=2)
-    view = public_view(budget)
+    view = public_budget(budget)
     assert view is not None and view.step.population is None
     assert "777" in privacy_statement(budget, 2)
     assert "777" not in privacy_statement(budget, 2, for_release=True)
@@ -128,7 +128,7 @@ def test_a_step_that_alone_costs_nothing_may_rest_on_private_sizes():
         )
         budget = PrivacyBudget(step, 1.0, 1e-5, 10, 10)
         assert budget.spent(1) == 0
-        return public_view(budget)
+        return public_budget(budget)
 
     assert view(10) is None
     assert view(20) is not None
@@ -161,7 +161,7 @@ def test_statistics_alone_rest_on_no_private_sizes():
     text = privacy_statement(planned, planned.num_steps, for_release=True)
     assert "not for publication" not in text and "4321" not in text
     sized = [dataclasses.replace(s, population=step.population) for s in everybody[:1]]
-    assert public_view(dataclasses.replace(planned, before=tuple(sized))) is None
+    assert public_budget(dataclasses.replace(planned, before=tuple(sized))) is None
 
 
 @pytest.mark.parametrize(

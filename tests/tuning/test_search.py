@@ -134,7 +134,7 @@ def test_private_held_out_people_are_refused(tmp_path):
 def test_unknown_hyperparameters_are_found_before_anything_is_stored(tmp_path):
     more = '"optimizer.learning_rat" = { type = "Choice", values = [1.0] }'
     search = read_search(written(tmp_path, target="run_epsilon = 1.0", more=more))
-    # At least one run is drawn by this law.
+    # At least one run is drawn by this distribution.
     with pytest.raises(ValueError, match="learning_rat"):
         run_search(search, tmp_path / "out", base=tmp_path)
     assert not (tmp_path / "out" / STATE).exists()
@@ -171,12 +171,12 @@ class Trainings:
 
 
 def counted(monkeypatch, number):
-    """Makes the law give this number, once; a second draw fails the test."""
+    """Makes the distribution give this number, once; a second draw fails the test."""
     numbers = iter([number])
-    law = search_module.Search.__dataclass_fields__ and type(
+    dist = search_module.Search.__dataclass_fields__ and type(
         read_search.__globals__["NegativeBinomialTrials"](expected_runs=2.0)
     )
-    monkeypatch.setattr(law, "draw", lambda self, generator: next(numbers))
+    monkeypatch.setattr(dist, "draw", lambda self, generator: next(numbers))
 
 
 def test_interrupted_search_goes_on_without_drawing_again(tmp_path, monkeypatch):

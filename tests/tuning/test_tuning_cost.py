@@ -1,4 +1,4 @@
-"""The price of choosing, against selections whose law is enumerated."""
+"""The price of choosing, against selections whose distribution is enumerated."""
 
 import math
 
@@ -19,7 +19,7 @@ from jaxdp_episodic.accounting.tuning import (
 )
 
 ORDERS = 1 + np.geomspace(0.05, 200, 60)
-LAWS = [
+TRIALS = [
     *(PoissonTrials(expected_runs=m) for m in (0.1, 1.0, 4.0, 30.0)),
     *(
         NegativeBinomialTrials(expected_runs=m, eta=eta)
@@ -30,7 +30,7 @@ LAWS = [
 
 
 def probabilities(trials, most=600_000):
-    """P(K = k), k = 0, 1, ..., by the laws' definitions; slow and independent."""
+    """P(K = k), k = 0, 1, ..., by definition; slow and independent."""
     if isinstance(trials, PoissonTrials):
         mean = float(trials.expected_runs)
         return np.array(
@@ -52,9 +52,9 @@ def probabilities(trials, most=600_000):
     return np.concatenate([[0.0], weights[weights > 1e-19]])
 
 
-def selected(law, trials_probabilities):
-    """The law of the best of K outputs; the last entry is that of no run at all."""
-    ends = np.concatenate([[0.0], np.cumsum(law)])
+def selected(dist, trials_probabilities):
+    """Masses of the best of K outputs; the last entry is that of no run at all."""
+    ends = np.concatenate([[0.0], np.cumsum(dist)])
     ends[-1] = 1.0
     counts = np.arange(1, len(trials_probabilities))
     below = [0.0]
@@ -96,7 +96,7 @@ def pairs():
         )
 
 
-@pytest.mark.parametrize("trials", LAWS, ids=repr)
+@pytest.mark.parametrize("trials", TRIALS, ids=repr)
 def test_bounds_every_enumerated_selection(trials):
     runs = probabilities(trials)
     assert runs.sum() == pytest.approx(1, abs=1e-9)
@@ -158,7 +158,7 @@ def test_one_run_costs_what_it_costs():
     np.testing.assert_allclose(tuned_rdp(one, ORDERS, curve), curve, rtol=1e-12)
 
 
-def test_broadcasts_over_laws_and_curves_as_single_calls_do():
+def test_broadcasts_over_distributions_and_curves_as_single_calls_do():
     trials = NegativeBinomialTrials(
         expected_runs=np.array([[2.0], [20.0]]), eta=np.array([0.0, 1.0, 2.0])
     )
@@ -223,7 +223,7 @@ def test_ends():
 
 
 @pytest.mark.parametrize("runs", [1 + 1e-9, 10.0, 1e6])
-def test_the_largest_shape_is_a_poisson_law_above_zero(runs):
+def test_the_largest_shape_is_a_poisson_distribution_above_zero(runs):
     # Of P(K = k | K > 0), whose mean is x / (1 - e^-x) at x = eta log(1/gamma).
     trials = NegativeBinomialTrials(expected_runs=runs, eta=1e30)
     assert trials.mean == pytest.approx(runs, rel=1e-13)
@@ -290,14 +290,14 @@ def test_refuses(call, error, message):
     ],
     ids=repr,
 )
-def test_draws_follow_the_law(trials):
+def test_draws_follow_the_distribution(trials):
     """Chi-square over the first counts and the rest; false alarm 1e-6, fixed seed."""
     generator = np.random.default_rng(1)
     size = 20_000
     counts = np.array([trials.draw(generator) for _ in range(size)])
-    law = probabilities(trials)[:12]
-    observed = np.array([np.sum(counts == k) for k in range(len(law))])
-    expected = np.append(law, 1 - law.sum()) * size
+    dist = probabilities(trials)[:12]
+    observed = np.array([np.sum(counts == k) for k in range(len(dist))])
+    expected = np.append(dist, 1 - dist.sum()) * size
     observed = np.append(observed, size - observed.sum())
     used = expected > 5
     statistic = np.sum((observed - expected)[used] ** 2 / expected[used])

@@ -1,4 +1,4 @@
-"""Where the contour of the exact accountant runs: crossing, scale, lean and end.
+"""The contour of the "exact" method: where it crosses the real axis, bends and ends.
 
 Pure kernels: the batch is the last axis of every array; nodes of the contour (K) and
 of the losses (J) come first.
@@ -17,7 +17,7 @@ from jaxdp_episodic.accounting.exact.mgf import (
     core_variance,
     first_return,
     have_atoms,
-    last_height,
+    last_imaginary_part,
     log_atoms,
     log_core,
     log_envelope,
@@ -29,26 +29,27 @@ from jaxdp_episodic.numerics.complex_exponentials import divided, log_size
 from jaxdp_episodic.numerics.loops import Array, namespace, where_needed
 from jaxdp_episodic.numerics.roots import log_crossing
 
-# Share of the steepest lean that is used, and the largest: at 1 a Gaussian would no
-# longer fall off. Nor must the terms of the law that checks grow, on its lower path.
+# The contour's ends lean towards the side on which the integrand falls. Share of the
+# steepest lean that is used, and the largest: at 1 a Gaussian would no longer fall off.
+# Nor must the terms of the nodes that check grow, on their lower path.
 _LEAN_SHARE, _CHECK_SHARE, _LARGEST_LEAN = 0.7, 0.9, 0.6
-# What is cut off the laws must stay below e^-40 on the contour: M^T may be 1 where what
-# is left of it without the core is a millionth of it.
+# Truncated losses must contribute less than e^-40 on the contour: M^T may be 1, and a
+# millionth of it be left without the core.
 _NEGLIGIBLE = -40.0
 # The contour ends where the integrand has fallen by so many nats.
 FALL = 42.0
 # The same, and the furthest end in units of the scale, on vertical lines. There nodes
 # are equally spaced: atoms' phases agree again where y is a few 1 / loss, as narrowly.
 _VERTICAL_FALL, _VERTICAL_END = 26.0, 300.0
-_NUM_SCOUTS = 16
+_NUM_PROBES = 16
 # The saddle point is known to some percent of its logarithm's spacing.
-_SADDLE_POINTS, _SADDLE_ROUNDS = 6, 3
-# Crossings that are tried, relative to the saddle point of all losses, where the core
-# is subtracted; and by how many nats that must pay.
+_SADDLE_POINTS, _SADDLE_REFINEMENTS = 6, 3
+# Crossings tried where the core is subtracted, relative to the saddle point of all
+# losses; and by how many nats the integrand must be smaller for the core to be used.
 _CROSSINGS = 1.6 ** np.arange(8.0)
 _LEAST_GAIN = 1.0
-# How far apart M^T and its core must be for their difference to mean something, and
-# that for each step.
+# Least relative difference of M^T and its core above rounding errors, and for each
+# step.
 _APART, _APART_PER_STEP = 1e-6, 1e-11
 # Phase that the integrand may turn by in a unit of the trapezoidal rule's variable.
 _PHASE = 6.0
@@ -77,11 +78,11 @@ class Contour(NamedTuple):
 def lay_contour(
     epsilon: Array, groups: tuple[Steps, ...], fall: Array | float = FALL
 ) -> Contour:
-    """The contour for delta at ``epsilon``, (n,); nats that it falls by."""
+    """The contour for delta at ``epsilon``, (n,), up to a fall by so many nats."""
     xp = namespace(epsilon, groups[0].count)
     center, core, slope, curvature = _crossing(epsilon, groups)
-    # Where the saddle point is out of reach the integrand turns on the way, as fast as
-    # this: nodes further apart would see one that turns the other way, and slowly.
+    # Away from the saddle point the integrand's phase turns this fast: nodes further
+    # apart would alias it.
     turning = xp.abs(epsilon - slope) / _PHASE
     scale = 1 / xp.maximum(xp.sqrt(curvature), turning)
     location, spread = xp.zeros_like(epsilon), xp.zeros_like(epsilon)
@@ -90,14 +91,14 @@ def lay_contour(
         location += xp.sum(steps.count * steps.spike, axis=0)
         spread += xp.sum(steps.count * steps.spread, axis=0)
         used = steps.count > 0
-        for law, share in ((steps.nodes, _LEAN_SHARE), (steps.check, _CHECK_SHARE)):
-            for side, ratio in enumerate((law.right, law.left)):
+        for nodes, share in ((steps.nodes, _LEAN_SHARE), (steps.check, _CHECK_SHARE)):
+            for side, ratio in enumerate((nodes.right, nodes.left)):
                 ratio = xp.where(used, share * ratio.reshape(used.shape), xp.inf)
                 steepest[side] = xp.minimum(steepest[side], xp.min(ratio, axis=0))
     right = epsilon >= location
     lean = xp.clip(xp.where(right, *steepest), 0.0, _LARGEST_LEAN)
     distance = xp.maximum(xp.abs(epsilon - location), 1e-12)
-    # Where eps is far below the distance, the spike may not count at first.
+    # Where eps is far below the distance, the spike may be negligible at first.
     least = xp.clip(epsilon, 0.05 * distance, distance)
     lean_signed = xp.where(right, lean, -lean)
     bend = xp.clip(scale * (distance + spread) / _PHASE, 1e-9, 1.0)
@@ -107,8 +108,10 @@ def lay_contour(
     furthest = xp.where(
         lean > 0, furthest, xp.maximum(_VERTICAL_END, 1.1 * returns / scale)
     )
-    furthest = xp.minimum(furthest, xp.maximum(last_height(groups) / scale, 3.1))
-    powers = xp.arange(_NUM_SCOUTS, dtype=epsilon.dtype)[:, None] / (_NUM_SCOUTS - 1)
+    furthest = xp.minimum(
+        furthest, xp.maximum(last_imaginary_part(groups) / scale, 3.1)
+    )
+    powers = xp.arange(_NUM_PROBES, dtype=epsilon.dtype)[:, None] / (_NUM_PROBES - 1)
     ends = xp.exp(xp.log(furthest) * powers)
     contour = Contour(center, scale, lean_signed, bend, furthest, core)
     y = scale * xp.concatenate([xp.zeros_like(ends[:1]), ends])
@@ -122,8 +125,8 @@ def lay_contour(
         )
     size = left + log_size(speed) - z[0] * epsilon + xp.log(xp.maximum(y, scale))
     spare = size[1:] - size[0] + xp.where(lean > 0, fall, _VERTICAL_FALL)
-    last = xp.max(xp.where(spare > 0, xp.arange(_NUM_SCOUTS)[:, None], 0), axis=0)
-    sides = xp.stack([last, xp.minimum(last + 1, _NUM_SCOUTS - 1)])
+    last = xp.max(xp.where(spare > 0, xp.arange(_NUM_PROBES)[:, None], 0), axis=0)
+    sides = xp.stack([last, xp.minimum(last + 1, _NUM_PROBES - 1)])
     before, behind = xp.take_along_axis(spare, sides, axis=0)
     share = before / (before - behind)
     # Along a vertical line it may rise again.
@@ -168,7 +171,7 @@ def _crossing(epsilon: Array, groups: tuple[Steps, ...]) -> tuple[Array, ...]:
         xp.full_like(largest, 1e-8),
         xp.maximum(largest, 1e-8),
         num_points=_SADDLE_POINTS,
-        num_rounds=_SADDLE_ROUNDS,
+        num_refinements=_SADDLE_REFINEMENTS,
     )
     core = core_variance(groups)
     # The first is the saddle point itself.
@@ -235,7 +238,7 @@ def transform(
 
 
 def largest_center(like: Array, groups: tuple[Steps, ...]) -> Array:
-    """Up to which c the losses that are cut off do not matter; (n,)."""
+    """The largest real c at which the truncated losses are negligible; (n,)."""
     xp = namespace(like, groups[0].count)
     highest = xp.full_like(like, 1e12)
     for steps in groups:
@@ -250,7 +253,7 @@ def largest_center(like: Array, groups: tuple[Steps, ...]) -> Array:
 
 
 def contour_points(contour: Contour, y: Array) -> tuple[Pair, Pair]:
-    """Points z at the heights y, and ``dz / dy / (i pi z (1 + z))``."""
+    """Points z with imaginary parts y, and ``dz / dy / (i pi z (1 + z))``."""
     xp = namespace(contour.center, y)
     root = xp.sqrt(contour.scale**2 + y * y)
     # sqrt(scale² + y²) - scale without cancellation

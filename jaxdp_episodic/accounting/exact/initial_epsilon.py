@@ -27,7 +27,7 @@ from jaxdp_episodic.numerics.roots import log_crossing
 
 # Crossings from which a first epsilon is taken, relative to the order of Rényi's bound.
 _FIRST_CROSSINGS = 1.5 ** np.arange(-4.0, 8.0)
-# Epsilon is looked for from this share of Rényi's bound up to it.
+# Epsilon is searched for from this share of Rényi's bound up to the bound.
 _SMALLEST = 1e-4
 _FEW = 4
 _LOG_NOTHING = -1e300
@@ -40,7 +40,7 @@ def first_epsilon(
     fields: tuple[Group, ...],
     groups: tuple[Steps, ...],
 ) -> Array:
-    """Roughly epsilon at the given delta, (n,), to lay a first contour for.
+    """An approximation of epsilon at the given delta, (n,), to lay a contour for.
 
     By the saddle-point approximation of delta, at crossings about ``order - 1``, which
     gives Rényi's bound ``highest``. Where there is none, because rare large losses
@@ -88,10 +88,12 @@ def _by_jumps(
         return logsumexp(xp.moveaxis(every, 1, 0)) - log_delta
 
     low = _SMALLEST * highest
-    # Of few elements on NumPy a round costs its calls, not its points.
+    # Of few elements on NumPy a refinement costs its calls, not its points.
     few = xp is np and np.size(highest) <= _FEW
-    points, rounds = (101, 1) if few else (11, 2)
-    return log_crossing(excess, low, highest, num_points=points, num_rounds=rounds)
+    points, refinements = (101, 1) if few else (11, 2)
+    return log_crossing(
+        excess, low, highest, num_points=points, num_refinements=refinements
+    )
 
 
 def _by_saddle_points(

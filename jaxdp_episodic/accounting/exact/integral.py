@@ -59,8 +59,8 @@ _MOST_STEPS = 25
 # Nats of log(delta) that are near enough: this share of the error, which they add to,
 # within these.
 _CLOSE_SHARE, _CLOSE = 0.01, (1e-12, 1e-4)
-# Frequencies at which the nodes' values are looked at, relative to the highest that
-# they show: how fast the highest ones have fallen off since the first one says what
+# Frequencies at which the nodes' values are transformed, relative to the highest that
+# they resolve: how fast the highest ones have fallen off since the first one says what
 # lies beyond. Of that fall, which goes on four times as far to the frequency of the
 # error, this power counts; and where there is none, aliases of all multiples add up.
 _FREQUENCIES = np.array([0.7, 0.92, 0.96, 1.0])
@@ -100,7 +100,7 @@ def log_delta(
 
 def epsilon(
     log_delta: Array,
-    guess: Array,
+    initial: Array,
     highest: Array,
     contour: Contour,
     groups: tuple[Steps, ...],
@@ -110,9 +110,9 @@ def epsilon(
     """``epsilon`` at which delta is ``e^{log_delta}``; all arrays (n,).
 
     Halley's method on ``log delta``, kept in a bracket from 0 to ``highest``: one
-    contour, laid for ``guess``, serves all.
+    contour, laid for ``initial``, serves all.
     """
-    xp = namespace(log_delta, guess, highest, contour.center, groups[0].count)
+    xp = namespace(log_delta, initial, highest, contour.center, groups[0].count)
     integrand = _prepare(num_nodes, contour, groups)
 
     def improve(state: _Search) -> _Search:
@@ -127,11 +127,11 @@ def epsilon(
         inside = (step >= low) & (step <= high)
         step = xp.where(inside, step, 0.5 * (low + high))
         # The bracket closes on 0 where delta is not even reached there.
-        step = xp.where((low == 0) & (step < 1e-6 * guess), 0.0, step)
+        step = xp.where((low == 0) & (step < 1e-6 * initial), 0.0, step)
         low_enough = (x <= 0) & (gap < 0)
         close = xp.clip(_CLOSE_SHARE * error, *_CLOSE)
-        # What the step leaves is less than what it corrects Newton's by, or of third
-        # order; but atoms may change the slope at once.
+        # The error left by the step is less than its correction of Newton's, or of
+        # third order; but atoms may change the slope abruptly.
         share = 1.0 if have_atoms(groups) else xp.minimum(xp.abs(bent) + gap * gap, 1.0)
         last = inside & (step > 0) & (share * xp.abs(gap) <= close)
         left = xp.abs(gap) * xp.where(last, share, 1.0)
@@ -152,14 +152,14 @@ def epsilon(
     def unfinished(state: _Search) -> Array:
         return (state.count < _MOST_STEPS) & ~state.done
 
-    nothing = xp.zeros_like(guess)
+    nothing = xp.zeros_like(initial)
     start = _Search(
         xp.zeros((), xp.int32),
         xp.zeros((), bool),
-        guess,
+        initial,
         nothing,
         highest,
-        Solution(guess, nothing, nothing),
+        Solution(initial, nothing, nothing),
     )
     return while_loop(xp, unfinished, improve, start).solution
 
@@ -170,9 +170,9 @@ class _Search(NamedTuple):
     Attributes:
       count: steps taken.
       done: whether all settings are.
-      x: the next epsilon to look at.
+      x: the next epsilon to evaluate.
       low, high: the bracket.
-      solution: what the last look gave.
+      solution: of the last evaluation.
     """
 
     count: Array
@@ -237,8 +237,8 @@ def _prepare(num_nodes: int, contour: Contour, groups: tuple[Steps, ...]) -> _In
     core = contour.core
     vertical = contour.lean == 0
     density = xp.maximum(1 / step, 1.0) * xp.where(vertical, 1 + contour.end, 1.0)
-    # Where phases agree again behind the last node: 1 / y² at most, integrated, times
-    # what falls.
+    # The tail behind the last node, where phases may agree again: the envelope times
+    # the integral of 1 / y².
     log_beyond = xp.full_like(core, -1e300)
     if have_atoms(groups):
         again = xp.maximum(y[-1:], xp.minimum(first_return(groups), 1e300))
@@ -280,7 +280,7 @@ def _integrate(integrand: _Integrand, epsilon: Array) -> tuple[Array, ...]:
     size = xp.exp(log_size - peak) * integrand.lost
     phase = xp.abs(z[1] * epsilon) + xp.abs(z[0] * epsilon)
     inner = xp.sum(size * (integrand.error + _ROUNDING * (8 + phase)), axis=0)
-    # What is left out falls off as e^-u at least: as many nodes as u has in one.
+    # Behind the last node the integrand falls as e^-u at least: so many nodes count.
     beyond = 10.0 * xp.hypot(re[-1], im[-1]) * integrand.density
     beyond += xp.exp(integrand.log_beyond - z[0][-1] * epsilon - peak)
     error = spacing + (inner + _ROUNDING * known + beyond) / xp.abs(total)

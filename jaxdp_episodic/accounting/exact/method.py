@@ -1,7 +1,8 @@
 """The "exact" method: a contour integral, with an error for every element.
 
-What is not known to `TOLERANCE` by the integral (`solver`) gets the certified upper
-end of `accounting.pld`. A single step needs no integral: its profile is the answer.
+Where the integral's error estimate (`solver`) exceeds `TOLERANCE`, the answer is the
+certified upper end of `accounting.pld`. A single step needs no integral: its profile is
+the answer.
 """
 
 from __future__ import annotations
@@ -31,11 +32,11 @@ _ORDER_FACTORS = (1.0, 1.6, 4.0)
 _FEW = 8
 # By how many nats delta may be below Rényi's bound of it, where it is asked for.
 _RESERVE = 25.0
-# Such a logarithm is that of 0 in float64, to which Rényi's bound is then near enough.
+# The exponential is 0 in float64: Rényi's bound is then near enough.
 _LOG_ZERO = -746.0
-# A profile is good to 1e-14.
+# Relative error of a profile (1e-14), with a margin.
 _PROFILE_ERROR = 1e-13
-# Losses are rounded, relative to 1 or their size.
+# Rounding error of losses, relative to 1 or their size.
 _ROUNDING = 4e-16
 
 
@@ -55,8 +56,8 @@ def exact_answer(question: Question, run: Run) -> Answer:
 
 
 def _sorted_out(question: Question, run: Run) -> Answer:
-    """Sorts out what needs no integral, and answers the rest."""
-    # Each part chooses its own: what few settings need is not compiled for them.
+    """Answers what needs no integral in closed form, and integrates the rest."""
+    # Each part chooses its own engine: nothing is compiled for a few settings.
     engine = choose_engine(question.target.size, BREAK_EVEN)
     with using_engine(engine):
         for loss in run.losses:
@@ -90,7 +91,7 @@ def _sorted_out(question: Question, run: Run) -> Answer:
         certified[chosen] = np.isposinf(value[chosen])
         poor = (poor | certified[chosen]) & _has_certified_ends(part)
         if np.any(poor):
-            # Of tables that are poor, or that the certified laws contradict.
+            # Certified ends in place of values from tables with too large an error.
             left = np.flatnonzero(poor)
             asked, part = question.take(chosen[left]), part.take(left)
             known = value[chosen[left]]
@@ -127,9 +128,9 @@ def _sorted_out(question: Question, run: Run) -> Answer:
 
 def _of_many_steps(question: Question, run: Run) -> Answer:
     """The contour integral, in both directions where they differ."""
-    bound, order = rdp_bound(question, run, rough=True)
+    bound, order = rdp_bound(question, run, loose=True)
     if question.is_epsilon and np.any(bound == 0):
-        # Delta covers all that can be told apart: nothing is left to integrate.
+        # Epsilon is 0 where delta is at least the total variation distance.
         value, error = np.zeros(bound.shape), np.zeros(bound.shape)
         certified, left = np.zeros(bound.shape, bool), np.flatnonzero(bound > 0)
         if left.size:
@@ -144,15 +145,15 @@ def _of_many_steps(question: Question, run: Run) -> Answer:
     state = ContourSolver(question, cut, bound, order, goal, log_added)
     value, error = state.solve(wanted, backward=False)
     if not run.is_symmetric:
-        # Where Rényi's bound settles it, the other direction is not looked at.
+        # The other direction is integrated only where Rényi's bound of it is larger.
         least = np.where(np.isnan(value), 0.0 if question.is_epsilon else -1e9, value)
-        rival = wanted & _may_exceed(question, run, least, order)
+        may_be_larger = wanted & _may_exceed(question, run, least, order)
         asked = least if question.is_epsilon else question.target
-        rival &= asked < run.largest_loss(backward=True)
+        may_be_larger &= asked < run.largest_loss(backward=True)
         if question.is_epsilon:
-            rival &= ~state.surely_private(rival, least, backward=True)
-        other, other_error = state.solve(rival, backward=True, least=least)
-        value, error = _larger(value, error, other, other_error, rival)
+            may_be_larger &= ~state.surely_private(may_be_larger, least, backward=True)
+        other, other_error = state.solve(may_be_larger, backward=True, least=least)
+        value, error = _larger(value, error, other, other_error, may_be_larger)
     error = error + _of_composed_profiles(question, run, bound, order)
     unsure = ~(error <= TOLERANCE * question.scale(value))
     unsure |= ~wanted | ~np.isfinite(value)
@@ -169,7 +170,7 @@ def _has_certified_ends(run: Run) -> bool:
 
 
 def _of_profiles(run: Run, epsilon: np.ndarray | None = None) -> np.ndarray:
-    """Relative error of a single step's delta by that of what is no closed form.
+    """Relative error of a single step's delta where profiles are estimates.
 
     At epsilon, if it is given.
     """
@@ -188,11 +189,12 @@ def _of_profiles(run: Run, epsilon: np.ndarray | None = None) -> np.ndarray:
 def _of_composed_profiles(
     question: Question, run: Run, bound: np.ndarray, order: np.ndarray
 ) -> np.ndarray:
-    """The same of many steps, if an error of a law has one sign wherever it counts.
+    """The same of many steps, for densities whose error does not change its sign.
 
-    Where the law's mass and mean are right, an error e of its density moves the moment
-    of each step by at most e times what it is above 1, and so delta, relative, by the
-    logarithm of the whole run's moment times e. That is in Rényi's bound.
+    Where the distribution's mass and mean are right, an error e of its density moves
+    the moment of each step by at most e times what it is above 1, and so delta,
+    relative, by the logarithm of the whole run's moment times e. That is in Rényi's
+    bound.
     """
     error = _of_profiles(run)
     if not np.any(error):
@@ -208,7 +210,7 @@ def _of_composed_profiles(
 
 
 def _of_rounded_losses(epsilon: np.ndarray, run: Run) -> np.ndarray:
-    """Relative error of a single step's delta as its atoms lie a rounding off."""
+    """Relative error of a single step's delta from the rounding of its atoms."""
     total = np.zeros(epsilon.shape)
     for loss, count in zip(run.losses, run.counts, strict=True):
         here = np.flatnonzero(count > 0)
@@ -223,7 +225,7 @@ def _of_rounded_losses(epsilon: np.ndarray, run: Run) -> np.ndarray:
 
 
 def _truncated(goal: np.ndarray, run: Run) -> tuple[Run, np.ndarray, np.ndarray]:
-    """The run without what adds nothing to delta; see `PrivacyLoss.truncated`."""
+    """The run without terms of negligible delta; see `PrivacyLoss.truncated`."""
     log_added = np.full(goal.shape, -np.inf)
     too_many = np.zeros(goal.shape, bool)
     losses = []
@@ -239,17 +241,17 @@ def _larger(
     error: np.ndarray,
     other: np.ndarray,
     other_error: np.ndarray,
-    rival: np.ndarray,
+    may_be_larger: np.ndarray,
 ) -> tuple[np.ndarray, np.ndarray]:
     """The larger of two answers, where the other one counts; and its error.
 
-    The smaller one counts as much as its error allows: what is poorly known must not
-    hide behind a larger value that is well known.
+    The error covers the smaller answer plus its own error: a poor estimate of it must
+    not be hidden by a larger value that is accurate.
     """
     most = np.where(
-        rival, np.maximum(value + error, other + other_error), value + error
+        may_be_larger, np.maximum(value + error, other + other_error), value + error
     )
-    value = np.where(rival & (other > value), other, value)
+    value = np.where(may_be_larger & (other > value), other, value)
     # Where an answer is missing nothing is known.
     return value, np.where(np.isnan(most), np.inf, most - value)
 

@@ -20,10 +20,10 @@ from jaxdp_episodic.numerics.complex_exponentials import (
 )
 from jaxdp_episodic.numerics.loops import Array, namespace
 
-# Every so many nodes of the contour are checked with another law.
+# At every so many nodes of the contour the moment is checked with other loss nodes.
 _CHECK_STRIDE = 8
-# Two laws of as many nodes are about equally good: of what they differ by, how many
-# times as much either may be off (seen: twice).
+# Two rules of as many nodes have about the same error: bound of that of either, over
+# their difference (twice was seen).
 _CHECK_FACTOR = 4.0
 # Rounding of M - 1 relative to E|z L| (hundreds of terms, whose errors mostly cancel),
 # and of log M relative to its size.
@@ -64,12 +64,12 @@ def real_moments(c: Array, groups: tuple[Steps, ...]) -> tuple[Array, Array, Arr
     for steps in groups:
         repeats = steps.count.shape[0]
         apart = (*c.shape[:-1], repeats, c.shape[-1])
-        law = steps.nodes
+        nodes = steps.nodes
         wide = xp.broadcast_to(c[..., None, :], apart).reshape(*c.shape[:-1], -1)
 
-        sums = sum_exp_moments(wide, law.weight, law.loss)
+        sums = sum_exp_moments(wide, nodes.weight, nodes.loss)
         outer = steps.outer_rate.reshape(-1)
-        excess = outer * (sums[0] - law.mass)
+        excess = outer * (sums[0] - nodes.mass)
         moment = 1 + xp.maximum(excess, -1 + 1e-300)
         first = outer * sums[1] / moment
         second = outer * sums[2] / moment - first * first
@@ -91,7 +91,7 @@ def log_atoms(groups: tuple[Steps, ...]) -> Array:
     total = xp.zeros_like(groups[0].count[0])
     for steps in groups:
         mass = steps.outer_rate * steps.nodes.mass.reshape(steps.count.shape)
-        # The mass of a law without an atom is 1 but for rounding.
+        # The mass of a distribution without an atom is 1 but for rounding.
         left = xp.where(mass > 1 - 1e-12, 0.0, 1 - mass)
         left = xp.where(steps.gaussian_shift > 0, 0.0, left)
         some = left > 0
@@ -212,8 +212,8 @@ def have_atoms(groups: tuple[Steps, ...]) -> bool:
     return any(steps.is_discrete is not None for steps in groups)
 
 
-def last_height(groups: tuple[Steps, ...]) -> Array:
-    """Up to which height nodes on the real line stand for their density; (n,)."""
+def last_imaginary_part(groups: tuple[Steps, ...]) -> Array:
+    """Imaginary part of z up to which real nodes resolve their density; (n,)."""
     xp = namespace(groups[0].count)
     height = xp.full_like(groups[0].count[0], xp.inf)
     for steps in groups:
@@ -225,7 +225,7 @@ def last_height(groups: tuple[Steps, ...]) -> Array:
 
 
 def first_return(groups: tuple[Steps, ...]) -> Array:
-    """Up to which height no two phases of atoms agree again; (n,), inf without them.
+    """Imaginary part below which no two phases of atoms agree; (n,), inf without.
 
     Below it ``|M|`` of discrete losses falls along a vertical line, as its derivative
     is a sum of ``-(L - L') sin(y (L - L'))`` with arguments below pi.

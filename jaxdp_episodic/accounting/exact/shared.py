@@ -1,4 +1,4 @@
-"""Which settings go together: epsilons on one contour, mixtures in sums of one length.
+"""Batching of settings: epsilons on one contour, mixtures in sums of one length.
 
 A contour costs its nodes, at which the moments are summed; to ask at one more epsilon
 costs next to nothing.
@@ -12,11 +12,11 @@ from jaxdp_episodic._engine import engine_name
 from jaxdp_episodic.accounting.run import Run
 
 # Nats of log(delta) between the epsilon that a contour is laid for and the answer from
-# where on the error may be larger than it looks.
+# where on the error may exceed its estimate.
 NEAR = 3.0
-# Of the epsilon that a contour is laid for, if it is larger, to the answer.
+# Largest ratio of the epsilon that a contour is laid for to the answer.
 LARGEST_RATIO = 2.0
-# Epsilons of a contour.
+# Largest number of epsilons on one contour.
 _MOST = 16
 # Settings times terms by which sums may be padded to the next length there is, as each
 # length is compiled: that takes longer, but is done once a process.
@@ -31,7 +31,7 @@ def shared_contours(
     Args:
       epsilon: (n,) at which delta is asked for.
       run: of (n,) settings.
-      log_delta: (n,) rough, by which nearness is measured.
+      log_delta: (n,) approximate; those within `NEAR` nats may share a contour.
       alone: (n,) settings that share with no other one.
 
     Returns:

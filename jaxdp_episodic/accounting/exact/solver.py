@@ -1,7 +1,7 @@
-"""Settings solved by contour integrals, with more and more nodes where it takes them.
+"""Settings solved by contour integrals, with as many nodes as their error asks for.
 
-Few nodes serve most settings; those whose error estimate is too large are done again
-with more.
+Few nodes are enough for most settings; those whose error estimate is too large are
+integrated again with more.
 """
 
 from __future__ import annotations
@@ -36,41 +36,41 @@ from jaxdp_episodic.accounting.run import Group, Run
 BREAK_EVEN = 4_000
 # Largest relative error estimate of an answer that is called exact.
 TOLERANCE = 1e-6
-# Nats below delta at which the laws are cut. The later, the nearer to 0 rare large
-# losses keep the contour, where more of the integrand cancels.
+# Nats below delta at which the distributions are truncated. The later, the nearer to 0
+# rare large losses keep the contour, where more of the integrand cancels.
 _CUT = 50.0
-# Nats by which what is cut off must stay below delta.
+# Nats by which the truncated mass must stay below delta.
 _CUT_MARGIN = 30.0
-# As `NEAR`: from where on the error is not known.
+# As `NEAR`, but from where on the error is unknown.
 _FAR = 10.0
-# From where on an error of log(delta) says that the sum is nothing but noise.
+# With a larger error estimate of log(delta) the sum is nothing but rounding noise.
 _NOISE = 10.0
-# What is less well known by another epsilon's contour gets its own.
+# Settings with a larger error on a shared contour get their own.
 _SHARED_ERROR = 1e-9
 _CHUNKS = Chunks(8, (1, 8), (8, 512, 4096))
 # Of a batch of many settings, with the fewest that go into such chunks: the larger the
 # less of its time a chunk takes to start, but all cores want some, and few padding.
 _LARGE_CHUNKS = ((256, 1024), (64, 32), (_CHUNKS.cpu[-1], 0))
-# So few settings are cheaper one by one than in a chunk that is mostly padding.
+# At most so many settings take less time one by one than in a padded chunk.
 _ONE_BY_ONE = 3
 
 
 class _Pass(NamedTuple):
-    """How much is spent on a setting.
+    """How many nodes are spent on a setting.
 
     Attributes:
-      law_nodes: of the distributions of the losses.
+      loss_nodes: of the distributions of the losses.
       contour_nodes: of the contour.
       fall: nats at which it ends; see `contour.lay_contour`.
     """
 
-    law_nodes: int
+    loss_nodes: int
     contour_nodes: int
     fall: float = contours.FALL
 
 
-# Tried one after the other on what is not settled. It is the contour that takes more
-# nodes, hardly ever a law; the less cancels, the sooner it may end.
+# Tried one after the other on settings whose error is too large. Hard settings need
+# more nodes of the contour, hardly ever of losses.
 _PASSES = (
     _Pass(112, 161, 34.0),
     _Pass(128, 353),
@@ -78,19 +78,20 @@ _PASSES = (
     _Pass(192, 1025),
     _Pass(384, 1025),
 )
-# Where a comparison is all that is asked for.
-_LOOK = _Pass(112, 65)
+# Enough to compare delta with its target.
+_COMPARISON = _Pass(112, 65)
 # Share of the allowed error up to which an answer is settled, so that the larger of the
 # two directions, whose errors add up, is too.
 _SETTLED = 0.5
 # From so many settings on chunks are larger.
 _MANY = 512
-# Passes with less than this share of the nodes that seem to be needed are left out.
+# Passes with less than this share of the nodes that are expected to be needed are
+# skipped.
 _HOPEFUL_SHARE = 0.8
 
 
 class ContourSolver:
-    """Settings that are solved by contours, in either direction."""
+    """A batch of settings solved by contour integrals, in either direction."""
 
     def __init__(
         self,
@@ -115,9 +116,9 @@ class ContourSolver:
         index = np.flatnonzero(asked & (epsilon > 0))
         if index.size:
             log_delta, error, *_ = self._solve(
-                DeltaAt(epsilon[index]), index, epsilon[index], _LOOK, backward
+                DeltaAt(epsilon[index]), index, epsilon[index], _COMPARISON, backward
             )
-            # An error of a nat means nothing.
+            # An error estimate of a nat or more is not reliable.
             below = log_delta + error < self.question.target[index]
             private[index] = below & (error < 1)
         return private
@@ -127,23 +128,23 @@ class ContourSolver:
     ) -> tuple[np.ndarray, np.ndarray]:
         """Values and errors of one direction, with as many nodes as it takes.
 
-        What is surely below ``least`` need not be known any better.
+        Values surely below ``least`` are not refined.
         """
         value = np.full(self.bound.shape, np.nan)
         error = np.full(self.bound.shape, np.inf)
-        # Without a guess the kernel makes its own.
-        guess = np.full(self.bound.shape, -1.0)
+        # Without an initial epsilon the kernel finds one.
+        initial = np.full(self.bound.shape, -1.0)
         if not self.question.is_epsilon:
-            guess = self.question.target
+            initial = self.question.target
         elif least is not None:
-            guess = np.clip(least, 0.0, self.bound)
+            initial = np.clip(least, 0.0, self.bound)
         if least is None:
             least = np.full(self.bound.shape, -np.inf)
         far = np.zeros(self.bound.shape, bool)
         alone = np.zeros(self.bound.shape, bool)
-        # Nodes that the last error lets expect: they square it when they are doubled.
+        # Nodes needed by the last error estimate, which is squared as they are doubled.
         expected = np.zeros(self.bound.shape)
-        # Where the first guess was poor, no more nodes are needed, only another line.
+        # Where the initial epsilon was poor another contour is needed, not more nodes.
         for effort, only_far in (
             (_PASSES[0], False),
             (_PASSES[0], True),
@@ -151,7 +152,7 @@ class ContourSolver:
         ):
             scale = self.question.scale(value)
             settled = error <= _SETTLED * TOLERANCE * scale
-            # The other direction's answer hides what is surely below it.
+            # The other direction's answer is larger.
             settled |= value + error <= least
             least_nodes = np.minimum(
                 _HOPEFUL_SHARE * expected, _PASSES[-1].contour_nodes
@@ -165,21 +166,21 @@ class ContourSolver:
             new_value, log_error, slope, used = self._solve(
                 self.question.take(index),
                 index,
-                guess[index],
+                initial[index],
                 effort,
                 backward,
                 None if self.question.is_epsilon else alone[index],
             )
             new_error = log_error
             if not self.question.is_epsilon:
-                # So small a delta may be in what was cut off.
+                # A delta this small may be due to the truncated mass.
                 lost = new_value < self.goal[index] - _CUT + _CUT_MARGIN
                 new_error = np.where(lost, np.inf, new_error)
-                # What another epsilon's contour does not serve well gets its own.
+                # Settings with a large error on a shared contour get their own.
                 distance = np.abs(self.question.target[index] - used) * np.abs(slope)
                 enough = new_value + new_error <= least[index]
                 served = (distance <= NEAR) & (enough | (new_error <= _SHARED_ERROR))
-                far[index] = ~served & (used != guess[index])
+                far[index] = ~served & (used != initial[index])
                 alone[index] |= ~served
                 new_error = np.where(far[index], np.inf, new_error)
             else:
@@ -192,11 +193,11 @@ class ContourSolver:
                 new_error = np.where(falling & (log_error == 0), 0.0, new_error)
                 # A contour for a larger epsilon ends where it is nothing, and may miss
                 # what the small losses give further out, where an epsilon as small as
-                # they are is: such an answer is a guess.
+                # they are is: such an answer is only the next initial epsilon.
                 distance = np.abs(new_value - used) * np.abs(slope)
                 new_error = np.where(distance > NEAR, 10.0 * new_error, new_error)
                 known = np.isfinite(new_error) & (log_error < _NOISE)
-                guessed = np.where(known, new_value, np.nan)
+                closer = np.where(known, new_value, np.nan)
                 far[index] = (distance > _FAR) | (used > LARGEST_RATIO * new_value)
                 new_error = np.where(far[index], np.inf, new_error)
             new_error = np.where(np.isnan(new_error), np.inf, new_error)
@@ -207,12 +208,12 @@ class ContourSolver:
             error[index] = np.where(better, new_error, error[index])
             if self.question.is_epsilon:
                 # The first answer, even a poor one, says where the saddle point is;
-                # without one the guess was too large.
-                guess = guess.copy()
-                guess[index] = np.where(np.isnan(guessed), 0.5 * used, guessed)
-                guess = np.clip(guess, 0.0, self.bound)
+                # without one the initial epsilon was too large.
+                initial = initial.copy()
+                initial[index] = np.where(np.isnan(closer), 0.5 * used, closer)
+                initial = np.clip(initial, 0.0, self.bound)
             else:
-                # The nearer the cut is, the less cancels.
+                # An earlier truncation lets less of the integrand cancel.
                 known = np.isfinite(value) & (error < 0.1)
                 self.goal = np.where(known, value - 1.0, self.goal)
         return value, error
@@ -221,7 +222,7 @@ class ContourSolver:
         self,
         question: Question,
         index: np.ndarray,
-        guess: np.ndarray,
+        initial: np.ndarray,
         effort: _Pass,
         backward: bool,
         alone: np.ndarray | None = None,
@@ -232,13 +233,13 @@ class ContourSolver:
         those that are to be ``alone`` (None: all).
         """
         with using_engine(choose_engine(index.size, BREAK_EVEN)):
-            return self._by_length(question, index, guess, effort, backward, alone)
+            return self._by_length(question, index, initial, effort, backward, alone)
 
     def _by_length(
         self,
         question: Question,
         index: np.ndarray,
-        guess: np.ndarray,
+        initial: np.ndarray,
         effort: _Pass,
         backward: bool,
         alone: np.ndarray | None,
@@ -257,14 +258,14 @@ class ContourSolver:
                     question.target[place], part, bound, alone[place]
                 )
                 members, middle = (place[column] for column in columns)
-            # What has its contour to itself is asked about as it is.
+            # Settings with a contour of their own.
             if len(members) == 1:
                 members = middle
             part = self._solve_alike(
                 question.take(members),
                 index[members],
                 index[middle],
-                guess[middle],
+                initial[middle],
                 effort,
                 backward,
                 int(size),
@@ -280,34 +281,34 @@ class ContourSolver:
         question: Question,
         members: np.ndarray,
         index: np.ndarray,
-        guess: np.ndarray,
+        initial: np.ndarray,
         effort: _Pass,
         backward: bool,
         num_terms: int,
     ) -> tuple[np.ndarray, ...]:
         """Settings whose mixtures have at most so many terms, by a contour each.
 
-        It is laid for setting ``index`` and ``guess``; the question and its ``members``
-        may be several for a contour, (E, n).
+        It is laid for setting ``index`` and ``initial``; the question and its
+        ``members`` may be several for a contour, (E, n).
         """
         part = self.run.take(index)
         log_target, added = question.target, self.log_added[members]
         if question.is_epsilon:
-            # What the terms left out may add comes off the target.
+            # The target is lowered by the delta of the terms that were left out.
             added = np.minimum(self.log_added[index] - log_target, -1e-12)
             log_target = log_target + np.log1p(-np.exp(added))
         arrays = (
             log_target,
-            guess,
+            initial,
             self.bound[index],
             self.order[index],
-            # What is cut off is far below delta, even all of it together.
+            # The truncated mass of all steps together is far below delta.
             np.minimum(self.goal[members].reshape(-1, index.size).min(axis=0), 0.0)
             - np.log(np.maximum(part.num_steps, 1.0))
             - _CUT,
             np.full(index.shape, float(backward)),
         )
-        find = bool(np.any(guess < 0))
+        find = bool(np.any(initial < 0))
         groups = part.groups()
         terms = tuple(
             num_terms if group.loss.num_terms.max() > 1 else 1 for group in groups
@@ -346,7 +347,7 @@ def _solve_chunk(
     effort: _Pass,
     find: bool,
 ) -> tuple[np.ndarray, ...]:
-    """Value, error, slope and the guess used of one chunk, on either engine.
+    """Value, error, slope and initial epsilon of one chunk, on either engine.
 
     The kernels are compiled one by one: fused into one, XLA takes several times as
     long.
@@ -357,27 +358,27 @@ def _solve_chunk(
         return jitted(kernel, static) if compiled else kernel
 
     def call(arrays: Any, groups: tuple[Group, ...]) -> tuple[Any, ...]:
-        target, guess, highest, order, log_cut, backward = arrays
+        target, initial, highest, order, log_cut, backward = arrays
         lay_nodes = run(steps_of, "num_nodes", "num_terms")
         steps = tuple(
             lay_nodes(
-                group, backward, log_cut, num_nodes=effort.law_nodes, num_terms=number
+                group, backward, log_cut, num_nodes=effort.loss_nodes, num_terms=number
             )
             for group, number in zip(groups, terms, strict=True)
         )
         if is_epsilon and find:
             first = run(initial_epsilon.first_epsilon)
-            guess = first(target, highest, order, groups, steps)
-        contour = run(contours.lay_contour)(guess, steps, effort.fall)
+            initial = first(target, highest, order, groups, steps)
+        contour = run(contours.lay_contour)(initial, steps, effort.fall)
         nodes = effort.contour_nodes
         if is_epsilon:
             solve = run(integral.epsilon, "num_nodes")
-            solution = solve(target, guess, highest, contour, steps, num_nodes=nodes)
+            solution = solve(target, initial, highest, contour, steps, num_nodes=nodes)
         else:
             solve = run(integral.log_delta, "num_nodes")
             solution = solve(target, contour, steps, num_nodes=nodes)
-            guess = guess + 0 * target
-        return (*solution, guess)
+            initial = initial + 0 * target
+        return (*solution, initial)
 
     if compiled:
         return on_jax(call, arrays, groups)

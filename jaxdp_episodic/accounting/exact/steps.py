@@ -7,9 +7,9 @@ from jaxdp_episodic.accounting.run import Group
 from jaxdp_episodic.losses.loss_nodes import NodeRule
 from jaxdp_episodic.numerics.loops import Array, at, map_arrays, namespace
 
-# Height of the checking path, and by how many nats it is cut later: other nodes. Much
-# lower, the terms of rare large losses would fall off too slowly on contours that lean
-# as the distribution itself allows, and the check be what is off.
+# Imaginary part of the checking nodes' path, relative to the other's, and by how many
+# nats they are cut later. Much lower, the terms of rare large losses would fall off too
+# slowly on the contour, and the check would be the less accurate of the two.
 _CHECK_HEIGHT, _CHECK_CUT = 0.9, -8.0
 # None is cut nearer than where the density is e^-18 of its peak.
 _LEAST_CUT = -18.0
@@ -18,7 +18,7 @@ _LEAST_CUT = -18.0
 def steps_of(
     group: Group, backward: Array, log_cut: Array, *, num_nodes: int, num_terms: int
 ) -> Steps:
-    """The nodes of one group's losses, twice.
+    """The nodes of one group's losses, and others that check them.
 
     Args:
       group: (K, n) steps.
@@ -34,7 +34,7 @@ def steps_of(
         return xp.broadcast_to(a, shape).reshape(-1)
 
     loss, back, cut = map_arrays(flat, (group.loss, backward, log_cut))
-    # What the unit is not even drawn for need not be waited for.
+    # The cut is relative to the mass of the steps that see the unit.
     cut = cut - xp.log(loss.outer_rate)
     # The nodes and those that check them.
     cuts = xp.minimum(xp.stack([cut, cut + _CHECK_CUT]), _LEAST_CUT)

@@ -1,15 +1,15 @@
-"""Steps whose losses are finitely many: knots beside them, and no tails.
+"""Steps whose losses are finitely many: grid points beside them, and no tails.
 
 Differences of tails would know the mass of each bin to some 1e-15 of all, over the
-spacing; an atom's own mass is known to as much of itself. So the lattice has knots only
-on either side of every atom, and what is between is empty.
+spacing; an atom's own mass is known to as much of itself. So the lattice has grid
+points only on either side of every atom, and what is between is empty.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
-from jaxdp_episodic.accounting.pld.lattice import FineLaw
+from jaxdp_episodic.accounting.pld.lattice import BinMasses
 from jaxdp_episodic.losses.privacy_loss import PrivacyLoss
 
 _FURTHEST = 2.0**40
@@ -20,19 +20,20 @@ _SPLIT_ERROR = 4e-15
 def best_center(loss: PrivacyLoss, tilt: float, sign: int) -> float | None:
     """The forward loss of the heaviest atom of one direction, tilted; or None.
 
-    It is put on the lattice, where neither law is off.
+    It is put on the lattice, where the upper and lower distribution are exact.
     """
     found = loss.values()
     if found is None:
         return None
     losses, log_masses = found
-    # backward the masses are those of the other law, and losses change their sign
+    # backward the masses are those of the other distribution, and losses change their
+    # sign
     weight = log_masses + (tilt if sign > 0 else -1 - tilt) * losses
     return float(losses[int(np.argmax(weight))])
 
 
-def knots_beside(loss: PrivacyLoss, center: float, spacing: float) -> np.ndarray | None:
-    """Numbers j of the knots ``center + j spacing`` on either side of every atom.
+def grid_beside(loss: PrivacyLoss, center: float, spacing: float) -> np.ndarray | None:
+    """Numbers j of the grid points ``center + j spacing`` on either side of every atom.
 
     None where the losses are not finitely many, none where they are too far away.
     """
@@ -45,8 +46,10 @@ def knots_beside(loss: PrivacyLoss, center: float, spacing: float) -> np.ndarray
     return np.unique(np.concatenate([below, below + 1, [-1.0, 0.0, 1.0]]))
 
 
-def law_of_atoms(points: np.ndarray, loss: PrivacyLoss, sign: int) -> FineLaw | None:
-    """`lattice.fine_law` of one direction; None where losses are not finitely many.
+def bin_masses_of_atoms(
+    points: np.ndarray, loss: PrivacyLoss, sign: int
+) -> BinMasses | None:
+    """`lattice.bin_masses` of one direction; None where losses are not finitely many.
 
     An atom at a point is in the bin that begins there.
     """
@@ -70,7 +73,7 @@ def law_of_atoms(points: np.ndarray, loss: PrivacyLoss, sign: int) -> FineLaw | 
         return np.bincount(place, weights, minlength=len(points) - 1)
 
     gain = mass[over] @ -np.expm1(points[-1] - losses[over])
-    return FineLaw(
+    return BinMasses(
         bottom=summed((1 - share) * mass[inside]),
         top=summed(share * mass[inside]),
         top_error=summed(share * error[inside]),

@@ -1,4 +1,4 @@
-"""The lattice of one step's loss: its spacing, and which of its points are knots.
+"""The grid of one step's loss: a lattice's spacing, and which of its points are used.
 
 Like `accounting.pld.window` only an *estimate*: it decides how wide the certified
 interval becomes, never whether it holds.
@@ -17,35 +17,35 @@ from jaxdp_episodic.accounting.pld.window import Direction
 
 _SPACINGS = np.geomspace(1e-13, 4e12, 320)
 _FACTORS = np.geomspace(1e-9, 1e3, 100)
-# Shares of the width that is asked for: error of the lattice itself, and of the knots
-# being further apart than the lattice.
-_LATTICE_SHARE, _KNOT_SHARE = 0.4, 0.25
+# Shares of the width that is asked for: error of the lattice itself, and of the grid
+# points being further apart than the lattice.
+_LATTICE_SHARE, _GRID_SHARE = 0.4, 0.25
 # Largest exponent of a tilt across a bin wider than a nat.
 _WIDEST_TILTED = 0.1
-# So near to the bulk, in spacings, every point of the lattice is a knot: where the
-# density is steep the lower law wastes more than the square of a bin's width.
+# Within so many spacings of the bulk every point of the lattice is a grid point: where
+# the density is steep the error of the lower distribution is more than second order.
 _DENSE = 60.0
-# Knots move apart by at most this share of their distance from there, and the
+# Grid points move apart by at most this share of their distance from there, and the
 # logarithm of the density changes by at most this much within a bin.
 _GROWTH, _VARIATION = 0.2, 0.6
 
 
 def choose_spacing(
-    laws: Sequence[Pilot],
+    pilots: Sequence[Pilot],
     counts: Sequence[float],
     centers: Sequence[float],
     plan: Direction,
 ) -> float:
-    """The largest spacing whose two laws differ by the share of the width.
+    """The largest spacing whose two distributions differ by the share of the width.
 
     A bin of width h is spread by at most h²/4 and a loss in the spike's own bin, at
     distance d from its centre, by d h; the tilted log-moment grows by c (1 + c) / 2 of
     it (the mean moves along: ``E exp(-L) = 1`` is kept), and at most by c h.
     """
     parts = [
-        (np.abs(law.loss - center), count * weight)
-        for law, count, center, weight in zip(
-            laws, counts, centers, plan.weights, strict=True
+        (np.abs(pilot.loss - center), count * weight)
+        for pilot, count, center, weight in zip(
+            pilots, counts, centers, plan.weights, strict=True
         )
     ]
 
@@ -79,8 +79,8 @@ def _largest(
     return float(candidates[max(number - 1, 0)])
 
 
-def choose_knots(
-    laws: Sequence[tuple[Pilot, np.ndarray, Direction, int]],
+def choose_grid(
+    pilots: Sequence[tuple[Pilot, np.ndarray, Direction, int]],
     share: float,
     count: float,
     spacing: float,
@@ -88,28 +88,28 @@ def choose_knots(
     span: tuple[float, float],
     largest: int,
 ) -> np.ndarray:
-    """Whole numbers j of the knots ``center + j spacing`` of one step.
+    """Whole numbers j of the grid points ``center + j spacing`` of one step.
 
     The error of bins of width w(x) is a sum of ``w² density``, their number one of
     1 / w, so that the best widths are those in proportion to ``density^(-1/3)``.
 
     Args:
-      laws: law, weights and plan of each direction and its sign, -1 for the mirrored
-        one.
+      pilots: pilot, weights and plan of each direction and its sign, -1
+        for the mirrored one.
       share: of the width that this step may use.
       count: of the step.
       spacing: of the lattice.
       center: where the bulk is.
       span: lowest and highest loss that is needed.
-      largest: number of knots; none are returned where more are needed.
+      largest: number of grid points; none are returned where more are needed.
     """
-    edges = laws[0][0].edges  # symmetric: the same in both directions
+    edges = pilots[0][0].edges  # symmetric: the same in both directions
     lengths = np.maximum(np.diff(edges), 1e-300)
     middle = 0.5 * (edges[:-1] + edges[1:])
     away = np.maximum(np.abs(middle - center) - _DENSE * spacing, 0.0)
     limit = spacing + _GROWTH * away
     widths = np.full(len(lengths), np.inf)
-    for law, weight, plan, sign in laws:
+    for pilot, weight, plan, sign in pilots:
         sizes = lengths[::sign]
         # where there is no mass the widths are bounded by their growth alone
         shape = np.cbrt(sizes / np.maximum(weight, 1e-60))
@@ -124,10 +124,10 @@ def choose_knots(
             tried = np.minimum(factor * spacing * shape, most)
             return float(np.maximum(tried**2 - spacing**2, 0.0) @ unit)
 
-        factor = _largest(error, _KNOT_SHARE * share * plan.width, _FACTORS)
+        factor = _largest(error, _GRID_SHARE * share * plan.width, _FACTORS)
         chosen = np.minimum(factor * spacing * shape, most)
         widths = np.minimum(widths, np.minimum(chosen, _widest(plan))[::sign])
-        widths = np.minimum(widths, _variation(sizes, law.mass)[::sign])
+        widths = np.minimum(widths, _variation(sizes, pilot.mass)[::sign])
     # no width more than a neighbour's and the share of the distance from it
     slope = _GROWTH * middle
     widths = slope + np.minimum.accumulate(widths - slope)
@@ -176,12 +176,12 @@ def _walk(
     return np.concatenate(parts)
 
 
-def with_splits(knots: np.ndarray) -> np.ndarray:
-    """The ``(m + 1,)`` knots and a point between any two, nearer to a narrower bin."""
-    if not len(knots):
-        return knots
-    root = np.sqrt(np.diff(knots))
+def with_splits(grid: np.ndarray) -> np.ndarray:
+    """The ``(m + 1,)`` grid and a point between any two, nearer to a narrower bin."""
+    if not len(grid):
+        return grid
+    root = np.sqrt(np.diff(grid))
     before, after = np.append(root[0], root[:-1]), np.append(root[1:], root[-1])
-    points = np.empty(2 * len(knots) - 1)
-    points[::2], points[1::2] = knots, knots[:-1] + root**2 * before / (before + after)
+    points = np.empty(2 * len(grid) - 1)
+    points[::2], points[1::2] = grid, grid[:-1] + root**2 * before / (before + after)
     return points

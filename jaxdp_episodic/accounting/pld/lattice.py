@@ -1,4 +1,4 @@
-"""The privacy loss of one step on a lattice: two laws that bracket it.
+"""The privacy loss of one step on a lattice: an upper and a lower distribution.
 
 The loss is ``L = log P/Q`` under P. Everything is read off the step's two profiles and
 tails: with ``g = e^u``, ``G(u) = g Q(L > u) = -dh/du`` and
@@ -6,16 +6,18 @@ tails: with ``g = e^u``, ``G(u) = g Q(L > u) = -dh/du`` and
 P and Q exchanged, gives the losses below 0. No second difference of a profile is
 formed, so masses keep their digits far out in the tails.
 
-*Upper law*: every bin between two knots is replaced by atoms at its ends with the same
-P- and Q-mass (connect the dots: Doroshenko, Ghazi, Kamath, Kumar, Manurangsi 2022,
-arXiv:2207.04380). Its profile is the chord of the true one, hence above it.
+*Upper distribution*: every bin between two grid points is replaced by atoms at its ends
+with the same P- and Q-mass (connect the dots: Doroshenko, Ghazi, Kamath, Kumar,
+Manurangsi 2022, arXiv:2207.04380). Its profile is the chord of the true one, hence
+above it.
 
-*Lower law* (`accounting.pld.lower`): outcomes are merged at random around each knot,
-which is post-processing, in such shares that the merged loss is at least the knot. Its
-profile lies below.
+*Lower distribution* (`accounting.pld.lower`): outcomes are merged at random around each
+grid point, which is post-processing, in such shares that the merged loss is at least
+the grid point. Its profile lies below.
 
-Knots are points ``offset + j spacing`` of a lattice, close together where the losses
-are and further apart in the tails. Both laws are second order in the bin widths.
+Grid points are points ``offset + j spacing`` of a lattice, close together where the
+losses are and further apart in the tails. Both distributions are second order in the
+bin widths.
 """
 
 from __future__ import annotations
@@ -31,7 +33,7 @@ from jaxdp_episodic.losses.privacy_loss import PrivacyLoss
 from jaxdp_episodic.numerics.loops import Array
 
 _CHUNKS = Chunks(8192, (256, 4096), (4096, 65536))
-# Relative error of what is computed from them.
+# Relative rounding error of the masses that are computed from the tails.
 _ARITHMETIC_ERROR = 2e-15
 
 
@@ -51,7 +53,7 @@ class Tails(NamedTuple):
     scaled_error: np.ndarray
 
 
-class FineLaw(NamedTuple):
+class BinMasses(NamedTuple):
     """P-masses of the bins between m points, split to the ends: (m - 1,) arrays.
 
     Attributes:
@@ -112,10 +114,10 @@ def evaluate_tails(
 
 
 def displacement(loss: PrivacyLoss) -> float:
-    """Bound of how far the losses of the law that is computed are from the true ones.
+    """Bound of how far computed losses are from the true ones, in nats.
 
-    A law whose losses in ``(-least, least)`` are put to 0 has the tails of ``least``
-    at 0; one whose bins are moved a little has those of points nearby.
+    A distribution whose losses in ``(-least, least)`` are put to 0 has the tails of
+    ``least`` at 0; one whose bins are moved a little has those of points nearby.
     """
     furthest = loss.tail_displacement(np.float64(np.inf))
     return float(2 * loss.smallest_loss() + furthest)
@@ -124,7 +126,7 @@ def displacement(loss: PrivacyLoss) -> float:
 def _tails(
     log_h: np.ndarray, log_tail: np.ndarray, move: np.ndarray, share: np.ndarray
 ) -> Tails:
-    # A NaN stays one, and no law comes out.
+    # A NaN stays one: the masses are then NaN too, and rejected.
     dead, flat = log_h <= -700, log_tail <= -740
     log_h = np.where(dead, 0.0, log_h)
     profile = np.where(dead, 0.0, np.exp(log_h))
@@ -132,7 +134,7 @@ def _tails(
     log_tail = np.where(flat, 0.0, log_tail)
     scaled = np.where(flat, 0.0, np.exp(log_tail))
     error = share * (1 + np.abs(log_h) + np.abs(log_tail))
-    # The Q-masses of the moved law differ by the share ``move``.
+    # The Q-masses of the moved distribution differ by the share ``move``.
     return Tails(
         profile,
         scaled,
@@ -149,7 +151,7 @@ def _tails_kernel(u: Array, loss: PrivacyLoss) -> tuple[Array, Array, Array, Arr
 _log_tails = float64_boundary(_tails_kernel)
 
 
-def fine_law(points: np.ndarray, own: Tails, other: Tails) -> FineLaw:
+def bin_masses(points: np.ndarray, own: Tails, other: Tails) -> BinMasses:
     """Masses of the bins between the points, from the tails of both directions.
 
     Args:
@@ -159,7 +161,7 @@ def fine_law(points: np.ndarray, own: Tails, other: Tails) -> FineLaw:
     """
     a, b = points[:-1], points[1:]
     width = b - a
-    # wide rough bins would overflow
+    # the wide bins of pilots would overflow
     shrink, grow = -np.expm1(-width), np.expm1(np.minimum(width, 700.0))
     # Bins above 0, from the tails above their ends.
     h, g, h_off, g_off = own
@@ -212,7 +214,7 @@ def fine_law(points: np.ndarray, own: Tails, other: Tails) -> FineLaw:
         beneath += _ARITHMETIC_ERROR
     top = np.maximum(top, 0.0)
     mass_error = mass_error + 2 * _ARITHMETIC_ERROR * mass_size
-    return FineLaw(
+    return BinMasses(
         bottom=np.maximum(mass - top, 0.0),
         top=top,
         top_error=top_error + _ARITHMETIC_ERROR * top_size,
@@ -228,31 +230,31 @@ def fine_law(points: np.ndarray, own: Tails, other: Tails) -> FineLaw:
     )
 
 
-def merged_losses(points: np.ndarray, law: FineLaw) -> tuple[np.ndarray, np.ndarray]:
+def merged_losses(points: np.ndarray, bins: BinMasses) -> tuple[np.ndarray, np.ndarray]:
     """P-mass of every bin and the loss of the bin as a whole, ``log(P / Q)``."""
-    mass = law.bottom + law.top
-    share = law.top / np.where(mass > 0, mass, 1.0)
+    mass = bins.bottom + bins.top
+    share = bins.top / np.where(mass > 0, mass, 1.0)
     change = np.maximum(share * np.expm1(points[:-1] - points[1:]), -1 + 1e-15)
     return mass, np.minimum(points[:-1] - np.log1p(change), points[1:])
 
 
-def upper_masses(points: np.ndarray, law: FineLaw) -> tuple[np.ndarray, float]:
-    """Masses of the upper law on the knots ``points[::2]``.
+def upper_masses(points: np.ndarray, bins: BinMasses) -> tuple[np.ndarray, float]:
+    """Masses of the upper distribution on the grid points ``points[::2]``.
 
     Returns:
       ``((m + 1) / 2,)`` masses, and the mass that is moved to an infinite loss.
     """
-    top, bottom = law.top + law.top_error, law.bottom + law.mass_error
-    # An atom at a point, a knot or not, belongs to the bin that begins there.
-    atom = np.where(points == 0, law.atom + law.atom_error, 0.0)
+    top, bottom = bins.top + bins.top_error, bins.bottom + bins.mass_error
+    # An atom at a point, a grid point or not, belongs to the bin that begins there.
+    atom = np.where(points == 0, bins.atom + bins.atom_error, 0.0)
     bottom = bottom + atom[:-1]
-    knots = points[::2]
-    share = np.expm1(knots[:-1] - points[1::2]) / np.expm1(knots[:-1] - knots[1:])
+    grid = points[::2]
+    share = np.expm1(grid[:-1] - points[1::2]) / np.expm1(grid[:-1] - grid[1:])
     middle = top[::2] + bottom[1::2]
-    masses = np.zeros(len(knots))
+    masses = np.zeros(len(grid))
     masses[:-1] += bottom[::2] + (1 - share) * middle
     masses[1:] += top[1::2] + share * middle
-    masses[0] += law.below * (1 + 1e-12)
+    masses[0] += bins.below * (1 + 1e-12)
     masses[-1] += atom[-1]
-    # What underflows lies above the last knot as well.
-    return masses, law.above + law.above_error + 1e-300
+    # What underflows lies above the last grid point as well.
+    return masses, bins.above + bins.above_error + 1e-300

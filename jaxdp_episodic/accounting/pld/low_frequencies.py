@@ -1,9 +1,10 @@
 """Certified ends of delta and epsilon from a few Fourier coefficients of the sum.
 
-Where many losses are added, all but the lowest frequencies of their tilted law are
-as good as 0. What delta asks of the law, ``sum of cells e^{-c x}(1 - e^{-x})`` over
-the excess x of the loss above epsilon, is a sum over frequencies too (Parseval), with
-weights that are geometric series: no inverse transform, and no cells.
+Where many losses are added, all but the lowest frequencies of their tilted distribution
+are as good as 0. What delta asks of the distribution,
+``sum of cells e^{-c x}(1 - e^{-x})`` over the excess x of the loss above epsilon, is a
+sum over frequencies too (Parseval), with weights that are geometric series: no inverse
+transform, and no cells.
 
 What is left out, and every rounding, is bounded and goes to the safe side.
 """
@@ -18,7 +19,7 @@ import numpy as np
 
 from jaxdp_episodic.accounting.pld import window
 from jaxdp_episodic.accounting.pld.hockey_stick import (
-    Bracket,
+    CertifiedDistribution,
     chernoff_epsilon,
     chernoff_log_delta,
     exponent_error,
@@ -33,11 +34,11 @@ _MOST_ITERATIONS = 40
 _BLOCK = 2**21
 
 
-class Spectrum(NamedTuple):
-    """One certified law of the sum by its lowest Fourier coefficients.
+class LowFrequencies(NamedTuple):
+    """One certified distribution of the sum by its lowest Fourier coefficients.
 
     Attributes:
-      law: everything but the cells, which are empty.
+      certified: everything but the cells, which are empty.
       size: N, the number of cells of the circle.
       coefficients: (K,) complex; those of frequencies 0 to K - 1, the window's first
         cell being at angle 0.
@@ -45,21 +46,21 @@ class Spectrum(NamedTuple):
       rest: bound of the sum over all other frequencies k, both signs, of
         ``|b_k| / |(1 - z)(1 - z')|``, over N, where ``z = e^{-c h + i w h}``,
         ``z' = z e^{-h}``, h the spacing.
-      guess: epsilon that is expected.
+      initial_epsilon: epsilon that is expected.
       precision: nats of log(delta) that do not matter.
     """
 
-    law: Bracket
+    certified: CertifiedDistribution
     size: int
     coefficients: np.ndarray
     errors: np.ndarray
     rest: float
-    guess: float
+    initial_epsilon: float
     precision: float
 
 
 class _Batch(NamedTuple):
-    """Several spectra; (R, 1) each but the last four fields, which are (R, K)."""
+    """Several `LowFrequencies`; (R, 1) each but the last four fields, (R, K)."""
 
     tilt: np.ndarray
     spacing: np.ndarray
@@ -76,40 +77,40 @@ class _Batch(NamedTuple):
 
 
 class _Values(NamedTuple):
-    """Tilted delta at one epsilon for each law, to the safe side; (R,) each."""
+    """Tilted delta at one epsilon each, rounded to the safe side; (R,) each."""
 
     total: np.ndarray
     slope: np.ndarray
 
 
 def certified_ends(
-    laws: Sequence[Spectrum],
+    dists: Sequence[LowFrequencies],
     given: Sequence[float],
     upper: Sequence[bool],
     *,
     of_epsilon: bool,
 ) -> list[tuple[float, Estimate]]:
-    """Certified ends of many laws, in the manner of `hockey_stick.certified_epsilon`.
+    """Certified ends of many sums; as `hockey_stick.certified_epsilon` of one.
 
     Args:
-      laws: any number of them.
+      dists: any number of them.
       given: for each log(delta), or epsilon.
       upper: for each whether the upper end is asked for, else the lower one.
       of_epsilon: whether epsilon is asked for, else log(delta).
 
     Returns:
-      For each law the end, rounded to the safe side, and an estimate.
+      For each distribution the end, rounded to the safe side, and an estimate.
     """
-    result: list[tuple[float, Estimate] | None] = [None] * len(laws)
+    result: list[tuple[float, Estimate] | None] = [None] * len(dists)
     groups: dict[int, list[int]] = {}
-    for i, law in enumerate(laws):
-        groups.setdefault(len(law.coefficients).bit_length(), []).append(i)
+    for i, dist in enumerate(dists):
+        groups.setdefault(len(dist.coefficients).bit_length(), []).append(i)
     solve = _epsilons if of_epsilon else _log_deltas
     for length, members in groups.items():
         number = max(_BLOCK >> length, 1)
         for start in range(0, len(members), number):
             chosen = members[start : start + number]
-            part = [laws[i] for i in chosen]
+            part = [dists[i] for i in chosen]
             ends = solve(
                 part,
                 _batch(part, [upper[i] for i in chosen]),
@@ -120,20 +121,20 @@ def certified_ends(
     return [end for end in result if end is not None]
 
 
-def _batch(laws: Sequence[Spectrum], upper: Sequence[bool]) -> _Batch:
-    length = max(len(law.coefficients) for law in laws)
-    coefficients = np.zeros((len(laws), length), complex)
-    errors = np.zeros((len(laws), length))
-    for i, law in enumerate(laws):
-        coefficients[i, : len(law.coefficients)] = law.coefficients
-        errors[i, : len(law.errors)] = law.errors
+def _batch(dists: Sequence[LowFrequencies], upper: Sequence[bool]) -> _Batch:
+    length = max(len(dist.coefficients) for dist in dists)
+    coefficients = np.zeros((len(dists), length), complex)
+    errors = np.zeros((len(dists), length))
+    for i, dist in enumerate(dists):
+        coefficients[i, : len(dist.coefficients)] = dist.coefficients
+        errors[i, : len(dist.errors)] = dist.errors
 
     def column(values: Sequence[float]) -> np.ndarray:
         return np.array(values, np.float64)[:, None]
 
-    tilt = column([law.law.tilt for law in laws])
-    spacing = column([law.law.spacing for law in laws])
-    size = column([law.size for law in laws])
+    tilt = column([dist.certified.tilt for dist in dists])
+    spacing = column([dist.certified.spacing for dist in dists])
+    size = column([dist.size for dist in dists])
     angle = 2 * math.pi * np.arange(length) / size
     decay, half = np.exp(-tilt * spacing), np.sin(0.5 * angle)
     step = decay * np.exp(1j * angle)
@@ -145,19 +146,19 @@ def _batch(laws: Sequence[Spectrum], upper: Sequence[bool]) -> _Batch:
     both = np.where(np.arange(length) > 0, 2.0, 1.0) / size
     tail = both * coefficients / far
     truncated = [
-        law.law.truncated[1] + (0.0 if up else law.law.truncated[0])
-        for law, up in zip(laws, upper, strict=True)
+        dist.certified.truncated[1] + (0.0 if up else dist.certified.truncated[0])
+        for dist, up in zip(dists, upper, strict=True)
     ]
     weights = both / np.abs(near * far)
     return _Batch(
         tilt=tilt,
         spacing=spacing,
-        start=column([law.law.start for law in laws]),
+        start=column([dist.certified.start for dist in dists]),
         size=size,
         upper=np.array(upper)[:, None],
         truncated=column(truncated),
         most=np.exp(window.log_weight(tilt)),
-        rest=column([law.rest for law in laws]),
+        rest=column([dist.rest for dist in dists]),
         step=step,
         term=tail / near,
         tail=tail,
@@ -211,35 +212,35 @@ def _rows(batch: _Batch, chosen: np.ndarray) -> _Batch:
 
 
 def _log_deltas(
-    laws: Sequence[Spectrum], batch: _Batch, epsilon: np.ndarray
+    dists: Sequence[LowFrequencies], batch: _Batch, epsilon: np.ndarray
 ) -> list[tuple[float, Estimate]]:
     """Ends of log(delta) at epsilon; as `hockey_stick.certified_log_delta`."""
-    shift = np.array([law.law.shift for law in laws])
+    shift = np.array([dist.certified.shift for dist in dists])
     sign = np.where(batch.upper[:, 0], 1.0, -1.0)
     at = np.maximum(epsilon - sign * shift, batch.start[:, 0])
     values = _values(batch, at)
     result = []
-    for i, spectrum in enumerate(laws):
-        law, total, here = spectrum.law, float(values.total[i]), float(at[i])
+    for i, low in enumerate(dists):
+        dist, total, here = low.certified, float(values.total[i]), float(at[i])
         log_delta = -math.inf
         if total > 0:
-            log_delta = math.log(total) + law.log_moment - law.tilt * here
+            log_delta = math.log(total) + dist.log_moment - dist.tilt * here
         slope = float(values.slope[i])
         estimate = Estimate(float(epsilon[i]), max(log_delta, -690.0), slope)
-        log_delta += sign[i] * exponent_error(law, log_delta, here)
+        log_delta += sign[i] * exponent_error(dist, log_delta, here)
         if batch.upper[i]:
-            bound = chernoff_log_delta(law, float(epsilon[i]))
-            infinite = math.log(max(law.infinite, 1e-300))
+            bound = chernoff_log_delta(dist, float(epsilon[i]))
+            infinite = math.log(max(dist.infinite, 1e-300))
             log_delta = float(np.logaddexp(log_delta, infinite)) + 1e-12
             # an upper bound of 0 or less knows nothing
-            inside = total > 0 and epsilon[i] - shift[i] >= law.start
+            inside = total > 0 and epsilon[i] - shift[i] >= dist.start
             log_delta = min(log_delta, bound) if inside else bound
         result.append((min(log_delta, 0.0), estimate))
     return result
 
 
 def _epsilons(
-    laws: Sequence[Spectrum], batch: _Batch, log_delta: np.ndarray
+    dists: Sequence[LowFrequencies], batch: _Batch, log_delta: np.ndarray
 ) -> list[tuple[float, Estimate]]:
     """Ends of epsilon at log(delta), by Newton's method.
 
@@ -248,24 +249,24 @@ def _epsilons(
     """
     upper = batch.upper[:, 0]
     sign = np.where(upper, 1.0, -1.0)
-    level, bound, shift = np.empty((3, len(laws)))
-    guess, slack = np.empty((2, len(laws)))
-    for i, (spectrum, up) in enumerate(zip(laws, upper, strict=True)):
-        law, goal = spectrum.law, float(log_delta[i])
-        reach = abs(law.start) + spectrum.size * law.spacing
-        bound[i] = chernoff_epsilon(law, goal) if up else math.inf
-        level[i] = goal + exponent_error(law, goal, reach)
+    level, bound, shift = np.empty((3, len(dists)))
+    initial_epsilon, slack = np.empty((2, len(dists)))
+    for i, (low, up) in enumerate(zip(dists, upper, strict=True)):
+        dist, goal = low.certified, float(log_delta[i])
+        reach = abs(dist.start) + low.size * dist.spacing
+        bound[i] = chernoff_epsilon(dist, goal) if up else math.inf
+        level[i] = goal + exponent_error(dist, goal, reach)
         if up:
-            level[i] = finite_level(law, goal, reach)
-        shift[i], guess[i] = law.shift, spectrum.guess
-        slack[i] = 1e-2 * spectrum.precision
-    moment = np.array([law.law.log_moment for law in laws])
+            level[i] = finite_level(dist, goal, reach)
+        shift[i], initial_epsilon[i] = dist.shift, low.initial_epsilon
+        slack[i] = 1e-2 * low.precision
+    moment = np.array([dist.certified.log_moment for dist in dists])
     tilt, start = batch.tilt[:, 0], batch.start[:, 0]
     left = np.maximum(start, 0.0)
     last = start + (batch.size - 1)[:, 0] * batch.spacing[:, 0]
     right = np.maximum(np.minimum(np.where(upper, bound, last), last), left)
     best = np.where(upper, np.inf, 0.0)
-    at, slope = np.clip(guess, left, right), tilt.copy()
+    at, slope = np.clip(initial_epsilon, left, right), tilt.copy()
     active = np.flatnonzero(np.isfinite(level))
     for _ in range(_MOST_ITERATIONS):
         here = at[active]

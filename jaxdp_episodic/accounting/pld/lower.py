@@ -1,17 +1,18 @@
-"""The lower law of one step: outcomes merged so that no loss is overstated.
+"""The lower distribution of one step, whose hockey-stick curve lies below the true one.
 
-Each bin between two knots has two halves, A below the point that splits it and B
-above. A goes to the lower knot and B to the upper one, except for a share x of A and y
-of B that go the other way. With ``gain`` the sum of ``P - e^knot Q`` of what a knot
-gets from the bin above it and ``loss`` that of ``e^knot Q - P`` of what it gets from
-the bin below, a merged outcome has at least the knot's loss where ``gain >= loss``:
-merging is post-processing, so the law lies below the true one. What is in excess is
-wasted.
+Each bin between two grid points has two halves, A below the point that splits it and B
+above. A goes to the lower grid point and B to the upper one, except for a share x of A
+and y of B that go the other way. At a grid point u, with ``gain`` the sum of
+``P - e^u Q`` over what comes from the bin above and ``loss`` that of ``e^u Q - P`` over
+what comes from the bin below, the merged outcome has a loss of at least u where
+``gain >= loss``. Merging is post-processing, so no hockey-stick divergence rises; what
+``gain`` exceeds ``loss`` by is wasted.
 
-Two ways to choose the shares: bin by bin, so that both its knots have what they aim at;
-and from both ends of the law towards its heaviest knot, each knot balanced in turn. A
-law that is a narrow spike in the main has its heaviest knot balanced last, by moving
-all knots along a little: a spike off the lattice would cost a whole bin.
+Two ways to choose the shares: bin by bin, so that both its grid points have what they
+aim at; and from both ends of the distribution towards its heaviest grid point, each
+grid point balanced in turn. A distribution that is a narrow spike in the main has its
+heaviest grid point balanced last, by moving all grid points along a little: a spike off
+the lattice would cost a whole bin.
 """
 
 from __future__ import annotations
@@ -21,28 +22,29 @@ from typing import NamedTuple
 
 import numpy as np
 
-from jaxdp_episodic.accounting.pld.lattice import FineLaw
+from jaxdp_episodic.accounting.pld.lattice import BinMasses
 
-# Shares of what the bins beside a knot can give it that are asked of them.
+# Shares of the gain that the bins beside a grid point can give it, tried as targets.
 _REACHES = (0.7, 0.85)
-# Of knots further apart than so many nats the upper one gets e^-690 of the mass between
-# them at the most, where it would be less.
+# Of grid points further apart than so many nats the upper one gets e^-690 of the mass
+# between them at the most, where it would be less.
 _MOST_RISE = 690.0
-# Share of a law in one knot from which on it is looked at as a spike.
+# A grid point with at least this share of the mass is treated as a spike.
 _SPIKE = 0.05
-# How far knots move at most, over the spacing at the spike; how often it is tried.
+# How far grid points move at most, over the spacing at the spike; how often it is
+# tried.
 _FURTHEST, _TRIALS = 0.4, 8
-# Of the distance between two trials the next one keeps from either.
+# The next trial keeps this share of the distance of two trials from either.
 _LEAST_SHARE = 0.05
-# The waste at the heaviest knot, over the mass and the spacing, that is small.
+# A negligible waste at the heaviest grid point, over the mass and the spacing.
 _SMALL_WASTE = 1e-7
 # Shares are kept a little on the safe side of quotients, which are rounded; rounding
 # of a sum of products, over their size.
 _ROUNDED, _UNIT = 1e-13, 2e-15
 
 
-class LowerLaw(NamedTuple):
-    """Masses ``(m,)`` on the knots, and by how much all of the knots are moved."""
+class LowerDistribution(NamedTuple):
+    """Masses ``(m,)`` on the grid points, and the move common to all of those."""
 
     masses: np.ndarray
     move: float
@@ -60,50 +62,54 @@ class _Halves(NamedTuple):
     above_gain: float
 
 
-def lower_law(points: np.ndarray, law: FineLaw, tilt: float) -> LowerLaw:
-    """The lower law on the knots ``points[::2]``, all of them moved by ``move``.
+def lower_distribution(
+    points: np.ndarray, bins: BinMasses, tilt: float
+) -> LowerDistribution:
+    """The best lower distribution on the grid ``points[::2]``, moved as a whole.
 
-    Of those that can be had, the one of the largest moment ``E e^{tilt L}``.
+    Of the candidates, the one of the largest moment ``E e^{tilt L}``.
 
     Args:
-      points: (2 m - 1,) knots and the points that split the bins between them.
-      law: of the bins between the points.
+      points: (2 m - 1,) grid points and the points that split the bins between them.
+      bins: of the bins between the points.
       tilt: c > 0.
     """
-    knots = points[::2]
-    atom = np.where(knots == 0, max(law.atom - law.atom_error, 0.0), 0.0)
-    halves = _halves(points, law, 0.0)
+    grid = points[::2]
+    atom = np.where(grid == 0, max(bins.atom - bins.atom_error, 0.0), 0.0)
+    halves = _halves(points, bins, 0.0)
     # Which target wastes least depends on how steep the density is.
     tries = [
-        LowerLaw(_share_out(halves, target) + atom, 0.0) for target in _targets(halves)
+        LowerDistribution(_share_out(halves, target) + atom, 0.0)
+        for target in _targets(halves)
     ]
     around = np.append(halves.mass_a, 0.0) + np.append(0.0, halves.mass_b)
     heaviest = int(np.argmax(around))
-    inside = 0 < heaviest < len(knots) - 1
+    inside = 0 < heaviest < len(grid) - 1
     if inside and around[heaviest] > _SPIKE:
-        tries += _swept(points, law, heaviest)
-    scores = [_score(t, knots, tilt) for t in tries]
+        tries += _swept(points, bins, heaviest)
+    scores = [_score(t, grid, tilt) for t in tries]
     return tries[int(np.argmax(scores))]
 
 
-def _score(law: LowerLaw, knots: np.ndarray, tilt: float) -> float:
+def _score(bins: LowerDistribution, grid: np.ndarray, tilt: float) -> float:
     """About the logarithm of the moment; differences of it keep their digits."""
-    reach = min(tilt, 300.0 / max(float(knots[-1]), 1e-300))
-    growth = float(law.masses @ np.expm1(reach * knots)) + float(law.masses.sum()) - 1
-    return float(np.log1p(max(growth, -1 + 1e-15))) + reach * law.move
+    reach = min(tilt, 300.0 / max(float(grid[-1]), 1e-300))
+    growth = float(bins.masses @ np.expm1(reach * grid)) + float(bins.masses.sum()) - 1
+    return float(np.log1p(max(growth, -1 + 1e-15))) + reach * bins.move
 
 
-def _halves(points: np.ndarray, law: FineLaw, move: float) -> _Halves:
-    """Of the knots ``points[::2] + move``."""
-    knots = points[::2]
-    first, whole = points[1::2] - knots[:-1], knots[1:] - knots[:-1]
+def _halves(points: np.ndarray, bins: BinMasses, move: float) -> _Halves:
+    """Masses, gains and losses of half bins for the grid ``points[::2] + move``."""
+    grid = points[::2]
+    first, whole = points[1::2] - grid[:-1], grid[1:] - grid[:-1]
     nothing = np.zeros_like(whole)
     parts = []
     for half, low, high in ((0, nothing, first), (1, first, whole)):
-        bottom, top = law.bottom[half::2], law.top[half::2]
-        off, wrong = law.mass_error[half::2], law.top_error[half::2]
+        bottom, top = bins.bottom[half::2], bins.top[half::2]
+        off, wrong = bins.mass_error[half::2], bins.top_error[half::2]
         mass, sure = bottom + top, np.maximum(top - wrong, 0.0)
-        # from the lower knot up to the half's ends, and from those to the upper one
+        # from the lower grid point up to the half's ends, and from those to the upper
+        # one
         near, far = -np.expm1(move - low), -np.expm1(move - high)
         size = mass * np.abs(near) + sure * (far - near)
         gain = mass * near - off * np.abs(near) + sure * (far - near) - _UNIT * size
@@ -111,32 +117,37 @@ def _halves(points: np.ndarray, law: FineLaw, move: float) -> _Halves:
         far = np.expm1(np.minimum(whole - low + move, _MOST_RISE))
         size = mass * np.abs(far) + sure * (far - near)
         loss = mass * far + off * np.abs(far) - sure * (far - near) + _UNIT * size
-        # What may lie below its knot goes nowhere; less than no loss counts as none.
+        # Mass that may lie below its grid point is dropped; a negative loss is 0.
         kept = np.where(gain >= 0, np.maximum(mass - off, 0.0), 0.0)
         parts.append((kept, np.maximum(gain, 0.0), np.maximum(loss, 0.0)))
     (mass_a, gain_a, loss_a), (mass_b, gain_b, loss_b) = parts
-    above = max(law.above_gain * (1 - _ROUNDED), 0.0) if move <= 0 else 0.0
-    # The mass above the last knot is merged into it but not counted: at a large tilt
-    # it would outweigh all the rest.
+    above = max(bins.above_gain * (1 - _ROUNDED), 0.0) if move <= 0 else 0.0
+    # The mass above the last grid point is merged into it but not counted: at a large
+    # tilt it would outweigh all the rest.
     return _Halves(mass_a, mass_b, gain_a, gain_b, loss_a, loss_b, above)
 
 
-def _swept(points: np.ndarray, law: FineLaw, heaviest: int) -> list[LowerLaw]:
-    """Laws whose knots are balanced in turn, at several moves of all of them."""
-    knots = points[::2]
-    if law.atom > 0 and knots[heaviest] != 0:
+def _swept(
+    points: np.ndarray, bins: BinMasses, heaviest: int
+) -> list[LowerDistribution]:
+    """Candidates whose grid points are balanced in turn, at several moves of all."""
+    grid = points[::2]
+    if bins.atom > 0 and grid[heaviest] != 0:
         return []
-    atom = max(law.atom - law.atom_error, 0.0)
-    room = _FURTHEST * min(np.diff(knots[heaviest - 1 : heaviest + 2]))
+    atom = max(bins.atom - bins.atom_error, 0.0)
+    room = _FURTHEST * min(np.diff(grid[heaviest - 1 : heaviest + 2]))
     tries, move = [], 0.0
-    left, right = (-room, math.nan), (room, math.nan)  # waste falls as knots move up
+    left, right = (
+        (-room, math.nan),
+        (room, math.nan),
+    )  # waste falls as the grid moves up
     for _ in range(_TRIALS):
-        halves = _halves(points, law, move)
-        # the atom lies at the heaviest knot before it is moved
+        halves = _halves(points, bins, move)
+        # the atom lies at the heaviest grid point before it is moved
         step = float(np.expm1(move))
-        held = -atom * step - 2 * law.atom_error * abs(step)
+        held = -atom * step - 2 * bins.atom_error * abs(step)
         masses, waste = _sweep(halves, heaviest, atom, held)
-        tries.append(LowerLaw(masses, move))
+        tries.append(LowerDistribution(masses, move))
         weight = max(float(masses[heaviest]), _SPIKE)
         if abs(waste) <= _SMALL_WASTE * weight * room:
             break
@@ -157,17 +168,17 @@ def _swept(points: np.ndarray, law: FineLaw, heaviest: int) -> list[LowerLaw]:
 def _sweep(
     halves: _Halves, heaviest: int, atom: float, held: float
 ) -> tuple[np.ndarray, float]:
-    """Masses, each knot balanced in turn from both ends to the heaviest one.
+    """Masses, each grid point balanced in turn from both ends to the heaviest one.
 
     Returns:
-      ``(m,)`` masses, and gain less loss at the heaviest knot: what is wasted there,
-      or lacks.
+      ``(m,)`` masses, and gain less loss at the heaviest grid point: waste if positive,
+      else what lacks.
     """
     mass_a, mass_b, gain_a, gain_b, loss_a, loss_b = (h.tolist() for h in halves[:6])
     masses = [0.0] * (len(mass_a) + 1)
     gain = halves.above_gain
     for i in range(len(mass_a) - 1, heaviest - 1, -1):
-        # as much goes up as the upper knot's gain allows
+        # as much goes up as the upper grid point's gain allows
         x = y = 0.0
         if gain < loss_b[i]:
             y = 1 - gain / loss_b[i] * (1 - _ROUNDED)
@@ -191,7 +202,7 @@ def _sweep(
         masses[i] += (1 - x) * mass_a[i] + y * mass_b[i]
         risen = x * mass_a[i] + (1 - y) * mass_b[i]
         loss = x * loss_a[i] + (1 - y) * loss_b[i]
-    # an atom below its knot is a loss too
+    # an atom below its grid point is a loss too
     kept = _kept(gain + max(held, 0.0), loss + max(-held, 0.0))
     if held < 0 and kept < 1:
         masses[heaviest - 1] += (1 - kept) * (risen + atom)
@@ -208,7 +219,7 @@ def _kept(gain: float, loss: float) -> float:
 
 
 def _targets(halves: _Halves) -> list[np.ndarray]:
-    """Candidates for the gain and loss of each knot."""
+    """Candidates for the gain and loss of each grid point."""
     _, _, gain_a, gain_b, loss_a, loss_b, above_gain = halves
     gains, losses = np.append(gain_a, above_gain), np.append(0.0, loss_b)
     larger = np.maximum(gains, losses)
@@ -218,7 +229,7 @@ def _targets(halves: _Halves) -> list[np.ndarray]:
     result = [larger]
     for share in _REACHES:
         target = np.minimum(larger, share * reach)
-        # A bin that gives one knot less than its half gives the other one more.
+        # A bin that gives one grid point less than its half gives the other one more.
         fewer_losses = np.maximum(loss_b - target[1:], 0.0)
         fewer_gains = np.maximum(gain_a - target[:-1], 0.0)
         more = np.zeros(len(larger))
@@ -235,10 +246,10 @@ def _targets(halves: _Halves) -> list[np.ndarray]:
 
 
 def _share_out(halves: _Halves, target: np.ndarray) -> np.ndarray:
-    """Masses on the knots where both sides of each aim at the target."""
+    """Masses on the grid points where both sides of each aim at the target."""
     mass_a, mass_b, gain_a, gain_b, loss_a, loss_b, above_gain = halves
     lack_gain, lack_loss = target[:-1] - gain_a, target[1:] - loss_b
-    # Across hundreds of nats losses overflow: there all goes to the lower knot.
+    # Across hundreds of nats losses overflow: there all goes to the lower grid point.
     with np.errstate(over="ignore", invalid="ignore"):
         determinant = gain_b * loss_a - gain_a * loss_b
         scale = np.where(determinant > 0, determinant, 1.0)

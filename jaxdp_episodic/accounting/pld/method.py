@@ -1,17 +1,17 @@
 """The "pld" method: certified intervals by composing privacy loss distributions.
 
-Each step's loss is bracketed by two laws on a lattice (`accounting.pld.lattice`),
-whose convolution powers come from Fourier transforms of the exponentially *tilted*
-laws (`numerics.fourier`), so that the cells that matter are the largest and rounding
-stays relative to delta. What is cut off, wrapped around or rounded is bounded and
-added to the upper end, taken from the lower. A single step is read off its profile
-(`accounting.pld.single`). The interval holds the exact hockey-stick
-curve of the composed dominating pair, forward and backward composed separately and
-the larger taken at the end (docs/theory.md, "From profiles to answers").
+Each step's loss is bounded by two distributions on a lattice
+(`accounting.pld.lattice`), whose convolution powers come from Fourier transforms of the
+exponentially *tilted* distributions (`numerics.fourier`), so that the cells that matter
+are the largest and rounding stays relative to delta. What is cut off, wrapped around or
+rounded is bounded and added to the upper end, taken from the lower. A single step is
+read off its profile (`accounting.pld.single`). The interval holds the exact
+hockey-stick curve of the composed dominating pair, forward and backward composed
+separately and the larger taken at the end (docs/theory.md, "From profiles to answers").
 
 Reference: Doroshenko, Ghazi, Kamath, Kumar, Manurangsi (2022), arXiv:2207.04380 (the
-upper law); Koskela, Jälkö, Honkela (2020), arXiv:1906.03049 (Fourier accountant);
-Zhu, Dong, Wang (2022), arXiv:2106.08567 (composition of dominating pairs).
+upper distribution); Koskela, Jälkö, Honkela (2020), arXiv:1906.03049 (Fourier
+accountant); Zhu, Dong, Wang (2022), arXiv:2106.08567 (composition of dominating pairs).
 """
 
 from __future__ import annotations
@@ -36,28 +36,29 @@ from jaxdp_episodic.accounting.rdp.method import rdp_bound
 from jaxdp_episodic.accounting.run import Run
 
 _BLOCK = 64
-# From so many settings on JAX's transforms pay for their compiling.
+# From so many settings on JAX's transforms are worth compiling.
 BREAK_EVEN = 20_000
 # Widths that are aimed for if no other is asked for, of epsilon and of delta, and the
 # cells of a lattice that they are worth.
 DEFAULT_EPSILON_SHARE, DEFAULT_EPSILON_WIDTH = 1e-4, 1e-7
 DEFAULT_DELTA_SHARE = 1e-3
 _FINE_LATTICE = 2**19
-# Widths that are worth the largest lattice.
+# Widths for which the largest lattice is tried.
 _COARSE_EPSILON = Aim(1e-4, 0.01, refine.LARGEST_LATTICE)
 _COARSE_DELTA = Aim(0.0, 0.02, refine.LARGEST_LATTICE)
-_MOST_ROUNDS = 14
-# Of a width, where an epoch's own law takes up the rest: for the lower end and the
-# upper. A lattice finer than the losses would cost the lower law.
+_MOST_REFINEMENTS = 14
+# Shares of a width left to the lattice, for the lower end and the upper, where the
+# bounding pairs of epochs take the rest. A lattice finer than their losses wastes mass
+# of the lower distribution.
 _SHARE_OF_LATTICE = (0.3, 0.1)
-# Rounds after which an aim is given up if there is no lower end yet.
-_FRUITLESS_ROUNDS = 2
+# Refinements after which an aim is given up if there is no lower end yet.
+_FRUITLESS_REFINEMENTS = 2
 # Steps whose rounding errors alone are nats of log(delta).
 _MOST_STEPS = 1e14
 # Moves of the noise beyond which single losses need a lattice of their own.
 _LARGEST_MOVE = 1e6
-# Nats across which a lower law has nothing: where losses are that large, as of hardly
-# any noise, the upper end is all that comes of another round, and near.
+# On a lattice wider than this, in nats, the lower distribution is useless: for such
+# losses, as of hardly any noise, refinements find the upper end alone, and it is near.
 _WIDEST_SPACING = 300.0
 # Rounding of Rényi's bound, relative.
 _RDP_ROUNDING = 1e-13
@@ -102,8 +103,8 @@ def pld_bounds(
         if all(map(operator.is_, below.losses, run.losses)):
             lower, upper = _bounds(question, run, width)
         else:
-            lower = _end_of_law(question, below, width, up=False)
-            upper = _end_of_law(question, above, width, up=True)
+            lower = _end_of_bounding_run(question, below, width, up=False)
+            upper = _end_of_bounding_run(question, above, width, up=True)
             upper = np.maximum(upper, lower)
     if width is not None and question.is_epsilon:
         missed = np.isfinite(upper) & (upper - lower > width)
@@ -116,16 +117,17 @@ def pld_bounds(
     return lower.reshape(shape), upper.reshape(shape)
 
 
-def _end_of_law(
-    question: Question, law: Run, width: float | None, *, up: bool
+def _end_of_bounding_run(
+    question: Question, bounding: Run, width: float | None, *, up: bool
 ) -> np.ndarray:
-    """One end, of a run of which some steps' laws are above or below their own.
+    """One end, of a run some of whose steps are bounded by other distributions.
 
-    With ``log H_g`` of the law off by up to a, and its losses by b, the end is that at
-    a delta or epsilon moved by them, and moved by the other one.
+    Where the bounding pair's ``log H_g`` has an error of up to a, and its losses of up
+    to b, epsilon is that at log(delta) moved by a, moved by b; and log(delta) that at
+    epsilon moved by b, moved by a: each outward.
     """
-    log_kept, sign = law.log_kept(), 1 if up else -1
-    of_mass, of_loss = law.law_error()
+    log_kept, sign = bounding.log_kept(), 1 if up else -1
+    of_mass, of_loss = bounding.certified_error()
     if question.is_epsilon:
         moved = question.at(np.minimum(question.target - sign * of_mass, -1e-300))
     else:
@@ -133,7 +135,7 @@ def _end_of_law(
     left = moved.given_kept(log_kept, up=up)
     hopeless = np.isneginf(left.target)
     left = left.at(np.where(hopeless, -1.0, left.target))
-    end = _bounds(left, law, width, share=_SHARE_OF_LATTICE[up])[up]
+    end = _bounds(left, bounding, width, share=_SHARE_OF_LATTICE[up])[up]
     nothing = np.zeros(end.shape)
     answer = Answer(end, nothing, nothing)
     end = moved.with_failure(answer, log_kept, up=up).value
@@ -151,7 +153,7 @@ def _end_of_law(
 def _bounds(
     question: Question, run: Run, width: float | None, share: float = 1.0
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Both ends of one law; their width is ``share`` of what is asked for, or more."""
+    """Both ends of one run; their width is ``share`` of what is asked for, or more."""
     upper = np.array(rdp_bound(question, run)[0])
     # Where nothing but the largest loss counts it is as near to the truth as this.
     upper = upper + _RDP_ROUNDING * np.where(np.isfinite(upper), np.abs(upper), 0.0)
@@ -248,18 +250,18 @@ def _solve_block(block: list[Setting]) -> None:
     try:
         # What overflows is inf, and no end is moved by inf or NaN.
         with np.errstate(all="ignore"):
-            _rounds(block)
+            _refine(block)
     except ArithmeticError:
         if len(block) > 1:
             for setting in block:
                 _solve_block([setting])
 
 
-def _rounds(block: list[Setting]) -> None:
+def _refine(block: list[Setting]) -> None:
     single.narrow([s for s in block if single.is_single(s)])
     block = [s for s in block if not single.is_single(s)]
     refine.run_pilots(block)
-    for _ in range(_MOST_ROUNDS):
+    for _ in range(_MOST_REFINEMENTS):
         block = [s for s in block if _unfinished(s)]
         if not block:
             break
@@ -274,17 +276,19 @@ def _unfinished(setting: Setting) -> bool:
         return False
     stuck = setting.out_of_memory or setting.last_attempt
     unknown = setting.lower <= (-np.inf if setting.target.log_delta is None else 0.0)
-    stuck |= unknown and setting.rounds - setting.aimed_at >= _FRUITLESS_ROUNDS
+    stuck |= (
+        unknown and setting.refinements - setting.aimed_at >= _FRUITLESS_REFINEMENTS
+    )
     if width <= enough or stuck:
         return _has_another_aim(setting, stuck)
-    if setting.spacing > _WIDEST_SPACING and not setting.guessed:
+    if setting.spacing > _WIDEST_SPACING and not setting.has_no_estimate:
         return False
     if setting.least_spacing > 0:
         pass  # a coarser lattice is to be tried, nothing else
-    elif setting.guessed:
-        if setting.rounds:
+    elif setting.has_no_estimate:
+        if setting.refinements:
             setting.scale *= 0.7
-    elif setting.rounds:
+    elif setting.refinements:
         setting.scale *= min(max(0.7 * enough / width, 0.1), 0.4)
     return True
 

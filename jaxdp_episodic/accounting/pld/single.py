@@ -58,7 +58,7 @@ def _narrow_epsilon(settings: Sequence[Setting]) -> None:
     for s, tried, goal, (low, high) in zip(
         settings, points, log_delta, _log_profiles(settings, points), strict=True
     ):
-        # Each is one by itself: no order among the points is relied on.
+        # Each point is certified by itself: no monotonicity is used.
         s.upper = min([s.upper, *tried[high <= goal].tolist()])
         s.lower = max([s.lower, *tried[low >= goal].tolist()])
         s.upper = max(s.upper, s.lower)
@@ -69,7 +69,7 @@ def _log_profiles(
 ) -> list[tuple[np.ndarray, np.ndarray]]:
     """Certified ends of log(delta) at some epsilons >= 0 of each setting.
 
-    The computed profile is that of a law whose losses are off by no more than
+    The computed profile is that of a distribution whose losses are off by no more than
     `lattice.displacement`: it is read off as far to either side.
     """
     losses = [s.steps[0].loss for s in settings]

@@ -1,4 +1,4 @@
-"""Powers of tilted loss laws: their lowest frequencies, or all cells of the sum.
+"""Convolution powers of tilted losses: their lowest frequencies, or all cells.
 
 A sum of many losses has few frequencies that are not as good as 0; with those the
 answer is read off without an inverse transform (`low_frequencies`). A sum of
@@ -14,23 +14,23 @@ from typing import Any
 import numpy as np
 
 from jaxdp_episodic._engine import float64_boundary
-from jaxdp_episodic.accounting.pld.hockey_stick import Bracket, Row
-from jaxdp_episodic.accounting.pld.low_frequencies import Spectrum
+from jaxdp_episodic.accounting.pld.hockey_stick import CertifiedDistribution, Row
+from jaxdp_episodic.accounting.pld.low_frequencies import LowFrequencies
 from jaxdp_episodic.numerics import fourier
 
 # Rows of a transform, padded; cells of all of them.
 _LARGEST_BATCH, _LARGEST_CELLS = 8, 2**20
 # Cells of a row that is transformed back: about 20 arrays of it are live.
 LARGEST_CELLS = 2**22
-# Laws whose logarithms and phases are added up at a time, with little rounding.
+# Number of distributions whose logarithms and phases are added up at a time.
 _MOST_TOGETHER = 16
-# Share of a law in one cell from which on it is split off.
+# An atom of at least this mass is split off before the transform.
 _ATOM = 0.6
 # Kernels of the power, by what keeps their rounding errors small.
 PLAIN, DIFFERENCES, AROUND_ATOM = "plain", "differences", "around atom"
-# How many frequencies are read off at most: as many, or the share of all cells.
+# The largest number of low frequencies: so many, or this share of all cells.
 _LOW_FREQUENCIES, _LOW_SHARE = 64, 1 / 32
-# Knots times frequencies, over cells, that may be summed one by one.
+# Grid points times frequencies, over cells, that may be summed one by one.
 _MOST_TERMS = 2.0
 # Rounding errors of a sum of n terms, over n, and of one term.
 _SUM_ERROR, _TERM_ERROR = 1.2e-16, 2e-15
@@ -48,26 +48,28 @@ _cells = float64_boundary(fourier.cells_of_power, static=("size",))
 _cells_around_atom = float64_boundary(fourier.cells_around_atom, static=("size",))
 
 
-def transformed(rows: Sequence[Row]) -> list[Spectrum | Bracket | None]:
-    """The law of the sum of every row; None where it is too large for the memory."""
-    result: list[Spectrum | Bracket | None] = [None] * len(rows)
-    for i, spectrum in enumerate(low_spectra(rows)):
-        result[i] = spectrum
+def transformed(
+    rows: Sequence[Row],
+) -> list[LowFrequencies | CertifiedDistribution | None]:
+    """The distribution of each row's sum; None where it does not fit in memory."""
+    result: list[LowFrequencies | CertifiedDistribution | None] = [None] * len(rows)
+    for i, low in enumerate(low_frequencies_of(rows)):
+        result[i] = low
     left = [
         i
         for i, row in enumerate(rows)
         if result[i] is None and row.size <= LARGEST_CELLS
     ]
-    for i, bracket in zip(
+    for i, certified in zip(
         left, convolution_powers([rows[i] for i in left]), strict=True
     ):
-        result[i] = bracket
+        result[i] = certified
     return result
 
 
-def low_spectra(rows: Sequence[Row]) -> list[Spectrum | None]:
+def low_frequencies_of(rows: Sequence[Row]) -> list[LowFrequencies | None]:
     """Low frequencies of the rows, None for those that need others as well."""
-    result: list[Spectrum | None] = [None] * len(rows)
+    result: list[LowFrequencies | None] = [None] * len(rows)
     groups: dict[tuple[int, int], list[int]] = {}
     for i, row in enumerate(rows):
         groups.setdefault((row.size, len(row.masses)), []).append(i)
@@ -78,20 +80,20 @@ def low_spectra(rows: Sequence[Row]) -> list[Spectrum | None]:
             lows, errors, log_power = [], [], 0.0
             for part in parts:
                 few, wrong, powers = _low_frequencies(*part, kept=kept)
-                # copied: all frequencies are behind a view of some
+                # copied: a view would keep all frequencies in memory
                 lows.append(np.array(few))
                 errors.append(wrong)
                 log_power = log_power + np.asarray(powers)
             low, error = (np.concatenate(found, 1) for found in (lows, errors))
             steps = np.zeros((len(low), 2))
             for place, i in enumerate(chosen):
-                law = rows[i].bracket
-                steps[place] = law.tilt * law.spacing, (law.tilt + 1) * law.spacing
+                dist = rows[i].certified
+                steps[place] = dist.tilt * dist.spacing, (dist.tilt + 1) * dist.spacing
             sums = np.asarray(_block_sums(log_power, steps, size=size))
             rest = np.cumsum(sums[:, ::-1], -1)[:, ::-1]
             for place, i in enumerate(chosen):
                 number = len(rows[i].masses)
-                result[i] = _spectrum(
+                result[i] = _lowest_of(
                     rows[i],
                     (low[place][:number], error[place][:number]),
                     (edges[:-1], rest[place]),
@@ -104,19 +106,19 @@ def _most_frequencies(size: int) -> int:
     return max(_LOW_FREQUENCIES, int(size * _LOW_SHARE))
 
 
-def _spectrum(
+def _lowest_of(
     row: Row,
     low: tuple[np.ndarray, np.ndarray],
     blocks: tuple[np.ndarray, np.ndarray],
     first: int,
-) -> Spectrum | None:
+) -> LowFrequencies | None:
     """The lowest frequencies of one row's power, as many as matter."""
     edges, rest = blocks
-    law = row.bracket
+    dist = row.certified
     # both signs of the frequencies; powers and their sums, rounded
     rest = rest * (2 / row.size * math.exp(1e-9 + 1e-15 * sum(row.counts)))
-    beyond = law.start + row.size * law.spacing - row.guess
-    cost = -math.expm1(-law.spacing) + 2 * math.exp(-law.tilt * max(beyond, 0.0))
+    beyond = dist.start + row.size * dist.spacing - row.initial_epsilon
+    cost = -math.expm1(-dist.spacing) + 2 * math.exp(-dist.tilt * max(beyond, 0.0))
     # the first block is kept in any case
     enough = cost * rest <= row.tolerance
     enough &= (edges > 0) & (edges <= _most_frequencies(row.size))
@@ -134,25 +136,25 @@ def _spectrum(
     angle = np.mod(np.arange(number) * float(first), row.size) / row.size
     power = power * np.exp(2j * math.pi * angle)
     errors = errors + 4e-15 * np.abs(power)
-    return Spectrum(
-        law,
+    return LowFrequencies(
+        dist,
         row.size,
         power,
         errors,
         float(rest[i]),
-        row.guess,
+        row.initial_epsilon,
         row.precision,
     )
 
 
 def _rounding(row: Row, errors: np.ndarray) -> float:
     """What errors of the lowest frequencies may change tilted delta by."""
-    law, number = row.bracket, np.arange(len(errors))
+    dist, number = row.certified, np.arange(len(errors))
     chord = (4 * number / row.size) ** 2
-    lost = [-math.expm1(-c * law.spacing) for c in (law.tilt, law.tilt + 1)]
+    lost = [-math.expm1(-c * dist.spacing) for c in (dist.tilt, dist.tilt + 1)]
     squares = [x * x + (1 - x) * chord for x in lost]
     weights = 2 / row.size / np.sqrt(squares[0] * squares[1])
-    return -math.expm1(-law.spacing) * float(weights @ errors)
+    return -math.expm1(-dist.spacing) * float(weights @ errors)
 
 
 def _from_transform(
@@ -170,7 +172,7 @@ def _from_terms(row: Row, number: int) -> tuple[np.ndarray, np.ndarray]:
     """The same by sums over the masses, as differences from the heaviest one.
 
     Their rounding errors are in proportion to how far the losses are from it, at these
-    frequencies: those of a narrow law, or of one with an atom, are small.
+    frequencies: those of a narrow distribution, or of one with an atom, are small.
     """
     frequency = np.arange(float(number))[:, None]
     parts = []
@@ -218,7 +220,7 @@ def _power(
     times = np.asarray(counts)[:, None]
     turns = times * (angle / (2 * math.pi))
     turns -= np.round(turns)
-    rounds = 2 * len(times) * fourier.sum_error(min(len(times), _MOST_TOGETHER))
+    rounding = 2 * len(times) * fourier.sum_error(min(len(times), _MOST_TOGETHER))
     while len(turns) > 1:
         turns = np.add.reduceat(turns, np.arange(0, len(turns), _MOST_TOGETHER), 0)
         turns -= np.round(turns)
@@ -226,19 +228,19 @@ def _power(
     length = np.exp(np.sum(times * growth, 0))
     largest = np.exp(np.sum(times * (growth + np.log1p(error)), 0))
     relative = np.sum(times * (error / (1 + error) + rounded), 0)
-    relative += 8 * _MACHINE + rounds
+    relative += 8 * _MACHINE + rounding
     return length * np.exp(1j * phase), largest * np.minimum(relative, 2.0) * (1 + 1e-9)
 
 
 def _circles(
     rows: Sequence[Row], members: Sequence[int]
 ) -> Iterator[tuple[list[int], Iterator[tuple[np.ndarray, np.ndarray]], list[int]]]:
-    """Laws of rows of one shape on their circles, a batch at a time.
+    """Distributions of rows of one shape on their circles, a batch at a time.
 
     Yields:
       The rows' numbers; a few steps at a time masses (batch, steps, N), with each
-      law's heaviest cell as number 0, and counts (batch, steps); and which cell of the
-      sum's circle is the first of the window.
+      distribution's heaviest cell as number 0, and counts (batch, steps); and which
+      cell of the sum's circle is the first of the window.
     """
     size, steps = rows[members[0]].size, len(rows[members[0]].masses)
     batch = max(min(_LARGEST_BATCH, _LARGEST_CELLS // (size * steps)), 1)
@@ -248,7 +250,7 @@ def _circles(
 
     def parts(chosen: list[int]) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         for start in range(0, steps, together):
-            # what is not there: no loss, no NaN
+            # rows and steps that pad the batch: no loss, no NaN
             masses = np.zeros((batch, together, size))
             counts = np.zeros((batch, together))
             masses[:, :, 0] = 1.0
@@ -266,8 +268,8 @@ def _circles(
         firsts = []
         for i in chosen:
             away = sum(
-                int(count) * _heaviest(*law)
-                for count, law in zip(rows[i].counts, rows[i].masses, strict=True)
+                int(count) * _heaviest(*dist)
+                for count, dist in zip(rows[i].counts, rows[i].masses, strict=True)
             )
             firsts.append((rows[i].first - away) % size)
         yield chosen, parts(chosen), firsts
@@ -280,7 +282,7 @@ def _heaviest(index: np.ndarray, mass: np.ndarray) -> int:
 def _kernel_name(row: Row) -> str:
     """The kernel whose rounding errors are likely to be the smallest."""
     atoms = [float(m.max(initial=0.0)) for _, m in row.masses]
-    # Many losses beside the atom gain nothing by it, and a^T would underflow.
+    # With many losses beside the atom nothing is gained, and a^T would underflow.
     if min(atoms) > _ATOM and 30 > -sum(
         t * math.log(a) for t, a in zip(row.counts, atoms, strict=True)
     ):
@@ -294,12 +296,12 @@ def _kernel_name(row: Row) -> str:
             mean = max(mean, float(mass @ np.abs(away)))
             away = away - float(mass @ away)
             spread += count * float(mass @ np.minimum(away**2, 100.0))
-    # Beyond this frequency nothing is left of the power.
+    # Beyond this frequency the power is negligible.
     highest = min(6 / math.sqrt(max(spread, 1e-30)), 2.0)
     return DIFFERENCES if mean * highest < 0.3 else PLAIN
 
 
-def convolution_powers(rows: Sequence[Row]) -> list[Bracket]:
+def convolution_powers(rows: Sequence[Row]) -> list[CertifiedDistribution]:
     """Transforms all rows, those of one shape together, and back to their cells."""
     result: list[Any] = [None] * len(rows)
     groups: dict[tuple[int, int, str], list[int]] = {}
@@ -317,7 +319,7 @@ def convolution_powers(rows: Sequence[Row]) -> list[Bracket]:
             finish = _cells_around_atom if name == AROUND_ATOM else _cells
             cells, *rounding = finish(sums, size=size)
             for place, i in enumerate(chosen):
-                result[i] = rows[i].bracket._replace(
+                result[i] = rows[i].certified._replace(
                     cells=np.roll(cells[place], -firsts[place]),
                     rounding=(float(rounding[0][place]), float(rounding[1][place])),
                 )

@@ -52,13 +52,14 @@ _NEAR_SEARCH = (MEDIUM, 48, 0.2, 1e-10)  # from another run's best order
 # smaller, no step is the last.
 _NARROW, _CLOSE = 1e-9, 0.1
 # NumPy takes no longer for so many orders of a few settings than for one: these, from
-# the first guess on, which is right to a per cent at most cliffs, are the first search.
+# the initial order on, which is right to a per cent at most cliffs, are the first
+# search.
 _FEW = 4
-_SCOUTS = np.array([-3, -1.4, -0.7, -0.35, -0.16, -0.07, -0.03, -0.012, -0.004])
-_SCOUTS = np.append(_SCOUTS, [0.001, 0.25, 1.0])
+_PROBES = np.array([-3, -1.4, -0.7, -0.35, -0.16, -0.07, -0.03, -0.012, -0.004])
+_PROBES = np.append(_PROBES, [0.001, 0.25, 1.0])
 # What Newton's steps from its ends may be off, squared, where a cubic needs no more
-# search; and what is left, or a last step leaves, of a rough one.
-_SURE, _ROUGH = 1e-8, 1e-2
+# search; and what a loose search may be off.
+_SURE, _LOOSE = 1e-8, 1e-2
 _LOG_T_RANGE = (-90.0, 90.0)
 
 
@@ -101,13 +102,13 @@ def best_epsilon(
     groups: tuple[Group, ...],
     near: Array | None = None,
     *,
-    rough: bool = False,
+    loose: bool = False,
     block: int = 0,
 ) -> tuple[Array, Array]:
     """Smallest epsilon at ``delta`` over all orders > 1, and the order; each (n,).
 
-    On NumPy the order may be said to be near another one, or NaN, (n,); and a rough
-    one will do: an upper bound too, but not the smallest. On JAX ``block``, which
+    On NumPy ``near``, (n,), may give an order to start at, or NaN; and ``loose`` ends
+    the search early: an upper bound too, but not the smallest. On JAX ``block``, which
     divides n, are computed side by side; 0: all.
     """
     xp = namespace(log_delta, groups[0].count)
@@ -124,7 +125,7 @@ def best_epsilon(
 
     problem = log_delta, groups, objective, residual
     block = block or log_delta.size
-    t = _search(*problem, -log_delta, -log_delta, block, near, rough)
+    t = _search(*problem, -log_delta, -log_delta, block, near, loose)
     value = _answer(t, groups, block)
     return xp.maximum(objective(log_delta, t, value), 0.0), 1 + t
 
@@ -133,12 +134,12 @@ def best_log_delta(
     epsilon: Array,
     groups: tuple[Group, ...],
     *,
-    rough: bool = False,
+    loose: bool = False,
     block: int = 0,
 ) -> tuple[Array, Array]:
     """Smallest log(delta) at ``epsilon`` over all orders > 1, and the order.
 
-    Rough, and in blocks, as `best_epsilon`.
+    ``loose``, and in blocks, as in `best_epsilon`.
     """
     xp = namespace(epsilon, groups[0].count)
 
@@ -155,7 +156,7 @@ def best_log_delta(
 
     problem = epsilon, groups, objective, residual
     block = block or epsilon.size
-    t = _search(*problem, _LOG_T_RANGE[1], 10.0, block, rough=rough)
+    t = _search(*problem, _LOG_T_RANGE[1], 10.0, block, loose=loose)
     value = _answer(t, groups, block)
     return xp.minimum(objective(epsilon, t, value), 0.0), 1 + t
 
@@ -175,7 +176,7 @@ def _search(
     budget: Array | float,
     block: int,
     near: Array | None = None,
-    rough: bool = False,
+    loose: bool = False,
 ) -> Array:
     """The t that minimises the objective, found with the coarse quadrature.
 
@@ -195,7 +196,7 @@ def _search(
         searches = (_NEAR_SEARCH,) if np.all(known) else searches
     elif xp is np and log_t.size <= _FEW:
         problem = target, groups, residual, log_t, high
-        log_t, bracket, sure = _scouted(*problem, rough)
+        log_t, bracket, sure = _probed(*problem, loose)
         if np.all(sure):
             return np.exp(log_t)
         if np.all(np.isfinite(bracket)):
@@ -255,22 +256,22 @@ def _search(
 
         none, worst = xp.zeros_like(log_t), xp.full_like(log_t, xp.inf)
         state = _Search(none, log_t, none, low, high, worst, log_t, idle)
-        tolerance = _ROUGH if rough else tolerance
+        tolerance = _LOOSE if loose else tolerance
         step = functools.partial(improve, rule=rule, first=first, tolerance=tolerance)
         state = while_each(xp, unfinished, step, (target, groups), state, block)
         log_t = state.best_log_t
     return xp.exp(log_t)
 
 
-def _scouted(
+def _probed(
     target: np.ndarray,
     groups: tuple[Group, ...],
     residual: Callable[..., tuple[Array, Array]],
     log_t: np.ndarray,
     highest: np.ndarray,
-    rough: bool,
+    loose: bool,
 ) -> tuple[np.ndarray, ...]:
-    """A root of the residual from up to two looks at many orders; NumPy.
+    """A root of the residual by evaluating it at many orders, up to twice; NumPy.
 
     Between the two orders about it: of the cubic, with log t as a function of the
     residual, that has both slopes. Where it is one it is right but for less than the
@@ -281,10 +282,10 @@ def _scouted(
       and whether it needs no more search.
     """
     many = tuple(
-        map_arrays(lambda a: np.tile(a, (1, len(_SCOUTS))), group) for group in groups
+        map_arrays(lambda a: np.tile(a, (1, len(_PROBES))), group) for group in groups
     )
 
-    def look(x: np.ndarray, rule: Quadrature) -> tuple[np.ndarray, ...]:
+    def evaluate(x: np.ndarray, rule: Quadrature) -> tuple[np.ndarray, ...]:
         """The root, the orders about it, whether it is there, how far off it may be."""
         t = np.exp(x)
         moment = log_moment(t.reshape(-1), many, MomentRule("forward", rule, True))
@@ -308,19 +309,19 @@ def _scouted(
         root = np.where(inside, root, 0.5 * (x0 + x1))
         return root, np.stack([x0, x1]), found, left
 
-    around = np.clip(log_t + _SCOUTS[:, None], _LOG_T_RANGE[0], highest)
-    root, bracket, found, left = look(around, COARSE)
-    if not (rough and np.all(left < _ROUGH)):
+    around = np.clip(log_t + _PROBES[:, None], _LOG_T_RANGE[0], highest)
+    root, bracket, found, left = evaluate(around, COARSE)
+    if not (loose and np.all(left < _LOOSE)):
         # Where there is no cliff the cubic is right, and only to be confirmed.
-        share = np.linspace(-1, 1, len(_SCOUTS))[:, None]
-        share = np.where(left < _ROUGH, share**5, share)
-        middle = np.where(left < _ROUGH, root, 0.5 * (bracket[0] + bracket[1]))
+        share = np.linspace(-1, 1, len(_PROBES))[:, None]
+        share = np.where(left < _LOOSE, share**5, share)
+        middle = np.where(left < _LOOSE, root, 0.5 * (bracket[0] + bracket[1]))
         low, high = np.abs(bracket - middle)
         closer = middle + share * np.where(share < 0, low, high)
-        root, bracket, again, left = look(closer, MEDIUM)
+        root, bracket, again, left = evaluate(closer, MEDIUM)
         found &= again
     ends = np.where(found, bracket, np.array([[-np.inf], [np.inf]]))
-    sure = found & (left < (_ROUGH if rough else _SURE))
+    sure = found & (left < (_LOOSE if loose else _SURE))
     return np.where(found, root, log_t), ends, sure
 
 
@@ -338,7 +339,7 @@ class _Search(NamedTuple):
 
 
 def _first_order(groups: tuple[Group, ...], budget: Array | float) -> Array:
-    """A rough log t of the best order: the smaller of two simple answers.
+    """An initial log t of the best order: the smaller of two approximations.
 
     One is where a run spends ``budget`` nats at the curvature of small rates,
     ``rate² (e^{shift²} - 1) t²``. The other is where the term ``rate^alpha

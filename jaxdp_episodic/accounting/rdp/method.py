@@ -40,13 +40,13 @@ def rdp_bound(
     run: Run,
     *,
     near: np.ndarray | None = None,
-    rough: bool = False,
+    loose: bool = False,
 ) -> tuple[np.ndarray, np.ndarray]:
     """The bound and the order it is reached at, at every setting and path.
 
-    Of epsilon, ``near`` has orders to look about, of that shape; NaN: none is known.
-    A ``rough`` one takes an order found sooner. Of 200 random settings half are less
-    than 1e-10 above the other one and 99 % less than 4e-4; up to 1e-2 was seen.
+    Of epsilon, ``near`` has orders to look about, of that shape; NaN: none is known. A
+    ``loose`` one takes an order found sooner. Of 200 random settings half are less than
+    1e-10 above the other one and 99 % less than 4e-4; up to 1e-2 was seen.
 
     No epsilon is needed from a delta of the run's total variation on.
 
@@ -57,7 +57,7 @@ def rdp_bound(
     """
     name = "best_epsilon" if isinstance(question, EpsilonAt) else "best_log_delta"
     ends = question.nothing, question.everything
-    value, order = _evaluate(name, "forward", question.target, run, ends, near, rough)
+    value, order = _evaluate(name, "forward", question.target, run, ends, near, loose)
     return at_most_total_variation(question, run, value), order
 
 
@@ -78,7 +78,7 @@ def _evaluate(
     run: Run,
     ends: tuple[float, float],
     near: np.ndarray | None = None,
-    rough: bool = False,
+    loose: bool = False,
 ) -> tuple[np.ndarray, np.ndarray]:
     shape = np.broadcast_shapes(np.shape(target), run.shape)
     if 0 in shape:
@@ -103,7 +103,7 @@ def _evaluate(
                 kernel_name=kernel_name,
                 direction=direction,
                 block=_block(size),
-                rough=rough and engine_name() != "jax",  # nothing is compiled for it
+                loose=loose and engine_name() != "jax",  # nothing is compiled for it
             )
 
         arrays: tuple[Any, ...] = (flat_target, groups)
@@ -141,7 +141,7 @@ def _blockwise(
     kernel_name: str,
     direction: str,
     block: int,
-    rough: bool,
+    loose: bool,
 ) -> tuple[Array, Array]:
     """The kernel over one chunk, block after block."""
     if kernel_name == "rdp":
@@ -151,9 +151,9 @@ def _blockwise(
 
         return by_blocks(curve, (target, groups), block)
     search = getattr(kernels, kernel_name)
-    return search(target, groups, *near, rough=rough, block=block)
+    return search(target, groups, *near, loose=loose, block=block)
 
 
 _kernel = float64_boundary(
-    _blockwise, static=("kernel_name", "direction", "block", "rough")
+    _blockwise, static=("kernel_name", "direction", "block", "loose")
 )

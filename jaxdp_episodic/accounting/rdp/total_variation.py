@@ -1,4 +1,4 @@
-"""What the total variation of a run says where Rényi-DP says less.
+"""Bounds by the total variation distance of a run, where they beat Rényi-DP.
 
 Delta at no epsilon is above the total variation of the composed pair, which is at most
 ``1 - prod (1 - TV_t)``: two steps' outputs can be coupled to agree with these
@@ -13,7 +13,7 @@ from jaxdp_episodic.accounting.question import Question
 from jaxdp_episodic.accounting.run import Run
 from jaxdp_episodic.accounting.single_step import delta_of_profile
 
-# A guess of the total variation this many nats off is looked at.
+# Settings whose estimated total variation is this many nats above delta are computed.
 _NEAR = 3.0
 # Of the profiles' rounding, in nats.
 _ROUNDING = 1e-12
@@ -32,7 +32,7 @@ def at_most_total_variation(
     target = np.broadcast_to(question.target, value.shape)
     log_delta = target if question.is_epsilon else value
     asked = (value > 0) if question.is_epsilon else np.isfinite(value)
-    asked &= np.isfinite(value) & (_guess(run) < log_delta + _NEAR)
+    asked &= np.isfinite(value) & (_log_estimate(run) < log_delta + _NEAR)
     chosen = np.flatnonzero(asked & ~run.is_unprotected)
     if not chosen.size:
         return value
@@ -45,8 +45,8 @@ def at_most_total_variation(
     return lowered.reshape(value.shape)
 
 
-def _guess(run: Run) -> np.ndarray:
-    """Roughly the logarithm of the total variation."""
+def _log_estimate(run: Run) -> np.ndarray:
+    """An approximation of the logarithm of the total variation."""
     total = np.zeros(run.shape)
     for loss, count in zip(run.losses, run.counts, strict=True):
         hints = loss.hints()

@@ -181,7 +181,7 @@ def test_a_poorly_known_direction_does_not_hide_behind_the_other():
     np.testing.assert_allclose(error, 1e-9 * one)
 
 
-def test_a_delta_far_below_the_bound_is_not_taken_from_cut_laws(monkeypatch):
+def test_a_delta_far_below_the_bound_is_not_taken_from_cut_distributions(monkeypatch):
     """With every delta counted as too near to the cut none is exact."""
     step = poisson_step(0.01, 1.0)
     run = {"num_steps": 100, "epsilon": 4.0, "return_info": True}
@@ -282,7 +282,7 @@ def test_rare_episodes_lie_within_certified_ends(num_steps):
         (3, 2e-3, 1 / 3.5, 23, 99.2776985110, 1e-4),
     ],
 )
-def test_steps_whose_laws_are_far_apart_in_width(
+def test_steps_whose_distributions_are_far_apart_in_width(
     num_episodes, rate, noise, num_steps, epsilon, delta
 ):
     """Little noise: five episodes with the unit lie five times as far out as one.

@@ -10,7 +10,10 @@ import pytest
 
 import jaxdp_episodic as jde
 from jaxdp_episodic.accounting.pld import atoms, lattice, method
-from jaxdp_episodic.accounting.pld.hockey_stick import Bracket, certified_epsilon
+from jaxdp_episodic.accounting.pld.hockey_stick import (
+    CertifiedDistribution,
+    certified_epsilon,
+)
 from jaxdp_episodic.losses.finite import FiniteLoss
 
 LONG = np.longdouble
@@ -27,16 +30,16 @@ def integer_noise(a, moved, rate):
     decay, rate = np.exp(-LONG(a)), LONG(rate)
     place = np.arange(moved + 1)
 
-    def law(mean):
+    def dist(mean):
         away = decay ** np.abs(place - mean) / (1 + decay)
         return np.where((place > 0) & (place < moved), away * (1 - decay), away)
 
-    return (1 - rate) * law(0) + rate * law(moved), law(0)
+    return (1 - rate) * dist(0) + rate * dist(moved), dist(0)
 
 
 def composed(pairs_and_counts):
     """All outcomes of all steps: how often each kind occurred."""
-    laws = []
+    dists = []
     for pair, count in pairs_and_counts:
         both = [[], []]
         for kinds in itertools.combinations_with_replacement(
@@ -45,10 +48,10 @@ def composed(pairs_and_counts):
             often = np.bincount(kinds, minlength=len(pair[0])).astype(LONG)
             ways = LONG(math.factorial(count))
             ways /= math.prod(math.factorial(int(n)) for n in often)
-            for law, found in zip(pair, both, strict=True):
-                found.append(ways * np.prod(law**often))
-        laws.append([np.array(b) for b in both])
-    first, second = ([law[side] for law in laws] for side in (0, 1))
+            for dist, found in zip(pair, both, strict=True):
+                found.append(ways * np.prod(dist**often))
+        dists.append([np.array(b) for b in both])
+    first, second = ([dist[side] for dist in dists] for side in (0, 1))
     return tuple(
         np.multiply.outer(*side).ravel() if len(side) == 2 else side[0]
         for side in (first, second)
@@ -73,7 +76,7 @@ def epsilon_of(one, two, delta):
 
 
 def random_pair(rng):
-    """Two mechanisms, each taken up to six times: the run, and its two laws."""
+    """Two mechanisms, each taken up to six times: the run and its dominating pair."""
     p, buckets = np.exp(rng.uniform(np.log(1e-3), 0)), int(rng.integers(2, 400))
     a, moved = np.exp(rng.uniform(np.log(0.02), np.log(5))), int(rng.integers(1, 4))
     rate = 1.0 if rng.random() < 0.3 else np.exp(rng.uniform(np.log(1e-4), 0))
@@ -85,9 +88,9 @@ def random_pair(rng):
             float(a), sensitivity=moved, sampling_probability=float(rate), **zeroed
         ),
     )
-    laws = responses(p, buckets), integer_noise(a, moved, rate)
+    dists = responses(p, buckets), integer_noise(a, moved, rate)
     run = jde.compose(*zip(steps, counts, strict=True))
-    return run, composed(list(zip(laws, counts, strict=True)))
+    return run, composed(list(zip(dists, counts, strict=True)))
 
 
 @pytest.fixture
@@ -148,25 +151,25 @@ def test_an_atom_is_read_off_cells_of_any_width(spacing, tilt):
     cells[127] = 1.0
     start, delta = 3.0 - 127 * spacing, 0.01
     truth = 3 + math.log1p(-delta)
-    law = Bracket(
+    dist = CertifiedDistribution(
         cells, (0.0, 0.0), (0.0, 0.0), start, spacing, tilt, 3 * tilt, 0.0, 0.0, 0.0
     )
     with np.errstate(all="ignore"):
-        high, _ = certified_epsilon(law, math.log(delta), certify_upper=True)
-        low, _ = certified_epsilon(law, math.log(delta), certify_upper=False)
+        high, _ = certified_epsilon(dist, math.log(delta), certify_upper=True)
+        low, _ = certified_epsilon(dist, math.log(delta), certify_upper=False)
         assert low <= truth <= high <= 3 * (1 + 1e-12)
         # What is known is lost to overflow, and goes to the safe side.
-        broken = law._replace(rounding=(math.inf, math.inf))
+        broken = dist._replace(rounding=(math.inf, math.inf))
         assert certified_epsilon(broken, -4.6, certify_upper=True)[0] >= truth
 
 
 @pytest.mark.parametrize("zero", [0, 1, 2, 3, 4, 5, 6, -2, 9])
-def test_an_upper_law_keeps_all_mass(zero):
-    """Wherever 0 lies: at a knot, between two at a point that splits, or outside."""
+def test_an_upper_distribution_keeps_all_mass(zero):
+    """Wherever 0 lies: at a grid point, at a point that splits a bin, or outside."""
     losses = np.array([-0.9, 0.0, 0.4, 1.2])
     mass = np.array([0.3, 1e-7, 0.35, 0.0])
     weights = mass * np.exp(-losses)
-    # the last atom makes both laws add up to 1
+    # the last atom makes both distributions add up to 1
     rest, rest_without = 1 - mass.sum(), 1 - weights.sum()
     losses[-1], mass[-1] = math.log(rest / rest_without), rest
     loss = FiniteLoss(
@@ -174,18 +177,18 @@ def test_an_upper_law_keeps_all_mass(zero):
     )
     points = 0.3 * (np.arange(7) - zero)
     ((own, other),) = lattice.evaluate_tails([loss], [points])
-    by_tails = lattice.fine_law(points, own, other)
-    by_atoms = atoms.law_of_atoms(points, loss, 1)
+    by_tails = lattice.bin_masses(points, own, other)
+    by_atoms = atoms.bin_masses_of_atoms(points, loss, 1)
     assert by_atoms is not None
-    for law in (by_tails, by_atoms):
-        masses, infinite = lattice.upper_masses(points, law)
+    for dist in (by_tails, by_atoms):
+        masses, infinite = lattice.upper_masses(points, dist)
         assert masses.sum() + infinite == pytest.approx(1.0, abs=1e-11)
         assert masses.sum() + infinite >= 1 - 1e-15
-        knots = points[::2]
+        grid = points[::2]
         for epsilon in np.linspace(-1, 2, 31):
             truth = mass @ np.maximum(-np.expm1(epsilon - losses), 0)
-            found = masses @ np.maximum(-np.expm1(epsilon - knots), 0) + infinite
-            if epsilon >= knots[0]:
+            found = masses @ np.maximum(-np.expm1(epsilon - grid), 0) + infinite
+            if epsilon >= grid[0]:
                 assert found >= truth - 1e-15
     assert np.allclose(by_tails.top, by_atoms.top, atol=1e-11)
     # an atom at the last point counts as above it there

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from jaxdp_episodic.accounting.pld import hockey_stick, low_frequencies, transform
-from jaxdp_episodic.accounting.pld.hockey_stick import LatticeLaw
+from jaxdp_episodic.accounting.pld.hockey_stick import LatticeDistribution
 from jaxdp_episodic.accounting.pld.window import Direction
 
 SPACING, COUNT = 0.01, 60.0
@@ -38,11 +38,11 @@ def plan(tilt, epsilon):
     )
 
 
-def law(seed):
+def random_steps(seed):
     rng = np.random.default_rng(seed)
     index = np.arange(-9.0, 10.0)
     masses = rng.uniform(0.1, 1, 19) * np.exp(-0.3 * np.abs(index))
-    return LatticeLaw(index, index * SPACING, masses / masses.sum())
+    return LatticeDistribution(index, index * SPACING, masses / masses.sum())
 
 
 SCALE = 1 << 200
@@ -86,18 +86,18 @@ def row(one, tilt, epsilon):
 @pytest.mark.parametrize("seed, epsilon, tilt", [(0, 0.5, 1.0), (1, 1.003, 8.0)])
 @pytest.mark.parametrize("small_rounding", [True, False])
 def test_both_ends_hold_the_exact_delta(seed, epsilon, tilt, small_rounding):
-    one = law(seed)
+    one = random_steps(seed)
     given = row(one, tilt, epsilon)
     given.small_rounding = small_rounding
-    (spectrum,) = transform.low_spectra([given])
-    assert spectrum is not None and len(spectrum.coefficients) <= 64
+    (few,) = transform.low_frequencies_of([given])
+    assert few is not None and len(few.coefficients) <= 64
     truth = exact_log_delta(one, epsilon)
     (low, _), (high, _) = low_frequencies.certified_ends(
-        [spectrum] * 2, [epsilon] * 2, [False, True], of_epsilon=False
+        [few] * 2, [epsilon] * 2, [False, True], of_epsilon=False
     )
     assert low <= truth <= high <= low + 1e-5
     (low, _), (high, estimate) = low_frequencies.certified_ends(
-        [spectrum] * 2, [truth] * 2, [False, True], of_epsilon=True
+        [few] * 2, [truth] * 2, [False, True], of_epsilon=True
     )
     # the search aims beside the target by a share of the planned precision
     assert low <= epsilon <= high <= low + 1e-4 * epsilon
@@ -105,23 +105,25 @@ def test_both_ends_hold_the_exact_delta(seed, epsilon, tilt, small_rounding):
 
 
 def test_cells_say_the_same():
-    one, epsilon, tilt = law(2), 0.7, 3.0
-    (bracket,) = transform.convolution_powers([row(one, tilt, epsilon)])
+    one, epsilon, tilt = random_steps(2), 0.7, 3.0
+    (certified,) = transform.convolution_powers([row(one, tilt, epsilon)])
     truth = exact_log_delta(one, epsilon)
     for upper in (False, True):
-        end, _ = hockey_stick.certified_log_delta(bracket, epsilon, certify_upper=upper)
+        end, _ = hockey_stick.certified_log_delta(
+            certified, epsilon, certify_upper=upper
+        )
         assert abs(end - truth) <= 1e-5 and (end >= truth) == upper
-        end, _ = hockey_stick.certified_epsilon(bracket, truth, certify_upper=upper)
+        end, _ = hockey_stick.certified_epsilon(certified, truth, certify_upper=upper)
         assert abs(end - epsilon) <= 1e-5 and (end >= epsilon) == upper
 
 
 def test_what_is_left_out_is_added():
     """With most frequencies cut the ends are far apart, and still hold the truth."""
-    one, epsilon, tilt = law(0), 0.5, 1.0
+    one, epsilon, tilt = random_steps(0), 0.5, 1.0
     truth = exact_log_delta(one, epsilon)
     given = row(one, tilt, epsilon)
     given.tolerance = 1.0
-    (coarse,) = transform.low_spectra([given])
+    (coarse,) = transform.low_frequencies_of([given])
     assert coarse is not None and len(coarse.coefficients) == 8
     (low, _), (high, _) = low_frequencies.certified_ends(
         [coarse] * 2, [epsilon] * 2, [False, True], of_epsilon=False
@@ -143,23 +145,23 @@ def test_what_is_left_out_is_added():
 
 
 def test_masses_outside_the_window_and_infinite_ones_are_added():
-    one, epsilon, tilt = law(0), 0.5, 1.0
-    (spectrum,) = transform.low_spectra([row(one, tilt, epsilon)])
-    assert spectrum is not None
+    one, epsilon, tilt = random_steps(0), 0.5, 1.0
+    (few,) = transform.low_frequencies_of([row(one, tilt, epsilon)])
+    assert few is not None
 
-    def ends(law):
-        spectra = [spectrum._replace(law=law)] * 2
+    def ends(certified):
+        lows = [few._replace(certified=certified)] * 2
         (low, _), (high, _) = low_frequencies.certified_ends(
-            spectra, [epsilon] * 2, [False, True], of_epsilon=False
+            lows, [epsilon] * 2, [False, True], of_epsilon=False
         )
         return low, high
 
-    low, high = ends(spectrum.law)
-    wider = ends(spectrum.law._replace(truncated=(1e-3, 1e-3)))
+    low, high = ends(few.certified)
+    wider = ends(few.certified._replace(truncated=(1e-3, 1e-3)))
     assert wider[0] < low and high < wider[1]
-    _, with_infinite = ends(spectrum.law._replace(infinite=1e-3))
+    _, with_infinite = ends(few.certified._replace(infinite=1e-3))
     assert math.exp(with_infinite) - math.exp(high) == pytest.approx(1e-3, rel=1e-6)
-    moved = ends(spectrum.law._replace(shift=0.01))
+    moved = ends(few.certified._replace(shift=0.01))
     assert moved[0] < low and high < moved[1]
 
 
@@ -168,25 +170,25 @@ def test_masses_outside_the_window_and_infinite_ones_are_added():
 )
 def test_laws_are_added_up_a_few_at_a_time(kernel, monkeypatch):
     """Of many different steps no more than some are on the circle at once."""
-    laws = []
+    dists = []
     for seed in range(7):
-        index, losses, masses = law(seed)
+        index, losses, masses = random_steps(seed)
         masses[9] += 20.0 * (kernel != "low")
-        laws.append(LatticeLaw(index, losses, masses / masses.sum()))
+        dists.append(LatticeDistribution(index, losses, masses / masses.sum()))
     given = hockey_stick.tilted_row(
-        laws, [9.0] * 7, plan(1.0, 0.2), 0.0, 0.0, 0.0, SPACING, -512, 1024
+        dists, [9.0] * 7, plan(1.0, 0.2), 0.0, 0.0, 0.0, SPACING, -512, 1024
     )
     monkeypatch.setattr(transform, "_kernel_name", lambda row: kernel)
     found = []
     for together in (16, 2):
         monkeypatch.setattr(transform, "_MOST_TOGETHER", together)
         if kernel == "low":
-            (spectrum,) = transform.low_spectra([given])
-            assert spectrum is not None
-            found.append((spectrum.coefficients, spectrum.rest))
+            (low,) = transform.low_frequencies_of([given])
+            assert low is not None
+            found.append((low.coefficients, low.rest))
         else:
-            (bracket,) = transform.convolution_powers([given])
-            found.append((bracket.cells, max(bracket.rounding)))
+            (certified,) = transform.convolution_powers([given])
+            found.append((certified.cells, max(certified.rounding)))
     (values, error), (again, other) = found
     np.testing.assert_allclose(again, values, rtol=0, atol=1e-14)
     assert other == pytest.approx(error, rel=0.5)

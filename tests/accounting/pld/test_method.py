@@ -230,7 +230,7 @@ def test_many_random_settings(kind):
         ("sampled", 0.001, 0.6, 30_000, 1e-12),
         ("swapped", 0.1, 2.0, 300, 1e-7),
         ("antipodal", 0.02, 1.0, 100, 1e-9),
-        # Rare large losses that the rough law knows poorly.
+        # Rare large losses that the pilot distribution knows poorly.
         (
             "sampled",
             1.4099818751641478e-4,
@@ -366,7 +366,8 @@ def test_narrower_ends_lie_within_reach_and_can_be_refused():
         # Epsilon of 1e8.
         ("episodes", 1.0, 1.0, 1.0, 0.668, 7, 761772.0, -16.7),
         ("antipodal", 1.0, 4.9e-6, 0.173, 0.309, 1, 1188193.0, -9.01),
-        # Spikes narrower than any spacing: the lower law has to be balanced on them.
+        # Spikes narrower than any spacing: the lower distribution has to be balanced on
+        # them.
         ("sampled", 0.3286, 1.104e-6, 1.0, 0.415, 1, 1401458.0, -11.304),
         # Two or three episodes at once, far more likely than delta.
         ("episodes", 1.0, 1.32e-6, 1.0, 1.29, 3, 5.9e6, -13.9),
@@ -446,7 +447,7 @@ def test_profile_errors_are_within_their_bounds(p, s):
     move = lattice.displacement(one)
     for i, u in enumerate(points):
         for place, tails in enumerate((forward, backward)):
-            # the law is the true one with its losses moved by at most ``move``
+            # the distribution is the true one with its losses moved by at most ``move``
             near, far = (sampled_tails(v, p, s)[place] for v in (u - move, u + move))
             with mpmath.workdps(50):
                 low, high = (
@@ -498,27 +499,29 @@ def test_a_count_that_is_not_whole_is_refused():
 @pytest.mark.parametrize("guarded", [False, True])
 @pytest.mark.parametrize("fault", ["tail", "bottom", "optimist"])
 def test_a_planted_fault_is_found(fault, guarded, monkeypatch):
-    """Without a tail's mass, or with a lower law too high, the ends miss the truth.
+    """Without a tail, or with the lower distribution too high, the ends are wrong.
 
     What guards against a fault then says so, and claims nothing.
     """
-    right_upper, right_lower = lattice.upper_masses, loss_lower.lower_law
+    right_upper, right_lower = lattice.upper_masses, loss_lower.lower_distribution
 
-    def upper_without(points, law):
-        masses, infinite = right_upper(points, law)
+    def upper_without(points, bins):
+        masses, infinite = right_upper(points, bins)
         if fault == "tail":  # the upper tenth of the losses is forgotten
             keep = np.cumsum(masses[::-1])[::-1] > 1e-4
             return masses * keep, 0.0
         return masses * (1 - 1e-2 * (fault == "bottom")), infinite
 
-    def lower_with(points, law, tilt):
+    def lower_with(points, bins, tilt):
         if fault == "optimist":
             # ends cross where it is higher than the upper one
-            return loss_lower.LowerLaw((1 + guarded) * right_upper(points, law)[0], 0.0)
-        return right_lower(points, law, tilt)
+            return loss_lower.LowerDistribution(
+                (1 + guarded) * right_upper(points, bins)[0], 0.0
+            )
+        return right_lower(points, bins, tilt)
 
     monkeypatch.setattr(lattice, "upper_masses", upper_without)
-    monkeypatch.setattr(loss_lower, "lower_law", lower_with)
+    monkeypatch.setattr(loss_lower, "lower_distribution", lower_with)
     monkeypatch.setattr(refine, "_MASS_CHECK", math.inf)
     by_lattice(monkeypatch)
     truth, run = gaussian_log_delta(4.0, 10, 3.0), one_run("sampled", 10, noise=3.0)
@@ -530,7 +533,7 @@ def test_a_planted_fault_is_found(fault, guarded, monkeypatch):
         return
     monkeypatch.setattr(refine, "_CROSSING", math.inf)
     monkeypatch.setattr(refine, "_LACKING", math.inf)
-    monkeypatch.setattr(method, "_MOST_ROUNDS", 1)
+    monkeypatch.setattr(method, "_MOST_REFINEMENTS", 1)
     monkeypatch.setattr(method, "rdp_bound", lambda *_: (np.zeros(1), 0))
     lower, upper = pld_bounds(delta_at(4.0), run)
     assert not lower <= truth <= upper

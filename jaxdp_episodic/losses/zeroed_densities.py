@@ -1,7 +1,8 @@
-"""The joint law of the zeroed Gaussian's losses: two half-lines glued at s/2.
+"""Densities of the zeroed Gaussian's joint loss distribution, on two half-lines.
 
-Its densities on the real line and in the plane, where they turn, and where the
-integrands of its moments have their weight; see `zeroed_gaussian`.
+The half-lines meet at s/2. Here are the densities on the real line and in the complex
+plane, where they change from one Gaussian to another, and where the integrands of the
+moments have their weight; see `zeroed_gaussian`.
 """
 
 from __future__ import annotations

@@ -11,9 +11,9 @@ from jaxdp_episodic.accounting.dominating_pair import run_of
 from jaxdp_episodic.accounting.pld.method import pld_bounds
 from jaxdp_episodic.accounting.question import DeltaAt, EpsilonAt
 from jaxdp_episodic.accounting.run import Run
-from jaxdp_episodic.losses import allocation_tables, antipodal_law
+from jaxdp_episodic.losses import allocation_tables, antipodal_bounds
 from jaxdp_episodic.losses.allocated_antipodal import AllocatedAntipodalLoss
-from jaxdp_episodic.losses.allocated_law import tails_between
+from jaxdp_episodic.losses.allocated_bounds import tails_between
 from jaxdp_episodic.numerics.signed_sums import sinh_sum
 from jaxdp_episodic.numerics.skewed_starts import starts_for
 from jaxdp_episodic.numerics.skewed_sums import contours
@@ -115,8 +115,8 @@ def test_lower_corners_lie_below_and_hulls_are_convex():
     high = true * (1 + 1e-3 * rng.uniform(size=60))
     fine = np.exp(np.linspace(0, 3, 1001))
     for above in (False, True):
-        points = (g, high) if above else antipodal_law._below_chords(g, low, high)
-        x, y = antipodal_law._convex(*points)
+        points = (g, high) if above else antipodal_bounds._below_chords(g, low, high)
+        x, y = antipodal_bounds._convex(*points)
         slope = np.diff(y) / np.diff(x)
         assert np.all(np.diff(slope) > 0)
         off = np.interp(fine, x, y) / gaussian(1.1, np.log(fine)) - 1
@@ -127,9 +127,9 @@ def test_lower_corners_lie_below_and_hulls_are_convex():
 
 
 @functools.cache
-def law_of(steps, taken, shift):
+def density_of(steps, taken, shift):
     return [
-        antipodal_law.antipodal_law(steps, taken, shift, above=up)
+        antipodal_bounds.antipodal_bounding_pair(steps, taken, shift, above=up)
         for up in (False, True)
     ]
 
@@ -140,7 +140,7 @@ def law_of(steps, taken, shift):
 )
 def test_laws_hold_everywhere_between_their_nodes(steps, taken, shift):
     rng = np.random.default_rng(steps)
-    below, above = law_of(steps, taken, shift)
+    below, above = density_of(steps, taken, shift)
     for u in [0.0, *rng.uniform(0, 0.9 * below.loss[-1], 60)]:
         true = allocation.antipodal(steps, taken, shift, u)
         low, high = (
@@ -156,7 +156,7 @@ def test_laws_hold_everywhere_between_their_nodes(steps, taken, shift):
 @pytest.mark.slow
 def test_three_steps_hold_between_nodes():
     rng = np.random.default_rng(1)
-    below, above = law_of(3, 3, 1.0)
+    below, above = density_of(3, 3, 1.0)
     for u in rng.uniform(0, 6, 8):
         true = allocation.antipodal(3, 3, 1.0, u)
         low, high = (
@@ -278,7 +278,7 @@ def test_losses_that_crowd_at_zero():
     ("bins", "taken", "noise"), [(30, 2, 6.68), (1000, 3, 5.0), (10**6, 2, 30.0)]
 )
 def test_few_of_many_steps_under_much_noise_have_narrow_ends(bins, taken, noise):
-    """Nodes further apart than all their losses left no lower law: an exception."""
+    """Nodes further apart than all their losses left no lower bound: an exception."""
     low, high = jde.epsilon_interval(step(bins, noise), delta=1e-10, num_steps=taken)
     assert low < high < low * (1 + 3e-4)
     at_ends = [allocation.antipodal(bins, taken, 1 / noise, e) for e in (low, high)]
@@ -376,10 +376,10 @@ def test_bounds_that_rise_again_are_those_before(monkeypatch):
     high = 1.01 * true
     high[-5:] = 1e-5, 1e-3, 0.1, 40.0, 1e9
     found = u, 0.99 * true, high, np.arange(49)
-    monkeypatch.setattr(antipodal_law, "profile_bounds", lambda *_: found)
-    law = antipodal_law.antipodal_law.__wrapped__(2, 2, 1.0, above=True)
-    assert law.infinite < 1e-5
-    profile, _ = tails_between(u[:-8], law.loss, law.profile, law.scaled)
-    known = law.infinite + (1 - law.infinite) * np.exp(profile)
+    monkeypatch.setattr(antipodal_bounds, "profile_bounds", lambda *_: found)
+    pair = antipodal_bounds.antipodal_bounding_pair.__wrapped__(2, 2, 1.0, above=True)
+    assert pair.infinite < 1e-5
+    profile, _ = tails_between(u[:-8], pair.loss, pair.profile, pair.scaled)
+    known = pair.infinite + (1 - pair.infinite) * np.exp(profile)
     assert np.all(known >= true[:-8])
     np.testing.assert_allclose(known, 1.01 * true[:-8], rtol=0.02)

@@ -1,10 +1,12 @@
-"""One epoch of random allocation that may turn around, as a law above or below it.
+"""Convex bounds, from above and below, of an epoch's profile under replacement.
+
+The contribution at the secret step of the epoch flips its sign.
 
 With ``lambda = u / 2s`` and S the sum of j terms ``2 sinh(s z)``, z ~ N(-lambda, 1),
 
     D_t(e^u) = e^{u/2 - s²/2} E(S - y)_+ / t,   y = 2 sinh(u/2) e^{s²/2} (t - j).
 
-For a few u the mean is bracketed by `numerics.signed_sums`; between them by
+For a few u `numerics.signed_sums` bounds the mean from both sides; between them
 `numerics.exponential_means`, as ``e^{j lambda²/2} E(S - y)_+`` at fixed y is a mean of
 ``(S - y)_+ e^{-lambda (z_1 + ... + z_j)}``, z ~ N(0, 1). Then a convex function is put
 above, or below, all of ``D_t``: piecewise linear, the profile of a finite pair.
@@ -23,25 +25,25 @@ import numpy as np
 from jaxdp_episodic.numerics.exponential_means import bounds_between
 from jaxdp_episodic.numerics.signed_sums import SignedLaw, sinh_sum
 
-# Distance of the nodes in deviations of ``z_1 + ... + z_j``; what a chord between them
-# may be off where they could be further apart: where D is above a logarithm, and so
-# many times that at the second, beyond which there are no nodes; and the most nodes.
+# Distance of the nodes in deviations of ``z_1 + ... + z_j``; relative error allowed to
+# a chord between them where log D is above `_USUAL`; by how many times more at
+# `_LEAST`, beyond which there are no nodes; and the largest number of nodes.
 _APART, _CHORD, _ROUGHEST, _USUAL, _LEAST, _MOST = 0.28, 1e-5, 1e3, -9.0, -42.0, 400
-# What D may be off, where it is above two logarithms, and below; but for the first so
-# many times as much where it falls steeply, fewer below a third; and cells of the sums
-# for it: at first, fewest and most.
+# Relative error allowed to D where log D is above `_BULK`, above `_ROUGH`, and below;
+# by how many times more where D falls steeply, above and below `_RARE`; and the number
+# of cells of the sums for it: at first, least and largest.
 _WITHIN, _BULK, _ROUGH = (1.5e-5, 2.5e-5, 1e-3), -7.0, -30.0
 _STEEP, _RARE = (10.0, 5.0), -20.0
 _CELLS, _FEWEST, _MOST_CELLS = 640, 256, 1024
-# Losses in each cell between two nodes; nodes on either side that a bound may use.
+# Losses in each cell between two nodes; how many nodes on either side a bound uses.
 _FINE, _AROUND = 128, 3
-# Relative rounding of what becomes of a mean of `signed_sums`.
+# Relative rounding error of what is computed from a mean of `signed_sums`.
 _ROUNDING = 1e-11
 _CACHED = 256
 _BOTH = (False, True)
 
 
-class AntipodalLaw(NamedTuple):
+class PiecewiseLinearPair(NamedTuple):
     """The pair of a profile that is piecewise linear in g, r = 1; symmetric.
 
     Attributes:
@@ -58,7 +60,7 @@ class AntipodalLaw(NamedTuple):
 
 
 class _Node(NamedTuple):
-    """A place where D is bracketed."""
+    """A loss u at which D is bounded from both sides."""
 
     u: float
     below: SignedLaw
@@ -66,22 +68,24 @@ class _Node(NamedTuple):
 
 
 @functools.lru_cache(_CACHED)
-def antipodal_law(bins: int, count: int, shift: float, *, above: bool) -> AntipodalLaw:
-    """The law of one setting, above or below."""
+def antipodal_bounding_pair(
+    bins: int, count: int, shift: float, *, above: bool
+) -> PiecewiseLinearPair:
+    """The pair whose profile bounds that of one setting, from above or from below."""
     u, low, high, coarse = profile_bounds(bins, count, shift)
     g, high = np.exp(u), np.minimum.accumulate(np.minimum(high, 1.0))  # D falls from 1
     if above:
-        # What is known at single places holds for chords between them.
+        # D is convex in g: chords through upper bounds are upper bounds.
         value = high * (1 + _ROUNDING)
-        return _law(*_convex(g, value), float(value[-1]))
+        return _pair_of(*_convex(g, value), float(value[-1]))
     value = np.maximum(low, _between_nodes(g, low, high, coarse)) * (1 - _ROUNDING)
     g, value = _convex(*_below_chords(g, value, high * (1 + _ROUNDING)))
-    # Less by what rounding may have added to the mass of the pair.
-    return _law(g, value * (1 - _ROUNDING), 0.0)
+    # Lowered by the rounding error of the pair's mass.
+    return _pair_of(g, value * (1 - _ROUNDING), 0.0)
 
 
 def _mirrored(g: np.ndarray, value: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """And at all 1/g, increasing: ``D(g) = 1 - g + g D(1/g)``, which keeps lines."""
+    """Extended to all 1/g, increasing, by ``D(g) = 1 - g + g D(1/g)``; lines stay."""
     z = np.concatenate([1 / g[:0:-1], g])
     return z, np.concatenate([(1 - 1 / g + value / g)[:0:-1], value])
 
@@ -114,11 +118,11 @@ def _hinge(u: np.ndarray | float, idle: float, shift: float):
 
 
 def _nodes(bins: int, count: int, shift: float) -> list[_Node]:
-    """Places as far apart as bounds between them allow, to where D is nothing."""
+    """Nodes as far apart as the bounds between them allow, until D is negligible."""
     nodes: list[_Node] = []
     u, last, step, slope, cells = 0.0, 0.0, 0.0, 0.0, _CELLS
     whole = bins == count  # the hinge is always 0
-    # Deviation of the loss under much noise.
+    # Standard deviation of the loss at much noise.
     core = 2 * shift * math.sqrt(count) / bins
     while True:
         hinge = float(_hinge(u, bins - count, shift))
@@ -128,19 +132,19 @@ def _nodes(bins: int, count: int, shift: float) -> list[_Node]:
         )
         nodes.append(_Node(u, below, above))
         least, gain = (
-            float(law.gain(np.array([hinge]), above=up)[0])
-            for law, up in ((below, False), (above, True))
+            float(sums.gain(np.array([hinge]), above=up)[0])
+            for sums, up in ((below, False), (above, True))
         )
         log_d = math.log(gain) + math.log(float(_scale(u, bins, shift)))
-        # D falls: bounds that rise again are of what sums under little noise cut off.
+        # D falls: bounds that rise again are due to what the sums truncate.
         is_lost = last < _ROUGH and log_d >= last
         if log_d < _LEAST or is_lost or len(nodes) >= _MOST:
             return nodes
         # D falls by half of what it is below 1, in g, at 1.
         slope = (last - log_d) / step if step else 0.5 * math.expm1(max(-log_d, 0.0))
         slope = max(slope, 1e-3)
-        # What D is off by moves the loss where it is met by as much over the slope; but
-        # the sum of many epochs' losses by as much as itself.
+        # An error of D moves the epsilon of one epoch by the error over the slope; but
+        # that of many epochs by the error itself.
         within = _WITHIN[(log_d < _BULK) + (log_d < _ROUGH)]
         if log_d < _BULK:
             within *= min(max(1.0, u * slope), _STEEP[log_d < _RARE])
@@ -153,7 +157,7 @@ def _nodes(bins: int, count: int, shift: float) -> list[_Node]:
             2 * shift * _APART / math.sqrt(count) * (chord / _CHORD) ** 0.125,
             math.sqrt(8 * chord / (slope * (1 + slope))),
         )
-        # Of few steps among idle ones D falls sooner: else nothing is left at once.
+        # With few taken steps among many D falls sooner.
         step = step if whole else min(step, max(core, 0.5 * u))
         u, last = u + step, log_d
 
@@ -165,7 +169,7 @@ def _cell_bounds(
     hinge = _hinge(u, bins - count, shift)
     tilt = 0.5 * u / shift
     middle = 0.5 * float(tilt[0] + tilt[-1])
-    # Nodes below 0 are those above it turned around.
+    # Nodes below 0 are the mirror images of those above.
     numbers = range(cell - _AROUND, min(cell + 2 + _AROUND, len(nodes)))
     numbers = [i for i in numbers if -i < len(nodes)]
     places, low, high = [], [], []
@@ -174,8 +178,8 @@ def _cell_bounds(
         place = 0.5 * node.u / shift
         sign = 1 if i >= 0 else -1
         bounds = [
-            law.gain(sign * hinge, above=up)
-            for law, up in ((node.below, False), (node.above, True))
+            sums.gain(sign * hinge, above=up)
+            for sums, up in ((node.below, False), (node.above, True))
         ]
         if i < 0:
             # E(-S - y)_+ = E(S + y)_+ - E S - y
@@ -237,7 +241,7 @@ def _below_chords(
     g, low = _mirrored(g, low)
     high = _mirrored(g[size - 1 :], high)[1]
     g, low, high = (array[size - 3 :] for array in (g, low, high))
-    # through a place from the one before, goes on to the right; and back to the left
+    # lines through two neighbouring places, extended to the right, and to the left
     slope = (low[1:] - high[:-1]) / np.diff(g)
     back = (high[1:] - low[:-1]) / np.diff(g)
     left, right, from_left, from_right = g[2:-2], g[3:-1], slope[1:-2], back[3:]
@@ -248,7 +252,7 @@ def _below_chords(
     y = np.maximum(
         low[2:-2] + from_left * (x - left), low[3:-1] + from_right * (x - right)
     )
-    # In the last cell, and beyond it, the one line down to 0.
+    # In the last cell, and beyond it, a single line down to 0.
     end = g[-2] + low[-2] / -slope[-2] if slope[-2] < 0 else math.inf
     places = np.concatenate([g[2:-1], x, [end]])
     values = np.concatenate([low[2:-1], np.maximum(y, 0.0), [0.0]])
@@ -260,31 +264,31 @@ def _convex(g: np.ndarray, value: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Corners of the largest convex function below points and their mirror images."""
     z, y = _mirrored(g, value)
     corners: list[int] = []
-    places, heights = z.tolist(), y.tolist()
-    for i, (place, height) in enumerate(zip(places, heights, strict=True)):
+    places, values = z.tolist(), y.tolist()
+    for i, (place, top) in enumerate(zip(places, values, strict=True)):
         while len(corners) > 1:
             a, b = corners[-2:]
-            rise, run = heights[b] - heights[a], places[b] - places[a]
-            if rise * (place - places[b]) < (height - heights[b]) * run:
+            rise, run = values[b] - values[a], places[b] - places[a]
+            if rise * (place - places[b]) < (top - values[b]) * run:
                 break
             corners.pop()
         if not corners or place > places[corners[-1]]:
             corners.append(i)
     kept = np.array([i for i in corners if i >= len(g) - 1])
     # 1 itself need not be a corner
-    x, height = z[kept], y[kept]
+    x, top = z[kept], y[kept]
     if x[0] > 1:
         before = max(i for i in corners if z[i] < 1)
         share = (1 - z[before]) / (x[0] - z[before])
-        at_one = y[before] + share * (height[0] - y[before])
-        x, height = np.append(1.0, x), np.append(at_one, height)
-    return x, height
+        at_one = y[before] + share * (top[0] - y[before])
+        x, top = np.append(1.0, x), np.append(at_one, top)
+    return x, top
 
 
-def _law(g: np.ndarray, value: np.ndarray, infinite: float) -> AntipodalLaw:
-    """Of a convex decreasing function with these corners.
+def _pair_of(g: np.ndarray, value: np.ndarray, infinite: float) -> PiecewiseLinearPair:
+    """The pair whose profile is the convex decreasing function with these corners.
 
-    Given that not everything is lost; with r < 1 that is a little more than it need be.
+    Given that the loss is finite; with r < 1 that bounds a little from above.
     """
     value = np.maximum(value - infinite, 0.0) / (1 - infinite)
     slope = np.maximum(-np.diff(value) / np.diff(g), 0.0)
@@ -292,6 +296,6 @@ def _law(g: np.ndarray, value: np.ndarray, infinite: float) -> AntipodalLaw:
     gained = np.append(slope * np.diff(g.astype(np.longdouble)), 0.0)
     profile = np.cumsum(gained[::-1])[::-1]
     scaled = g * np.append(slope[0], slope)
-    return AntipodalLaw(
+    return PiecewiseLinearPair(
         np.log(g), profile.astype(float), scaled.astype(float), infinite
     )

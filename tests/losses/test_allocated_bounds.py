@@ -1,4 +1,4 @@
-"""Certified ends of random allocation: laws in convex order, composed."""
+"""Certified ends of random allocation: distributions in convex order, composed."""
 
 import dataclasses
 import functools
@@ -11,8 +11,11 @@ from scipy.stats import norm
 
 import jaxdp_episodic as jde
 from jaxdp_episodic.losses import allocation_tables
+from jaxdp_episodic.losses.allocated_bounds import (
+    AllocatedBoundingLoss,
+    epoch_distribution,
+)
 from jaxdp_episodic.losses.allocated_gaussian import AllocatedGaussianLoss
-from jaxdp_episodic.losses.allocated_law import AllocatedLawLoss, epoch_law
 from jaxdp_episodic.numerics import lognormal_sums
 from jaxdp_episodic.numerics.lognormal_sums import axis_of, contours
 from jaxdp_episodic.numerics.lognormal_terms import Sums
@@ -28,16 +31,16 @@ def step(steps, noise, relation="add_remove"):
     )
 
 
-def law(shift, bins, taken, above):
-    return AllocatedLawLoss(*map(np.asarray, (1.0, shift, bins, taken, above)))
+def dist(shift, bins, taken, above):
+    return AllocatedBoundingLoss(*map(np.asarray, (1.0, shift, bins, taken, above)))
 
 
-def test_tails_are_sums_over_the_law():
-    found = epoch_law(1.0, 8.0, 5.0, 1.0)
+def test_tails_are_sums_over_the_distribution():
+    found = epoch_distribution(1.0, 8.0, 5.0, 1.0)
     masses = {"forward": found.with_unit, "backward": found.with_unit}
     masses["backward"] = found.with_unit * np.exp(-found.loss)
     u = np.array([0.0, 0.01, 0.3, 0.9, 2.0])
-    every = law(1.0, 8.0, 5.0, 1.0).log_tails(u)
+    every = dist(1.0, 8.0, 5.0, 1.0).log_tails(u)
     for sign, (direction, mass), (profile, tail) in zip(
         (1, -1), masses.items(), every, strict=True
     ):
@@ -48,7 +51,7 @@ def test_tails_are_sums_over_the_law():
         assert np.exp(profile) == pytest.approx(expected, rel=1e-12, abs=1e-300)
         expected = np.where(above, np.exp(gap), 0.0) @ mass
         assert np.exp(tail) == pytest.approx(expected, rel=1e-12), direction
-    beyond = law(1.0, 8.0, 5.0, 1.0).log_tails(np.array([80.0]))
+    beyond = dist(1.0, 8.0, 5.0, 1.0).log_tails(np.array([80.0]))
     assert all(np.isneginf(tail[0]) for pair in beyond for tail in pair)
 
 
@@ -66,7 +69,7 @@ def test_tails_are_sums_over_the_law():
 def test_a_few_steps_by_definition(steps, taken, shift, epsilon, direction):
     truth = allocation.add_remove(steps, taken, shift, epsilon, direction)
     low, high = (
-        float(np.exp(law(shift, steps, taken, above).log_tails(np.array([epsilon]))
+        float(np.exp(dist(shift, steps, taken, above).log_tails(np.array([epsilon]))
         [direction == "add"][0][0]))
         for above in (0.0, 1.0)
     )  # fmt: skip
@@ -262,11 +265,11 @@ def test_what_is_known_of_rays_too_roughly_is_said(
     true, _ = allocation_tables.sum_tables(count, shift)
     monkeypatch.setattr(allocation_tables, "_kept", {})
     monkeypatch.setattr(lognormal_sums, what, planted)
-    rough, _ = allocation_tables.sum_tables(count, shift)
+    loose, _ = allocation_tables.sum_tables(count, shift)
     place = np.linspace(0.0, 0.7, 300) * true.end
     values = true.at(place)
-    off = np.abs(rough.at(place) - values)[:, values[0] > values[0, 0] - 36].max()
-    assert 10 * true.error < off < rough.error
+    off = np.abs(loose.at(place) - values)[:, values[0] > values[0, 0] - 36].max()
+    assert 10 * true.error < off < loose.error
 
 
 @pytest.mark.slow
@@ -336,7 +339,7 @@ def test_ends_of_many_epochs_are_narrow(relation, steps, noise, epochs, delta):
 
 
 @pytest.mark.parametrize("question", ["epsilon", "delta"])
-def test_laws_that_may_be_off_to_one_side_are_no_answer(question, monkeypatch):
+def test_distributions_that_may_be_off_to_one_side_are_no_answer(question, monkeypatch):
     """As the nodes that check are off to either side, which averages out."""
     asked = {"delta": 1e-6} if question == "epsilon" else {"epsilon": 2.0}
     ask = functools.partial(

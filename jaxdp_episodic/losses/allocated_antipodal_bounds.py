@@ -1,4 +1,4 @@
-"""One epoch that may turn around as a finite law: what its certified ends rest on.
+"""Finite pairs that bound an epoch in which a contribution may flip its sign.
 
 Reference: docs/proofs.md, "Random allocation".
 """
@@ -11,9 +11,12 @@ from typing import ClassVar
 import numpy as np
 
 from jaxdp_episodic.losses.allocated import LARGEST_SHIFT, SMALLEST_SHIFT
-from jaxdp_episodic.losses.allocated_law import FiniteLawLoss, tails_between
+from jaxdp_episodic.losses.allocated_bounds import BoundingLoss, tails_between
 from jaxdp_episodic.losses.allocation_tables import by_setting
-from jaxdp_episodic.losses.antipodal_law import AntipodalLaw, antipodal_law
+from jaxdp_episodic.losses.antipodal_bounds import (
+    PiecewiseLinearPair,
+    antipodal_bounding_pair,
+)
 from jaxdp_episodic.losses.gaussian import drawn_tails, inner_exponent
 from jaxdp_episodic.losses.privacy_loss import Tails
 from jaxdp_episodic.numerics.loops import Array, namespace, on_host
@@ -21,8 +24,8 @@ from jaxdp_episodic.numerics.power_excess import log_expm1
 
 
 @dataclass(frozen=True)
-class AllocatedAntipodalLawLoss(FiniteLawLoss):
-    """``r D(1 + (g - 1)/r)`` in both directions, D of `antipodal_law`.
+class AllocatedAntipodalBoundingLoss(BoundingLoss):
+    """``r D(1 + (g - 1)/r)`` in both directions, D of `antipodal_bounding_pair`.
 
     Attributes:
       outer_rate: see `PrivacyLoss`; always 1.
@@ -30,7 +33,7 @@ class AllocatedAntipodalLawLoss(FiniteLawLoss):
       shift: s > 0.
       bins: t, whole number.
       taken: j, whole number, 2 <= j <= t.
-      above: see `FiniteLawLoss`.
+      above: see `BoundingLoss`.
     """
 
     inner_rate: Array
@@ -42,7 +45,7 @@ class AllocatedAntipodalLawLoss(FiniteLawLoss):
     _rounding: ClassVar[float] = 8e-15
 
     def log_tails(self, u: Array) -> tuple[Tails, Tails]:
-        """Of the law that is computed with."""
+        """Of the finite pair."""
         xp = namespace(u, *self.fields)
         u, r, *fields = xp.broadcast_arrays(u, *self.fields[1:])
 
@@ -65,20 +68,20 @@ class AllocatedAntipodalLawLoss(FiniteLawLoss):
     @staticmethod
     def _atoms(rate: float, *setting: float) -> tuple[np.ndarray, np.ndarray]:
         """Losses but for 0."""
-        law = _law(*setting)
-        mass = -np.diff(np.append(law.scaled * np.exp(-law.loss), 0.0))[1:]
+        pair = _pair(*setting)
+        mass = -np.diff(np.append(pair.scaled * np.exp(-pair.loss), 0.0))[1:]
         mass = np.maximum(mass, 0.0)
-        loss = np.log1p(rate * np.expm1(law.loss[1:]))
+        loss = np.log1p(rate * np.expm1(pair.loss[1:]))
         kept = mass > 0
         loss, mass = loss[kept], mass[kept]
         both = np.concatenate([-loss[::-1], loss])
         return both, np.concatenate([mass[::-1], mass * np.exp(loss)])
 
     @staticmethod
-    def _of_law(rate: float, *setting: float) -> tuple[float, ...]:
-        loss, mass = AllocatedAntipodalLawLoss._atoms(rate, *setting)
+    def _facts_of_setting(rate: float, *setting: float) -> tuple[float, ...]:
+        loss, mass = AllocatedAntipodalBoundingLoss._atoms(rate, *setting)
         gap = float(np.diff(loss) @ mass[1:])
-        lost = float(np.log1p(-rate * _law(*setting).infinite * (1 + 1e-9)))
+        lost = float(np.log1p(-rate * _pair(*setting).infinite * (1 + 1e-9)))
         return lost, gap, float(loss.max(initial=0.0)), 0.0, 0.0
 
 
@@ -92,11 +95,11 @@ def _unsampled(z: np.ndarray, rate: float, shift: float) -> np.ndarray:
     return np.stack([excess, slope * share, (2 * growth + slope**2) * share])
 
 
-def _law(shift: float, bins: float, taken: float, above: float) -> AntipodalLaw:
-    return antipodal_law(round(bins), round(taken), shift, above=above > 0)
+def _pair(shift: float, bins: float, taken: float, above: float) -> PiecewiseLinearPair:
+    return antipodal_bounding_pair(round(bins), round(taken), shift, above=above > 0)
 
 
 def _tails(u: np.ndarray, *setting: float) -> np.ndarray:
     """Both rows of `log_tails` at r = 1."""
-    law = _law(*setting)
-    return np.stack(tails_between(u, law.loss, law.profile, law.scaled))
+    pair = _pair(*setting)
+    return np.stack(tails_between(u, pair.loss, pair.profile, pair.scaled))

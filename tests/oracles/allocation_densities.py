@@ -1,4 +1,4 @@
-"""Epochs of random allocation, add_remove, by laws of sums that are added up.
+"""Epochs of random allocation, add_remove, by distributions of sums that are added up.
 
 It shares no code, and no method, with the package. The log-density of ``log X``, X the
 sum of n lognormal terms of mean 1, is a spline; that of two sums' sum an integral over
@@ -23,13 +23,13 @@ from scipy.special import ndtri
 
 # Logarithm of what is left out below; deviations of one term that jumps.
 LEFT, JUMPS = 130.0, 13.5
-# Nodes of laws, of integrals a width of the narrower law, and of the last law, and
-# steps of the inversion in widths of the saddle.
+# Nodes of distributions, of integrals a width of the narrower distribution, and of the
+# last distribution, and steps of the inversion in widths of the saddle.
 SIZES = ((700, 4.0, 5000, 0.25), (900, 5.5, 6000, 0.17))
 TOGETHER, MOST = 100, 1e-10
 
 
-class Law(NamedTuple):
+class Density(NamedTuple):
     """Log-density of log X by the place z, ``log X = middle + core sinh z``."""
 
     count: int
@@ -53,14 +53,14 @@ class Law(NamedTuple):
         return 1 / math.sqrt(np.percentile(bend[3:-3], 97))
 
 
-def one_term(shift: float) -> Law:
+def one_term(shift: float) -> Density:
     def row(z: np.ndarray) -> np.ndarray:
         v = np.sinh(z) * shift - 0.5 * shift**2
         log_of = math.log(shift * math.sqrt(2 * math.pi))
         return -0.5 * ((v + 0.5 * shift**2) / shift) ** 2 - log_of
 
     end = math.asinh(38)
-    return Law(1, -0.5 * shift**2, shift, -end, end, row)
+    return Density(1, -0.5 * shift**2, shift, -end, end, row)
 
 
 def ends(count: int, shift: float) -> tuple[float, float]:
@@ -79,8 +79,10 @@ def ends(count: int, shift: float) -> tuple[float, float]:
     return low, max(high, math.log(count) + 1e-3)
 
 
-def added(one: Law, other: Law, shift: float, nodes: int, fine: float) -> Law:
-    """The law of the sum of two sums."""
+def added(
+    one: Density, other: Density, shift: float, nodes: int, fine: float
+) -> Density:
+    """The distribution of the sum of two sums."""
     count = one.count + other.count
     low, high = ends(count, shift)
     core = math.sqrt(math.log1p(math.expm1(shift**2) / count))
@@ -108,10 +110,10 @@ def added(one: Law, other: Law, shift: float, nodes: int, fine: float) -> Law:
     row = np.concatenate(rows)
     there = np.flatnonzero(np.isfinite(row))
     z, row = z[there[0] : there[-1] + 1], row[there[0] : there[-1] + 1]
-    return Law(count, middle, core, z[0], z[-1], make_interp_spline(z, row, 7))
+    return Density(count, middle, core, z[0], z[-1], make_interp_spline(z, row, 7))
 
 
-def law_of(count: int, shift: float, nodes: int, fine: float) -> Law:
+def density_of(count: int, shift: float, nodes: int, fine: float) -> Density:
     power, left, total = one_term(shift), count, None
     while left:
         if left & 1:
@@ -131,10 +133,10 @@ def _by_size(
     size: tuple[int, float, int, float],
 ) -> tuple[float, float]:
     """Delta, and by how much mass and mean of all epochs are off."""
-    law = law_of(steps, shift, *size[:2])
-    z, step = np.linspace(law.low, law.high, size[2], retstep=True)
-    loss = law.middle + law.core * np.sinh(z) - math.log(steps)
-    mass = law.spline(z) + np.log(law.core * np.cosh(z) * step)
+    density = density_of(steps, shift, *size[:2])
+    z, step = np.linspace(density.low, density.high, size[2], retstep=True)
+    loss = density.middle + density.core * np.sinh(z) - math.log(steps)
+    mass = density.spline(z) + np.log(density.core * np.cosh(z) * step)
     whole, mean = np.exp(mass).sum(), np.exp(mass + loss).sum()
     off = epochs * float(max(abs(whole - 1), abs(mean / whole - 1)))
     mass -= np.log(whole)

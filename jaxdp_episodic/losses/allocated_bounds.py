@@ -1,9 +1,12 @@
-"""One epoch of random allocation, add/remove, as a finite law above or below its own.
+"""One epoch of random allocation, add/remove, bounded by finite pairs from both sides.
+
+The certified ends are those of a pair of distributions with finitely many losses that
+dominates the epoch's pair, or is dominated by it.
 
 ``W = ((bins - taken) + X) / bins`` with X of `numerics.convex_sums`. ``(W - g)_+`` and
-``(1 - g W)_+`` are convex in the W of each epoch, so a law of X that is above in convex
-order gives an upper bound of both directions' profiles, of any number of epochs and
-among any other steps, and one that is below a lower bound.
+``(1 - g W)_+`` are convex in the W of each epoch, so a distribution of X that is above
+in convex order gives an upper bound of both directions' profiles, of any number of
+epochs and among any other steps, and one that is below a lower bound.
 
 Reference: docs/proofs.md, "Random allocation".
 """
@@ -26,29 +29,30 @@ from jaxdp_episodic.numerics.convex_sums import lognormal_sum
 from jaxdp_episodic.numerics.loops import Array, namespace, on_host
 
 _CACHED = 256
-# Sums are formed in blocks of so many, in as many digits as the machine has: what is
-# lost by it, of up to 2^16 losses, and by a rounding of the result and its logarithm.
+# Sums are formed in blocks of so many, in extended precision. Bounds of the relative
+# error of sums of up to 2^16 losses, and of rounding the result and its logarithm.
 _BLOCK = 256
 _SUM_ERROR = 2 * (_BLOCK + 2**16 / _BLOCK) * float(np.finfo(np.longdouble).eps)
 _ROUNDING, _MOVE = 4e-15, 4e-16
-# Of the distance of losses, the finest lattice that pays, for laws below and above:
-# bins with hardly a loss are merged at a loss, hundreds of which are lost again.
+# Spacing of the finest useful lattice over the mean gap between losses, for lower and
+# upper bounds: in the lower distribution bins with hardly a loss waste mass.
 _GRAIN = (3.2, 0.5)
-# Losses that moments are computed of.
+# Number of losses from which moments are computed.
 _FEW = 512
 
 
-class FiniteLawLoss(AllocatedLoss):
-    """Base: ``above`` is 1 for a law above, 0 for one below; `taken` is at least 2."""
+class BoundingLoss(AllocatedLoss):
+    """Base: ``above`` is 1 if it dominates, 0 if dominated; `taken` >= 2."""
 
     is_estimate: ClassVar[bool] = False
     may_have_atoms: ClassVar[bool] = True
     has_nodes: ClassVar[bool] = False
     methods: ClassVar[tuple[str, ...]] = ("rdp", "pld")
-    # Of one setting: losses and their masses under P, forward; and what `_facts` has.
+    # Map the fields of one setting to the losses and their masses under P, forward, and
+    # to `_facts`.
     _atoms: ClassVar[Callable[..., tuple[np.ndarray, np.ndarray]]]
-    _of_law: ClassVar[Callable[..., tuple[float, ...]]]
-    # Relative rounding of the profiles.
+    _facts_of_setting: ClassVar[Callable[..., tuple[float, ...]]]
+    # Relative rounding error of the profiles.
     _rounding: ClassVar[float]
 
     def certified(self, *, up: bool) -> Self:
@@ -61,14 +65,14 @@ class FiniteLawLoss(AllocatedLoss):
         return self.__dict__["above"]
 
     def log_kept(self) -> Array:
-        """But for what is cut off."""
+        """Of the mass that is truncated and charged as an infinite loss."""
         return self._facts()[0]
 
     def grain(self) -> Array:
-        """In the distances of neighbouring losses, in the mean."""
+        """In proportion to the mean gap between neighbouring losses."""
         return np.where(self._above > 0, _GRAIN[1], _GRAIN[0]) * self._facts()[1]
 
-    def law_error(self) -> tuple[Array, Array]:
+    def certified_error(self) -> tuple[Array, Array]:
         """See `PrivacyLoss`."""
         return tuple(self._facts()[3:])
 
@@ -82,37 +86,37 @@ class FiniteLawLoss(AllocatedLoss):
 
     @classmethod
     def _excess(cls, direction: str, order: np.ndarray, *setting: float) -> np.ndarray:
-        """Of a coarser law, above; forward of both directions."""
+        """Of a dominating pair with fewer losses; "forward" of both directions."""
         loss, mass = coarse(*cls._atoms(*setting))
         rule = MomentRule(direction, Quadrature(0, 0), with_derivatives=True)
         given = loss[:, None], np.log(mass)[:, None], order
         return np.stack(log_excess_of_atoms(*given, rule))
 
     def _facts(self) -> np.ndarray:
-        """``(5, ...)``: `log_kept`, mean gap, largest loss, `law_error`.
+        """``(5, ...)``: `log_kept`, mean gap, largest loss, `certified_error`.
 
-        Settings that no law is made for have none to be wrong.
+        All 0 for settings of no loss or no noise, for which no pair is made.
         """
 
         def facts(usable: np.ndarray, *setting: float) -> np.ndarray:
             if not usable.any():
                 return np.zeros((5, len(usable)))
-            return usable * np.array(self._of_law(*setting))[:, None]
+            return usable * np.array(self._facts_of_setting(*setting))[:, None]
 
         usable = ~np.asarray(self.is_unprotected | self.loses_nothing)
         return by_setting(facts, 1.0 * usable, *self.kept_in_range().fields[1:])
 
 
 @dataclass(frozen=True)
-class AllocatedLawLoss(FiniteLawLoss):
-    """The finite law that the certified ends of an epoch rest on.
+class AllocatedBoundingLoss(BoundingLoss):
+    """The finite pair from which the certified ends of an epoch are computed.
 
     Attributes:
       outer_rate: see `PrivacyLoss`; always 1.
       shift: s > 0.
       bins: t, whole number.
       taken: j, whole number, 2 <= j <= t.
-      above: see `FiniteLawLoss`.
+      above: see `BoundingLoss`.
     """
 
     shift: Array
@@ -123,7 +127,7 @@ class AllocatedLawLoss(FiniteLawLoss):
     _rounding: ClassVar[float] = _ROUNDING + _SUM_ERROR
 
     def log_tails(self, u: Array) -> tuple[Tails, Tails]:
-        """Of the law that is computed with; see `law_error`."""
+        """Of the finite pair as computed; it may be off by `certified_error`."""
         xp = namespace(u, *self.fields)
         u, *fields = xp.broadcast_arrays(u, *self.fields[1:])
 
@@ -135,27 +139,28 @@ class AllocatedLawLoss(FiniteLawLoss):
 
     @staticmethod
     def _atoms(*setting: float) -> tuple[np.ndarray, np.ndarray]:
-        law = epoch_law(*setting)
-        return law.loss, law.with_unit
+        dist = epoch_distribution(*setting)
+        return dist.loss, dist.with_unit
 
     @staticmethod
-    def _of_law(*setting: float) -> tuple[float, ...]:
-        law = epoch_law(*setting)
-        gap = float(np.diff(law.loss) @ law.with_unit[1:])
-        largest = float(np.abs(law.loss[[0, -1]]).max())
-        return law.log_kept, gap, largest, law.mass_error, law.place_error
+    def _facts_of_setting(*setting: float) -> tuple[float, ...]:
+        dist = epoch_distribution(*setting)
+        gap = float(np.diff(dist.loss) @ dist.with_unit[1:])
+        largest = float(np.abs(dist.loss[[0, -1]]).max())
+        return dist.log_kept, gap, largest, dist.mass_error, dist.place_error
 
 
-class EpochLaw(NamedTuple):
+class EpochDistribution(NamedTuple):
     """Losses and what tails are read off; (n,) each.
 
     Attributes:
       loss: increasing.
-      with_unit: masses of the losses under P.
-      forward, backward: profile at the losses, and ``e^loss`` times the second law's
-        mass of it and all larger ones; backward the losses' signs and order are turned.
+      with_unit: masses of the losses under P (with the unit).
+      forward, backward: profile at the losses, and ``e^loss`` times the second
+        distribution's mass of it and all larger ones; backward the losses' signs and
+        order are turned.
       log_kept: see `PrivacyLoss.log_kept`.
-      mass_error, place_error: see `PrivacyLoss.law_error`.
+      mass_error, place_error: see `PrivacyLoss.certified_error`.
     """
 
     loss: np.ndarray
@@ -168,12 +173,15 @@ class EpochLaw(NamedTuple):
 
 
 @functools.lru_cache(_CACHED)
-def epoch_law(shift: float, bins: float, taken: float, above: float) -> EpochLaw:
-    """The law of one setting, above or below in convex order."""
+def epoch_distribution(
+    shift: float, bins: float, taken: float, above: float
+) -> EpochDistribution:
+    """W of one setting as finitely many atoms, above or below in convex order."""
     found = lognormal_sum(round(taken), shift, above=above > 0)
     idle = bins - taken
     ratio, masses = (idle + found.values) / bins, found.masses
-    # What is lost to one side is counted for both: P and Q told apart for certain.
+    # Mass truncated of one of P and Q is taken off both, and charged as an infinite
+    # loss.
     lost = max(found.lost, (found.infinite + idle * found.lost) / bins)
     whole = float(masses.sum())
     masses = masses / whole
@@ -182,7 +190,7 @@ def epoch_law(shift: float, bins: float, taken: float, above: float) -> EpochLaw
     loss = np.log(ratio)
     with_unit = ratio * masses
     mass_error = found.mass_error + found.place_error + abs(np.log(whole)) + _ROUNDING
-    return EpochLaw(
+    return EpochDistribution(
         loss,
         with_unit,
         _profile(ratio, masses),
@@ -194,7 +202,7 @@ def epoch_law(shift: float, bins: float, taken: float, above: float) -> EpochLaw
 
 
 def coarse(loss: np.ndarray, with_unit: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """A few of the losses, and masses under P: what is between them is spread."""
+    """A few of the losses, and masses under P; others are split to the neighbours."""
     chosen = np.linspace(0, len(loss) - 1, min(_FEW, len(loss))).round()
     places = np.exp(loss[chosen.astype(np.intp)])
     ratio = np.exp(loss)
@@ -228,9 +236,9 @@ def _summed_from(array: np.ndarray) -> np.ndarray:
 
 def _tails(u: np.ndarray, *setting: float) -> np.ndarray:
     """The four rows of `log_tails`."""
-    law = epoch_law(*setting)
-    forward = tails_between(u, law.loss, *law.forward)
-    return np.stack([*forward, *tails_between(u, -law.loss[::-1], *law.backward)])
+    dist = epoch_distribution(*setting)
+    forward = tails_between(u, dist.loss, *dist.forward)
+    return np.stack([*forward, *tails_between(u, -dist.loss[::-1], *dist.backward)])
 
 
 def tails_between(

@@ -1,6 +1,7 @@
-"""Laws on finitely many outputs: their hockey sticks are plain sums.
+"""Distributions on finitely many outputs: their hockey sticks are plain sums.
 
-Laws are (..., K), the leading axes being settings; epsilons broadcast with those.
+Distributions are (..., K), the leading axes being settings; epsilons broadcast with
+those.
 """
 
 from __future__ import annotations
@@ -11,18 +12,18 @@ import numpy as np
 
 
 def stick(first, second, epsilon):
-    """Hockey stick of laws (..., K) at epsilons that broadcast with their rows."""
+    """Hockey stick of masses (..., K) at epsilons that broadcast with their rows."""
     return np.maximum(first - np.exp(epsilon)[..., None] * second, 0).sum(axis=-1)
 
 
 def worst_stick(pairs, epsilon):
-    """The largest over pairs of laws, in both directions."""
+    """The largest over pairs of distributions, in both directions."""
     both = (p for one, two in pairs for p in ((one, two), (two, one)))
     return functools.reduce(np.maximum, (stick(*p, epsilon) for p in both))
 
 
-def random_laws(rng, outputs, *shape):
-    """Random laws (*shape, outputs): along the first axis more or less far apart."""
+def random_distributions(rng, outputs, *shape):
+    """Random masses (*shape, outputs): along the first axis more or less far apart."""
     weights = np.exp(
         rng.uniform(0.1, 2.5, (*shape[:1], *([1] * len(shape))))
         * rng.normal(size=(*shape, outputs))
@@ -31,7 +32,7 @@ def random_laws(rng, outputs, *shape):
 
 
 def worst_pair(epsilon, delta):
-    """The laws (..., 4) of which every (epsilon, delta) pair is a function."""
+    """The distributions (..., 4) of which every (epsilon, delta) pair is a function."""
     true = 1 / (1 + np.exp(-epsilon))
     kept = 1 - delta
     first = np.stack([delta, kept * true, kept * (1 - true), 0 * delta], axis=-1)

@@ -52,7 +52,7 @@ from jaxdp_episodic._engine import float64_boundary, using_engine
 from jaxdp_episodic.accounting.dominating_pair import run_of
 from jaxdp_episodic.accounting.exact import contour as contour_layout
 from jaxdp_episodic.accounting.exact import integral
-from jaxdp_episodic.accounting.exact.steps import steps_of
+from jaxdp_episodic.accounting.exact.mgf import steps_of
 from jaxdp_episodic.losses.loss_nodes import NUM_NODES
 
 SEED = 20_241

@@ -1,6 +1,6 @@
 """The questions, and the methods that answer them.
 
 Doors: `api`, `attacker`, `budget`, `calibration`, `dominating_pair`, `engine`,
-`gradients`, `intervals`, `paths`, `profile`, `question`, `rdp.method`, `rdp.orders`,
-`run`, `trial_counts`, `tuning`, `worst_path`.
+`gradients`, `intervals`, `paths`, `profile`, `question`, `rdp.method`, `run`,
+`trial_counts`, `tuning`, `worst_path`.
 """

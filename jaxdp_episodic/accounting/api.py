@@ -14,8 +14,7 @@ from jaxdp_episodic._engine import using_engine
 from jaxdp_episodic.accounting import worst_path
 from jaxdp_episodic.accounting.dominating_pair import run_of
 from jaxdp_episodic.accounting.question import DeltaAt, EpsilonAt
-from jaxdp_episodic.accounting.rdp.method import rdp_curve
-from jaxdp_episodic.accounting.rdp.orders import answer_at_orders
+from jaxdp_episodic.accounting.rdp.method import answer_at_orders, rdp_curve
 from jaxdp_episodic.accounting.run import Run
 from jaxdp_episodic.describe.step import (
     AnyStep,

@@ -20,7 +20,7 @@ from jaxdp_episodic._engine import compiled, jitted, on_jax, using_engine
 from jaxdp_episodic.accounting.engine import Chunks, in_chunks
 from jaxdp_episodic.accounting.exact import contour as contours
 from jaxdp_episodic.accounting.exact import integral
-from jaxdp_episodic.accounting.exact.steps import steps_of
+from jaxdp_episodic.accounting.exact.mgf import steps_of
 from jaxdp_episodic.accounting.run import Group, Run, stacked_steps
 from jaxdp_episodic.losses.loss_nodes import NUM_NODES
 from jaxdp_episodic.losses.privacy_loss import PrivacyLoss

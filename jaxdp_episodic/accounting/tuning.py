@@ -14,7 +14,7 @@ import numpy as np
 
 from jaxdp_episodic import _validation
 from jaxdp_episodic.accounting.api import rdp
-from jaxdp_episodic.accounting.rdp.orders import epsilons_at_orders
+from jaxdp_episodic.accounting.rdp.method import epsilons_at_orders
 from jaxdp_episodic.accounting.trial_counts import (
     NegativeBinomialTrials,
     PoissonTrials,

@@ -15,8 +15,7 @@ from jaxdp_episodic import _validation
 from jaxdp_episodic.accounting import api
 from jaxdp_episodic.accounting.dominating_pair import run_of
 from jaxdp_episodic.accounting.question import DeltaAt, EpsilonAt, Question
-from jaxdp_episodic.accounting.rdp.method import rdp_bound
-from jaxdp_episodic.accounting.rdp.orders import answer_at_orders
+from jaxdp_episodic.accounting.rdp.method import answer_at_orders, rdp_bound
 from jaxdp_episodic.describe.step import ComposedSteps, OneStep, compose
 from jaxdp_episodic.files.optional import require
 from jaxdp_episodic.interop.dp_event import (

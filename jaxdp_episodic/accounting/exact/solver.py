@@ -21,13 +21,13 @@ from jaxdp_episodic._engine import (
 from jaxdp_episodic.accounting.engine import Chunks, in_chunks
 from jaxdp_episodic.accounting.exact import contour as contours
 from jaxdp_episodic.accounting.exact import initial_epsilon, integral
+from jaxdp_episodic.accounting.exact.mgf import steps_of
 from jaxdp_episodic.accounting.exact.shared import (
     LARGEST_RATIO,
     NEAR,
     shared_contours,
     shared_lengths,
 )
-from jaxdp_episodic.accounting.exact.steps import steps_of
 from jaxdp_episodic.accounting.question import DeltaAt, Question
 from jaxdp_episodic.accounting.run import Group, Run
 

@@ -21,7 +21,7 @@ from jaxdp_episodic.accounting.dominating_pair import dominating_pair
 from jaxdp_episodic.accounting.exact import contour as contour_layout
 from jaxdp_episodic.accounting.exact import integral
 from jaxdp_episodic.accounting.exact.method import exact_answer
-from jaxdp_episodic.accounting.exact.steps import steps_of
+from jaxdp_episodic.accounting.exact.mgf import steps_of
 from jaxdp_episodic.accounting.pld.method import pld_bounds
 from jaxdp_episodic.accounting.question import DeltaAt, EpsilonAt
 from jaxdp_episodic.accounting.rdp.method import rdp_bound

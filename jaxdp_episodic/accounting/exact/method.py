@@ -51,79 +51,89 @@ def exact_answer(question: Question, run: Run) -> Answer:
         return Answer(np.zeros(shape), np.zeros(shape), np.zeros(shape, bool))
     target = np.broadcast_to(np.asarray(question.target, np.float64), shape)
     question, run = question.at(target.reshape(-1)), run.flattened(shape)
-    answer = _sorted_out(question, run)
+    answer = _answer(question, run)
     return Answer(*(field.reshape(shape) for field in answer))
 
 
-def _sorted_out(question: Question, run: Run) -> Answer:
-    """Answers what needs no integral in closed form, and integrates the rest."""
+def _answer(question: Question, run: Run) -> Answer:
+    """Of (n,) settings: those that need no integral first, then the others."""
     # Each part chooses its own engine: nothing is compiled for a few settings.
     engine = choose_engine(question.target.size, BREAK_EVEN)
     with using_engine(engine):
         for loss in run.losses:
             loss.prepare()
-    no_loss, no_noise = run.loses_nothing, run.is_unprotected
+    no_loss = run.loses_nothing
     value = np.where(no_loss, question.nothing, question.everything)
     # Where there is some noise, but too little to compute with, inf is a bound.
     certified = run.has_too_little_noise & ~no_loss
-    error = np.where(certified, np.inf, 0.0)
-    open_ = ~(no_loss | no_noise)
-    single = open_ & (run.num_steps == 1)
-    chosen = np.flatnonzero(single)
-    if chosen.size:
-        part = run.take(chosen)
-        with using_engine(engine):
-            value[chosen] = solve_single_step(question.take(chosen), part)
-        epsilon = value[chosen] if question.is_epsilon else question.target[chosen]
-        error[chosen] = _PROFILE_ERROR + _of_profiles(part, epsilon)
-        if not question.is_epsilon:
-            error[chosen] += _of_rounded_losses(question.target[chosen], part)
-        if question.is_epsilon:
-            asked = question.take(chosen)
-            with using_engine(engine):
-                error[chosen] = error_in_nats(error[chosen], epsilon, asked, part)
-        # What is poorly known counts as that much larger; nothing certified is below.
-        poor = ~(error[chosen] <= TOLERANCE * question.scale(value[chosen]))
-        added = np.where(poor & np.isfinite(error[chosen]), error[chosen], 0.0)
-        value[chosen] = np.where(
-            np.isfinite(value[chosen]), value[chosen] + added, value[chosen]
-        )
-        certified[chosen] = np.isposinf(value[chosen])
-        poor = (poor | certified[chosen]) & _has_certified_ends(part)
-        if np.any(poor):
-            # Certified ends in place of values from tables with too large an error.
-            left = np.flatnonzero(poor)
-            asked, part = question.take(chosen[left]), part.take(left)
-            known = value[chosen[left]]
-            if any(loss.is_estimate for loss in run.losses):
-                known, _ = rdp_bound(asked, part)
-            ends = _certified(asked, part, known)
-            value[chosen[left]], error[chosen[left]] = ends
-            certified[chosen[left]] = True
-    shift = np.where(open_ & ~single, run.gaussian_shift(), 0.0)
-    chosen = np.flatnonzero(shift)
-    if chosen.size:
-        one, mu = one_gaussian(shift[chosen]), shift[chosen]
-        part = Run((one,), (np.ones(mu.shape),))
-        with using_engine(engine):
-            value[chosen] = solve_single_step(question.take(chosen), part)
-        # What the shift's rounding moves, in nats of either.
-        size = np.abs(value[chosen])
-        moved = size + mu * mu if question.is_epsilon else (1 + size) * (1 + mu)
-        scale = size if question.is_epsilon else 1.0
-        error[chosen] = _PROFILE_ERROR * scale + 4 * shift_error(run) * moved
-        single[chosen] = True
-    for i in np.flatnonzero(open_ & ~single & have_closed_form(run)):
+    answer = Answer(value, np.where(certified, np.inf, 0.0), certified)
+    left = ~(no_loss | run.is_unprotected)
+    for kind, solve in (
+        (run.num_steps == 1, _of_one_step),
+        (run.gaussian_shift() > 0, _of_gaussians),
+    ):
+        chosen = np.flatnonzero(left & kind)
+        if chosen.size:
+            part = solve(question.take(chosen), run.take(chosen), engine)
+            _fill(answer, chosen, part)
+            left[chosen] = False
+    for i in np.flatnonzero(left & have_closed_form(run)):
         one = np.asarray(i)
-        value[i], error[i] = composed(question.take(one), run.take(one))
-        open_[i] = ~(error[i] <= TOLERANCE * np.max(question.scale(value[i])))
-    chosen = np.flatnonzero(open_ & ~single)
+        value[i], answer.error[i] = composed(question.take(one), run.take(one))
+        scale = np.max(question.scale(value[i]))
+        left[i] = ~(answer.error[i] <= TOLERANCE * scale)
+    chosen = np.flatnonzero(left)
     if chosen.size:
-        part = _of_many_steps(question.take(chosen), run.take(chosen))
-        value[chosen], error[chosen], certified[chosen] = part
+        _fill(answer, chosen, _of_many_steps(question.take(chosen), run.take(chosen)))
     if question.is_epsilon:
-        value = np.maximum(value, 0.0)
-    return Answer(value, error, certified)
+        answer = answer._replace(value=np.maximum(value, 0.0))
+    return answer
+
+
+def _fill(answer: Answer, chosen: np.ndarray, part: Answer) -> None:
+    for field, found in zip(answer, part, strict=True):
+        field[chosen] = found
+
+
+def _of_one_step(question: Question, run: Run, engine: str) -> Answer:
+    """The profile itself, or where it is poorly known its certified upper end."""
+    with using_engine(engine):
+        value = solve_single_step(question, run)
+    epsilon = value if question.is_epsilon else question.target
+    error = _PROFILE_ERROR + _of_profiles(run, epsilon)
+    if question.is_epsilon:
+        with using_engine(engine):
+            error = error_in_nats(error, epsilon, question, run)
+    else:
+        error += _of_rounded_losses(epsilon, run)
+    # What is poorly known counts as that much larger; nothing certified is below.
+    poor = ~(error <= TOLERANCE * question.scale(value))
+    raised = value + np.where(np.isfinite(error), error, 0.0)
+    value = np.where(poor & np.isfinite(value), raised, value)
+    certified = np.isposinf(value)
+    replaced = (poor | certified) & _has_certified_ends(run)
+    chosen = np.flatnonzero(replaced)
+    if chosen.size:
+        # Certified ends in place of values from tables with too large an error.
+        asked, part, known = question.take(chosen), run.take(chosen), value[chosen]
+        if any(loss.is_estimate for loss in run.losses):
+            known, _ = rdp_bound(asked, part)
+        value[chosen], error[chosen] = _certified(asked, part, known)
+    return Answer(value, error, certified | replaced)
+
+
+def _of_gaussians(question: Question, run: Run, engine: str) -> Answer:
+    """Of steps that always see the unit: one Gaussian step of their joint shift."""
+    shift = run.gaussian_shift()
+    one = Run((one_gaussian(shift),), (np.ones(shift.shape),))
+    with using_engine(engine):
+        value = solve_single_step(question, one)
+    # What the shift's rounding moves, in nats of either.
+    size = np.abs(value)
+    moved = size + shift**2 if question.is_epsilon else (1 + size) * (1 + shift)
+    scale = size if question.is_epsilon else 1.0
+    error = _PROFILE_ERROR * scale + 4 * shift_error(run) * moved
+    return Answer(value, error, np.zeros(value.shape, bool))
 
 
 def _of_many_steps(question: Question, run: Run) -> Answer:

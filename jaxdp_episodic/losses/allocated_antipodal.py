@@ -119,7 +119,7 @@ class AllocatedAntipodalLoss(AllocatedLoss):
         """Makes the tables; they have no slopes."""
         del slopes
         kept = self.kept_in_range()
-        is_asked = ~(self.loses_nothing | self.is_unprotected)
+        is_asked = ~np.asarray(self.loses_nothing | self.is_unprotected)
         fields = (kept._bins, kept._taken, kept._shift)
         asked = each_once(*(np.broadcast_to(f, self.shape)[is_asked] for f in fields))
         prepare_antipodal([(round(t), round(j), s) for t, j, s in asked])

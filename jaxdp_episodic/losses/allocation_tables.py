@@ -3,8 +3,8 @@
 One epoch is a sum of independent terms, `numerics.skewed_sums`, whose tails take
 milliseconds each. They are smooth: logarithms of them are interpolated, and a table
 serves every loss, order and number of epochs of a setting. Those of add_remove are made
-side by side, before threads or kernels on JAX ask the host for them
-(`numerics.loops.on_host`), and know their derivatives by the shift.
+side by side, and know their derivatives by the shift. All are made by NumPy, before
+threads or kernels on JAX ask the host for them (`numerics.loops.on_host`).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxdp_episodic._engine import engine_name, in_threads, jitted, on_jax
+from jaxdp_episodic._engine import in_threads
 from jaxdp_episodic.numerics.chebyshev_tables import (
     LEAST,
     MOST_HALVINGS,
@@ -27,17 +27,8 @@ from jaxdp_episodic.numerics.chebyshev_tables import (
     side_by_side,
     tabulated,
 )
-from jaxdp_episodic.numerics.lognormal_rays import log_law_on_rays, paths
 from jaxdp_episodic.numerics.lognormal_sums import Axis, axis_of, contours
-from jaxdp_episodic.numerics.lognormal_terms import (
-    Call,
-    Rows,
-    Sums,
-    by_rows,
-    joined,
-    law_on_axis,
-    parts,
-)
+from jaxdp_episodic.numerics.lognormal_terms import Sums
 from jaxdp_episodic.numerics.ratio_means import Powers, powers_of_means, powers_of_ratio
 from jaxdp_episodic.numerics.skewed_starts import starts_for
 from jaxdp_episodic.numerics.skewed_sums import contours as skewed_contours
@@ -61,14 +52,10 @@ _REACH = 13.0
 _MOST_OF_CROWDED = 24
 # So many nats a tail is below its bound, at least.
 _ABOVE = 4.0
-# Tables that are kept, of either kind; how many sums' are made side by side, by NumPy
-# and on JAX, and from how many on that makes them.
-_MOST, _SIDE_BY_SIDE, _FEW_SUMS = 4096, (64, 128), 8
-# Threads on JAX, and settings of which one is worth its while.
-_THREADS, _LEAST_OF_THREAD = 2, 64
+# Tables that are kept, of either kind; how many sums' are made side by side, and at
+# least in threads: of fewer each takes longer.
+_MOST, _SIDE_BY_SIDE, _FEW_SUMS, _THREADS = 4096, 64, 32, 2
 _CHECKED_TOGETHER = 16  # settings: what fits the cache
-# Rows of kernels: what takes less than calling them, and fits the cache.
-_ROWS = {log_law_on_rays: 512, law_on_axis: 1024, paths: 1024}
 _FEW = 8
 
 
@@ -146,29 +133,26 @@ def make_sum_tables(
 ) -> list[tuple[Table, Table]]:
     """`sum_tables` of many settings, (count, shift), side by side; they are kept."""
     asked = list(settings)
-    on_device = engine_name() == "jax" and len(asked) >= _FEW_SUMS
-    call = _compiled if on_device else by_rows
 
     def pairs(part: list[tuple[int, float]]) -> list[tuple[Table, Table]]:
         count, shift = np.array(part, np.float64).T
         up = np.repeat([1.0, 0.0], len(part))
         terms = Sums(np.tile(count, 2), np.tile(shift, 2), up)
-        made = _made(terms, slopes=slopes, call=call)
+        made = _made(terms, slopes=slopes)
         return _vouched(made[: len(part)], made[len(part) :], count, shift)
 
-    size, workers = _SIDE_BY_SIDE[on_device], 1
-    if on_device:
-        # One thread's NumPy runs beside another's kernels.
-        workers = min(max(len(asked) // _LEAST_OF_THREAD, 1), _THREADS)
-        size = min(-(-len(asked) // workers), size)
+    size = min(max(-(-len(asked) // _THREADS), _FEW_SUMS), _SIDE_BY_SIDE)
     parts = [asked[i : i + size] for i in range(0, len(asked), size)]
-    if workers > 1:
-        found = in_threads(pairs, parts, workers, on_numpy=False)
-    else:
-        found = map(pairs, parts)
-    result = list(itertools.chain.from_iterable(found))
+    result = list(itertools.chain.from_iterable(_each(pairs, parts)))
     _kept.keep([(*one, slopes) for one in asked], result)
     return result
+
+
+def _each(make: Callable[[Any], Any], items: list) -> list:
+    """What is made of each, in threads if there are some: NumPy lets others run."""
+    if len(items) < 2:
+        return [make(one) for one in items]
+    return in_threads(make, items, _THREADS, on_numpy=True)
 
 
 def forget_tables() -> None:
@@ -246,10 +230,10 @@ def _vouched_together(
     ]
 
 
-def _made(terms: Sums, *, slopes: bool, call: Call = by_rows) -> list[Table]:
+def _made(terms: Sums, *, slopes: bool) -> list[Table]:
     """Tables of sums, those that rise first, before anything vouches for them."""
     count, shift, up = terms.count, terms.shift, terms.rising > 0
-    axis = axis_of(terms, call)
+    axis = axis_of(terms)
     core = np.array([_core(*one) for one in zip(count, shift, strict=True)])
     top = shift * (shift + _REACH) - 0.5 * shift * shift
     spread = np.minimum(shift, np.sqrt(np.expm1(shift**2) / count))
@@ -262,7 +246,7 @@ def _made(terms: Sums, *, slopes: bool, call: Call = by_rows) -> list[Table]:
     # As far as what no tail is above is not too small.
     end[down] = np.minimum(end[down], _last_places(axis.take(down), LEAST + _ABOVE))
 
-    along = contours(axis, end, slopes=slopes, call=call)
+    along = contours(axis, end, slopes=slopes)
     return tabulated(core, end, along.log_tails)
 
 
@@ -275,17 +259,6 @@ def _last_places(axis: Axis, least: float) -> np.ndarray:
         share = constant / axis.terms.count
         place = -np.where(axis.terms.mean > 0, np.log1p(share), np.log(share))
         return np.where(place > 0, place, np.inf)
-
-
-def _compiled(kernel: Any, *arrays: Any, **static: Any) -> Rows:
-    """`by_rows` on JAX, which has all parts to do before any is asked for."""
-    run, rows = jitted(kernel, tuple(static)), _ROWS[kernel]
-
-    def every(*arrays: Any) -> list:
-        return [run(*part, **static) for part in parts(arrays, rows, pad=True)]
-
-    size = arrays[-1].shape[-1]
-    return [row[..., :size] for row in joined(on_jax(every, *arrays))]
 
 
 def antipodal_table(bins: int, count: int, shift: float) -> Table:
@@ -304,10 +277,7 @@ def make_antipodal_tables(settings: Iterable[tuple[int, int, float]]) -> list[Ta
     Side by side, as sums, they take as long: what costs time is the law of one term.
     """
     asked = list(settings)
-    if len(asked) > 1:
-        result = in_threads(_made_antipodal, asked, _THREADS, on_numpy=True)
-    else:
-        result = [_made_antipodal(one) for one in asked]
+    result = _each(_made_antipodal, asked)
     _antipodal.keep(asked, result)
     return result
 

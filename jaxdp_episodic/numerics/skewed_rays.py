@@ -22,12 +22,12 @@ from jaxdp_episodic.numerics.skewed_terms import (
 
 # Slope of a ray against the vertical; shifts below which it has none, and of few terms.
 _LEAN, _LIGHT, _LIGHT_OF_FEW, _FEW = 0.4, 0.4, 0.25, 5
-# Nodes of the law on rays, at least and at most, and of a shift of 1 in between; more of
-# these for ten times as many terms.
+# Nodes of the law on rays, at least and at most, and of a shift of 1 in between; more
+# for ten times as many terms.
 _NODES, _OF_SHIFT, _MORE_NODES = (72, 160), 90, 16
 # A path bends within this of the shift, at most so fast; where it ends p A has so much
-# of half a turn. Bent within twice the shift, and to half a turn, it takes twice as many
-# nodes.
+# of half a turn. Bent within twice the shift, and to half a turn, twice as many nodes
+# are needed.
 _BEND, _SHARPEST, _TURNED = 0.8, 2.5, 0.8
 # Nodes of a ray that share a path; nodes of paths that fit the cache.
 BLOCK, _AT_ONCE = 8, 2500

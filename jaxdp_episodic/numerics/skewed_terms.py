@@ -17,7 +17,7 @@ from jaxdp_episodic.numerics.complex_exponentials import (
     log1p_complex,
     log_complex,
 )
-from jaxdp_episodic.numerics.loops import Array, complex_of, namespace
+from jaxdp_episodic.numerics.loops import Array, complex_of
 from jaxdp_episodic.numerics.quadrature import in_blocks
 from jaxdp_episodic.numerics.special import log_normal_tail
 
@@ -54,35 +54,33 @@ class Terms(NamedTuple):
 
 def log_last(s: Array) -> Array:
     """Log of the p at which the two saddles of ``p A - x²/2`` meet."""
-    return 0.5 * s * s - 1 - 2 * namespace(s).log(s)
+    return 0.5 * s * s - 1 - 2 * np.log(s)
 
 
 def larger_saddle(log_p: Array, s: Array) -> Array:
     """The x >= 1/s with ``p s A(x) = x``, for p up to `log_last`."""
-    xp = namespace(log_p, s)
-    least = xp.maximum(0.5 * s * s - log_p - 2 * xp.log(s), 1.0)
+    least = np.maximum(0.5 * s * s - log_p - 2 * np.log(s), 1.0)
     y = _near_root(least)  # of y = s x
     for _ in range(2):
-        slope = xp.maximum(1 - 1 / y, 1e-12)
-        y = xp.maximum(y - _step(y - xp.log(y) - least, slope, y), 1.0)
+        slope = np.maximum(1 - 1 / y, 1e-12)
+        y = np.maximum(y - _step(y - np.log(y) - least, slope, y), 1.0)
     return y / s
 
 
-def _near_root(least: Array) -> Array:
+def _near_root(least: np.ndarray) -> np.ndarray:
     """The y >= 1 with ``y - log y`` of at least 1, within 0.5%."""
-    xp = namespace(least)
-    d, log = xp.sqrt(2 * (least - 1)), xp.log(least)
+    d, log = np.sqrt(2 * (least - 1)), np.log(least)
     near = 1 + d * (1 + d * (1 / 3 + d * (1 / 36 - d / 270)))
-    return xp.where(least < 3.5, near, least + log + log / least)
+    return np.where(least < 3.5, near, least + log + log / least)
 
 
-def _step(value: Array, slope: Array, y: Array) -> Array:
+def _step(value: np.ndarray, slope: np.ndarray, y: np.ndarray) -> np.ndarray:
     """Halley's, of a second derivative of ``1/y²``: two have all digits."""
     step = value / slope
     return step / (1 - 0.5 * step / (slope * y * y))
 
 
-def place_of(x: np.ndarray, s: float) -> np.ndarray:
+def place_of(x: np.ndarray, s: Array) -> np.ndarray:
     """The ``log p`` of which x is the larger saddle."""
     return np.log(x / s) - s * x + 0.5 * s * s
 
@@ -129,7 +127,7 @@ def too_rare(s: Array, move: np.ndarray | None = None) -> Array:
     there on and falls behind 2/s only.
     """
     turn, least = 1 / s, (s + _HIGHEST) ** 2 + 2 * _RARER
-    edge = turn + namespace(s).sqrt(turn * turn + least)
+    edge = turn + np.sqrt(turn * turn + least)
     return edge if move is None else edge - float(move.min())
 
 
@@ -159,28 +157,27 @@ def _contracted(
     return Law(whole, whole if less is None else found[3], first, second)
 
 
-def steepest(x: Array, s: Array, rule: tuple) -> tuple[Array, ...]:
+def steepest(x: np.ndarray, s: Array, rule: tuple) -> tuple[np.ndarray, ...]:
     """Nodes from the larger saddle x on: v, dv with weights and the real exponent.
 
     On ``v = x + (zeta + i y)/s`` the imaginary part is 0 where ``e^zeta sin(y)/y = 1 +
     zeta/(s x)``; one s, or one for each x.
     """
-    xp = namespace(x, s)
     y, w = (a * math.pi for a in rule)
     x, s = x[:, None], s[:, None] if np.ndim(s) else s
     product, log_sinc = s * x, np.log(np.sin(y) / y)
 
-    zeta = _near_root(xp.maximum(product - xp.log(product) - log_sinc, 1.0)) - product
+    zeta = _near_root(np.maximum(product - np.log(product) - log_sinc, 1.0)) - product
     for _ in range(2):
-        slope = xp.maximum(1 - 1 / (product + zeta), 1e-3)
-        value = zeta + log_sinc - xp.log1p(zeta / product)
+        slope = np.maximum(1 - 1 / (product + zeta), 1e-3)
+        value = zeta + log_sinc - np.log1p(zeta / product)
         zeta = zeta - _step(value, slope, product + zeta)
-    slope = xp.maximum(1 - 1 / (product + zeta), 1e-9)
+    slope = np.maximum(1 - 1 / (product + zeta), 1e-9)
     dv = (1 / y - 1 / np.tan(y)) / slope * w / s, w / s
     exponent = (x + zeta / s) / s * (y / np.tan(y))
     exponent = exponent - 0.5 * ((x + zeta / s) ** 2 - (y / s) ** 2)
     v, dv = (
-        complex_of(xp, *xp.broadcast_arrays(*pair))
+        complex_of(np, *np.broadcast_arrays(*pair))
         for pair in ((x + zeta / s, y / s), dv)
     )
     return v, dv, exponent

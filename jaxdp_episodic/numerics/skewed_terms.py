@@ -96,8 +96,9 @@ def gauss(nodes: int, panels: int) -> tuple[np.ndarray, np.ndarray]:
     return places.reshape(-1), np.tile(0.5 * w / panels, panels)
 
 
-# Nodes of a panel along the axis.
-_NODES = 16
+# Nodes of a panel along the axis, elements that fit the cache, and from what p g B on
+# nothing is left.
+_NODES, _AT_ONCE, _GONE = 16, 2**16, 800.0
 
 
 def rules(s: float, *, rough: bool = False) -> tuple:
@@ -203,21 +204,39 @@ def law_on_axis(
     end = np.minimum(saddle, edge)[:, None]
     against = (p * np.exp(log_g))[:, None]
 
-    def part(v: np.ndarray, weight: np.ndarray) -> Law:
+    def part(v: np.ndarray, weight: np.ndarray, rows: slice = slice(None)) -> Law:
         normal = weight * np.exp(-0.5 * v * v) / SQRT_2PI
         sizes = np.exp(s * v - 0.5 * s * s)
         opposite = math.exp(-s * s) / sizes
-        exponent = np.minimum(p[:, None] * sizes - against * opposite, 700.0)
+        exponent = p[rows, None] * sizes - against[rows] * opposite
+        np.minimum(exponent, 700.0, out=exponent)
         less = np.expm1(exponent) * normal if terms.are_many else None
         share = np.exp(-v[..., None] * move - 0.5 * move * move)
-        return _contracted(np.exp(exponent) * normal, less, opposite, share)
+        np.exp(exponent, out=exponent)
+        exponent *= normal
+        return _contracted(exponent, less, opposite, share)
 
     # Panels that all share, and of each its last one: so nodes differ in one alone.
     width = (edge - low) / panels
     place, weight = gauss(_NODES, panels)
-    whole = np.floor((end - low) / width)
-    is_left = np.arange(len(place)) // _NODES < whole
-    laws = [part(low + (edge - low) * place, (edge - low) * weight * is_left)]
+    whole = np.nan_to_num(np.floor((end - low) / width))
+    nodes, weight = low + (edge - low) * place, (edge - low) * weight
+    number = np.arange(len(nodes)) // _NODES
+    found = []
+    each = max(_AT_ONCE // len(nodes), 1)
+    for begin in range(0, len(p), each):
+        rows = slice(begin, begin + each)
+        # From where e^{-pgB} is something for one of these on, to the last of them: of
+        # K - 1 all before is needed, too.
+        gone = s * (nodes + 0.5 * s) < np.log(against[rows].min() / _GONE)
+        first = 0 if terms.are_many else int(np.sum(gone))
+        some = slice(first, int(whole[rows].max()) * _NODES)
+        if some.start < some.stop:
+            is_left = number[some] < whole[rows]
+            found.append(part(nodes[some], weight[some] * is_left, rows))
+        else:
+            found.append(Law(*np.zeros((4, len(p[rows]), len(move)))))
+    laws = [Law(*(np.concatenate(rows) for rows in zip(*found, strict=True)))]
     place, weight = gauss(_NODES, 1)
     rest = end - (low + whole * width)
     laws.append(part(end - rest * (1 - place), rest * weight))

@@ -274,7 +274,7 @@ def antipodal_table(bins: int, count: int, shift: float) -> Table:
 def make_antipodal_tables(settings: Iterable[tuple[int, int, float]]) -> list[Table]:
     """`antipodal_table` of many settings, in threads; they are kept.
 
-    Side by side, as sums, they take as long: what costs time is the law of one term.
+    Side by side, as sums, they take as long: arrays of one are large enough.
     """
     asked = list(settings)
     result = _each(_made_antipodal, asked)

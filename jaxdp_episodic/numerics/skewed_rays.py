@@ -22,8 +22,8 @@ from jaxdp_episodic.numerics.skewed_terms import (
 
 # Slope of a ray against the vertical; shifts below which it has none, and of few terms.
 _LEAN, _LIGHT, _LIGHT_OF_FEW, _FEW = 0.4, 0.4, 0.25, 5
-# Nodes on rays, at least and at most, and of a shift of 1 in between; more for ten times
-# as many terms.
+# Nodes on rays, at least and at most, and of a shift of 1 in between; more for ten
+# times as many terms.
 _NODES, _OF_SHIFT, _MORE_NODES = (72, 160), 90, 16
 # A path bends within this of the shift, at most so fast; where it ends p A has so much
 # of half a turn. Bent within twice the shift, and to half a turn, twice as many nodes

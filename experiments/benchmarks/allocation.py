@@ -10,8 +10,9 @@ lower one ``allocation_epsilon_lower_bound``, which is searched for to 1e-3 only
 given for a single epoch alone. Both are asked in one process a setting, up to a limit.
 
 Times are of the processor, of one question each with nothing cached: "law" is that of
-one epoch's distribution, both ends, "exact" that of its tables. Nothing here fails for
-being slow.
+one epoch's distribution, both ends, "exact" that of its tables. Then those of random
+settings, of either relation, alone and in a batch, and of whole exact epsilons. Nothing
+here fails for being slow.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import json
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 # Steps in an epoch, noise multiplier, epochs, delta.
@@ -59,7 +61,7 @@ def our_ends(setting: tuple[int, float, int, float]) -> dict[str, float]:
     """Our ends of epsilon, the time they take, and those of the laws alone."""
     import jaxdp_episodic as jde
     from jaxdp_episodic.losses.allocated_bounds import epoch_distribution
-    from jaxdp_episodic.losses.allocation_tables import forget_sum_tables, sum_tables
+    from jaxdp_episodic.losses.allocation_tables import forget_tables, sum_tables
     from jaxdp_episodic.numerics.convex_sums import lognormal_sum
 
     steps, noise, epochs, delta = setting
@@ -67,7 +69,7 @@ def our_ends(setting: tuple[int, float, int, float]) -> dict[str, float]:
     step = jde.GaussianStep(
         drawn, noise_multiplier=noise, neighboring_relation="add_remove"
     )
-    forget_sum_tables()
+    forget_tables()
     for cached in (lognormal_sum, epoch_distribution):
         cached.cache_clear()
     start = time.process_time()
@@ -89,39 +91,60 @@ def our_ends(setting: tuple[int, float, int, float]) -> dict[str, float]:
     }
 
 
-def table_times(number: int) -> dict[str, float]:
-    """Milliseconds of the tables of one of so many random settings, on both engines."""
+def table_times(number: int) -> dict[str, dict[str, float]]:
+    """Milliseconds of random settings' tables and exact epsilons, none of them kept.
+
+    Of each kind and question processor time alone (median and most), and of one setting
+    of all in a batch, with wall time.
+    """
     import numpy as np
 
-    from jaxdp_episodic._engine import using_engine
-    from jaxdp_episodic.losses import allocation_tables
-    from jaxdp_episodic.numerics.convex_sums import lognormal_sum
+    import jaxdp_episodic as jde
+    from jaxdp_episodic.losses import allocation_tables as tables
 
     random = np.random.default_rng(1)
     steps = np.rint(10 ** random.uniform(0.5, 4.0, number)).astype(int)
-    shifts = 1 / random.uniform(0.5, 4.0, number)
-    settings = list(zip(steps.tolist(), shifts.tolist(), strict=True))
-    vouched = allocation_tables._vouched
+    noise = random.uniform(0.5, 4.0, number)
 
-    def spent(engine: str) -> float:
-        allocation_tables.forget_sum_tables()
-        lognormal_sum.cache_clear()
-        start = time.process_time()
-        with using_engine(engine):
-            allocation_tables.make_sum_tables(settings)
-        return 1e3 * (time.process_time() - start) / number
+    def epsilon_of(relation: str) -> Callable[[slice], object]:
+        def ask(part: slice) -> object:
+            drawn = jde.RandomAllocation("example", steps_per_epoch=steps[part])
+            step = jde.GaussianStep(
+                drawn, noise_multiplier=noise[part], neighboring_relation=relation
+            )
+            return jde.epsilon(step, delta=1e-6, num_steps=10 * steps[part])
+
+        return ask
+
+    sums = list(zip(steps.tolist(), (1 / noise).tolist(), strict=True))
+    both = [(n, n, s) for n, s in sums]
+    asked: dict[str, Callable[[slice], object]] = {
+        "tables of add_remove": lambda part: tables.make_sum_tables(sums[part]),
+        "tables of replace_one": lambda part: tables.make_antipodal_tables(both[part]),
+        "epsilon of add_remove": epsilon_of("add_remove"),
+        "epsilon of replace_one": epsilon_of("replace_one"),
+    }
+
+    def spent(ask: Callable[[slice], object], part: slice) -> tuple[float, float]:
+        tables.forget_tables()
+        start = time.process_time(), time.perf_counter()
+        ask(part)
+        return (
+            1e3 * (time.process_time() - start[0]),
+            1e3 * (time.perf_counter() - start[1]),
+        )
 
     found = {}
-    for name, check in (
-        ("", lambda *two: list(zip(*two[:2], strict=True))),
-        (" vouched for", vouched),
-    ):
-        allocation_tables._vouched = check
-        first = spent("jax")
-        found["jax" + name] = min(spent("jax") for _ in range(3))
-        found["numpy" + name] = spent("numpy")
-        if not name:
-            found["compiling, in all"] = number * (first - found["jax"])
+    for name, ask in asked.items():
+        ask(slice(0, 2))  # what is imported and computed once
+        alone = [spent(ask, slice(i, i + 1))[0] for i in range(number)]
+        processor, wall = spent(ask, slice(None))
+        found[name] = {
+            "alone": float(np.median(alone)),
+            "alone at most": max(alone),
+            "in the batch": processor / number,
+            "wall": wall / number,
+        }
     return found
 
 
@@ -146,7 +169,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="certified ends of random allocation")
     parser.add_argument("--peer", help="Python of an environment with the peer")
     parser.add_argument("--limit", type=float, default=300.0, help="seconds a setting")
-    parser.add_argument("--batch", type=int, default=64, help="settings on JAX")
+    parser.add_argument("--batch", type=int, default=64, help="settings of the batch")
     parser.add_argument("--out", type=Path, help="file to write the results to")
     parser.add_argument("--as-peer", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
@@ -177,7 +200,10 @@ def main() -> None:
             )
         print(line, flush=True)
     times = table_times(arguments.batch)
-    print(", ".join(f"{name} {value:.1f} ms" for name, value in times.items()))
+    for name, row in times.items():
+        print(
+            name, *(f"{kind} {value:.1f} ms" for kind, value in row.items()), sep=", "
+        )
     rows.append({"tables": times, "settings": arguments.batch})
     if arguments.out:
         arguments.out.write_text(json.dumps(rows, indent=1) + "\n")

@@ -30,7 +30,12 @@ from jaxdp_episodic.losses.allocated_antipodal_bounds import (
     AllocatedAntipodalBoundingLoss,
 )
 from jaxdp_episodic.losses.allocated_moments import antipodal_excess
-from jaxdp_episodic.losses.allocation_tables import antipodal_table, by_setting
+from jaxdp_episodic.losses.allocation_tables import (
+    antipodal_table,
+    by_setting,
+    each_once,
+    prepare_antipodal,
+)
 from jaxdp_episodic.losses.gaussian import drawn_tails, inner_exponent
 from jaxdp_episodic.losses.loss_nodes import LossNodes, NodeRule
 from jaxdp_episodic.losses.privacy_loss import PrivacyLoss, Tails
@@ -109,6 +114,15 @@ class AllocatedAntipodalLoss(AllocatedLoss):
         """See `PrivacyLoss`: Gauss–Legendre panels from the atom at 0."""
         fields = (self.inner_rate, self.shift, self.bins, self.taken)
         return nodes_from(_node_rows, rule, *fields)
+
+    def prepare(self, *, slopes: bool = False) -> None:
+        """Makes the tables; they have no slopes."""
+        del slopes
+        kept = self.kept_in_range()
+        is_asked = ~np.asarray(self.loses_nothing | self.is_unprotected)
+        fields = (kept._bins, kept._taken, kept._shift)
+        asked = each_once(*(np.broadcast_to(f, self.shape)[is_asked] for f in fields))
+        prepare_antipodal([(round(t), round(j), s) for t, j, s in asked])
 
     _excess = staticmethod(antipodal_excess)
 

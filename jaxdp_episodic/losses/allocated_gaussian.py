@@ -31,10 +31,9 @@ from jaxdp_episodic.losses.allocated import (
 from jaxdp_episodic.losses.allocated_bounds import AllocatedBoundingLoss
 from jaxdp_episodic.losses.allocated_moments import sum_excess
 from jaxdp_episodic.losses.allocation_tables import (
-    MOST_SUMS,
-    are_kept,
     by_setting,
-    make_sum_tables,
+    each_once,
+    prepare_sums,
     sum_tables,
 )
 from jaxdp_episodic.losses.loss_nodes import LossNodes, NodeRule
@@ -126,10 +125,8 @@ class AllocatedGaussianLoss(AllocatedLoss):
     def prepare(self, *, slopes: bool = False) -> None:
         """Makes the tables."""
         kept = self.kept_in_range()
-        rows = np.stack(np.broadcast_arrays(kept._taken, kept._shift)).reshape(2, -1)
-        asked = [(round(j), s) for j, s in np.unique(rows, axis=1).T.tolist()]
-        new = [one for one in asked if not are_kept(*one, slopes=slopes)]
-        make_sum_tables(new[:MOST_SUMS], slopes=slopes)
+        asked = each_once(kept._taken, kept._shift)
+        prepare_sums([(round(j), s) for j, s in asked], slopes=slopes)
 
     _excess = staticmethod(sum_excess)
 

@@ -3,8 +3,8 @@
 One epoch is a sum of independent terms, `numerics.skewed_sums`, whose tails take
 milliseconds each. They are smooth: logarithms of them are interpolated, and a table
 serves every loss, order and number of epochs of a setting. Those of add_remove are made
-side by side, before threads or kernels on JAX ask the host for them
-(`numerics.loops.on_host`), and know their derivatives by the shift.
+side by side, and know their derivatives by the shift. All are made by NumPy, before
+threads or kernels on JAX ask the host for them (`numerics.loops.on_host`).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxdp_episodic._engine import engine_name, in_threads, jitted, on_jax
+from jaxdp_episodic._engine import in_threads
 from jaxdp_episodic.numerics.chebyshev_tables import (
     LEAST,
     MOST_HALVINGS,
@@ -27,17 +27,8 @@ from jaxdp_episodic.numerics.chebyshev_tables import (
     side_by_side,
     tabulated,
 )
-from jaxdp_episodic.numerics.lognormal_rays import log_law_on_rays, paths
 from jaxdp_episodic.numerics.lognormal_sums import Axis, axis_of, contours
-from jaxdp_episodic.numerics.lognormal_terms import (
-    Call,
-    Rows,
-    Sums,
-    by_rows,
-    joined,
-    law_on_axis,
-    parts,
-)
+from jaxdp_episodic.numerics.lognormal_terms import Sums
 from jaxdp_episodic.numerics.ratio_means import Powers, powers_of_means, powers_of_ratio
 from jaxdp_episodic.numerics.skewed_starts import starts_for
 from jaxdp_episodic.numerics.skewed_sums import contours as skewed_contours
@@ -61,14 +52,10 @@ _REACH = 13.0
 _MOST_OF_CROWDED = 24
 # So many nats a tail is below its bound, at least.
 _ABOVE = 4.0
-# Tables that are kept, and of sums; how many sums' are made side by side, by NumPy and
-# on JAX, and from how many on that makes them.
-_CACHED, MOST_SUMS, _SIDE_BY_SIDE, _FEW_SUMS = 256, 4096, (64, 128), 8
-# Threads on JAX, and settings of which one is worth its while.
-_THREADS, _LEAST_OF_THREAD = 2, 64
+# Tables that are kept, of either kind; how many sums' are made side by side, and at
+# least in threads: of fewer each takes longer.
+_MOST, _SIDE_BY_SIDE, _FEW_SUMS, _THREADS = 4096, 64, 32, 2
 _CHECKED_TOGETHER = 16  # settings: what fits the cache
-# Rows of kernels: what takes less than calling them, and fits the cache.
-_ROWS = {log_law_on_rays: 512, law_on_axis: 1024, paths: 1024}
 _FEW = 8
 
 
@@ -105,9 +92,24 @@ def _fitted(
     return _fitted(tables, scale, sign, number)
 
 
-# The tables that were made, by count, shift, and whether with slopes.
-_kept: dict[tuple[int, float, bool], tuple[Table, Table]] = {}
-_keeping = threading.Lock()
+class _Kept(dict):
+    """Tables by what they are of, as many as there is room for; threads make some."""
+
+    def __init__(self, most: int) -> None:
+        super().__init__()
+        self._most, self._keeping = most, threading.Lock()
+
+    def keep(self, asked: Iterable[Any], made: Iterable[Any]) -> None:
+        """The last ones; for them the first are forgotten."""
+        with self._keeping:
+            for one, tables in zip(asked, made, strict=True):
+                while len(self) >= self._most:
+                    del self[next(iter(self))]
+                self[one] = tables
+
+
+# By count, shift, and whether with slopes; and by bins, count and shift.
+_kept, _antipodal = _Kept(_MOST), _Kept(_MOST)
 
 
 def sum_tables(
@@ -131,43 +133,46 @@ def make_sum_tables(
 ) -> list[tuple[Table, Table]]:
     """`sum_tables` of many settings, (count, shift), side by side; they are kept."""
     asked = list(settings)
-    on_device = engine_name() == "jax" and len(asked) >= _FEW_SUMS
-    call = _compiled if on_device else by_rows
 
     def pairs(part: list[tuple[int, float]]) -> list[tuple[Table, Table]]:
         count, shift = np.array(part, np.float64).T
         up = np.repeat([1.0, 0.0], len(part))
         terms = Sums(np.tile(count, 2), np.tile(shift, 2), up)
-        made = _made(terms, slopes=slopes, call=call)
+        made = _made(terms, slopes=slopes)
         return _vouched(made[: len(part)], made[len(part) :], count, shift)
 
-    size, workers = _SIDE_BY_SIDE[on_device], 1
-    if on_device:
-        # One thread's NumPy runs beside another's kernels.
-        workers = min(max(len(asked) // _LEAST_OF_THREAD, 1), _THREADS)
-        size = min(-(-len(asked) // workers), size)
+    size = min(max(-(-len(asked) // _THREADS), _FEW_SUMS), _SIDE_BY_SIDE)
     parts = [asked[i : i + size] for i in range(0, len(asked), size)]
-    if workers > 1:
-        found = in_threads(pairs, parts, workers, on_numpy=False)
-    else:
-        found = map(pairs, parts)
-    result = list(itertools.chain.from_iterable(found))
-    with _keeping:  # threads make some, too
-        for (n, s), pair in zip(asked, result, strict=True):
-            while len(_kept) >= MOST_SUMS:
-                del _kept[next(iter(_kept))]
-            _kept[n, s, slopes] = pair
+    result = list(itertools.chain.from_iterable(_each(pairs, parts)))
+    _kept.keep([(*one, slopes) for one in asked], result)
     return result
 
 
-def forget_sum_tables() -> None:
+def _each(make: Callable[[Any], Any], items: list) -> list:
+    """What is made of each, in threads if there are some: NumPy lets others run."""
+    if len(items) < 2:
+        return [make(one) for one in items]
+    return in_threads(make, items, _THREADS, on_numpy=True)
+
+
+def forget_tables() -> None:
     """They are made again when they are asked for."""
     _kept.clear()
+    _antipodal.clear()
 
 
-def are_kept(count: int, shift: float, *, slopes: bool = False) -> bool:
-    """Whether there are these `sum_tables` already."""
-    return (count, shift, slopes) in _kept
+def prepare_sums(
+    settings: Iterable[tuple[int, float]], *, slopes: bool = False
+) -> None:
+    """Makes the `sum_tables` that there are not, of as many as are kept."""
+    new = [one for one in settings if (*one, slopes) not in _kept]
+    make_sum_tables(new[:_MOST], slopes=slopes)
+
+
+def prepare_antipodal(settings: Iterable[tuple[int, int, float]]) -> None:
+    """Makes each `antipodal_table` that there is not, of as many as are kept."""
+    new = [one for one in settings if one not in _antipodal]
+    make_antipodal_tables(new[:_MOST])
 
 
 def _vouched(
@@ -225,10 +230,10 @@ def _vouched_together(
     ]
 
 
-def _made(terms: Sums, *, slopes: bool, call: Call = by_rows) -> list[Table]:
+def _made(terms: Sums, *, slopes: bool) -> list[Table]:
     """Tables of sums, those that rise first, before anything vouches for them."""
     count, shift, up = terms.count, terms.shift, terms.rising > 0
-    axis = axis_of(terms, call)
+    axis = axis_of(terms)
     core = np.array([_core(*one) for one in zip(count, shift, strict=True)])
     top = shift * (shift + _REACH) - 0.5 * shift * shift
     spread = np.minimum(shift, np.sqrt(np.expm1(shift**2) / count))
@@ -241,7 +246,7 @@ def _made(terms: Sums, *, slopes: bool, call: Call = by_rows) -> list[Table]:
     # As far as what no tail is above is not too small.
     end[down] = np.minimum(end[down], _last_places(axis.take(down), LEAST + _ABOVE))
 
-    along = contours(axis, end, slopes=slopes, call=call)
+    along = contours(axis, end, slopes=slopes)
     return tabulated(core, end, along.log_tails)
 
 
@@ -256,34 +261,33 @@ def _last_places(axis: Axis, least: float) -> np.ndarray:
         return np.where(place > 0, place, np.inf)
 
 
-def _compiled(kernel: Any, *arrays: Any, **static: Any) -> Rows:
-    """`by_rows` on JAX, which has all parts to do before any is asked for."""
-    run, rows = jitted(kernel, tuple(static)), _ROWS[kernel]
-
-    def every(*arrays: Any) -> list:
-        return [run(*part, **static) for part in parts(arrays, rows, pad=True)]
-
-    size = arrays[-1].shape[-1]
-    return [row[..., :size] for row in joined(on_jax(every, *arrays))]
-
-
-@functools.lru_cache(_CACHED)
 def antipodal_table(bins: int, count: int, shift: float) -> Table:
-    """Of ``sum A - g sum B + (1 - g)(bins - count)`` at ``g = e^place``."""
-    idle = float(bins - count)
-    top = shift * (shift + _REACH) - 0.5 * shift * shift
-    core = 2 * _core(count, shift) * count / bins
-    end = max(_REACH * core, float(np.logaddexp(0.0, top - math.log(bins))))
-    if 1 < count <= _FEW:
-        # One A is large, and the others' B are all small.
-        end = max(end, _REACH * shift * math.sqrt(count / (count - 1)))
-    end = min(end, 2 * shift * (_REACH + shift))
-    if idle:
-        # Its best moment bounds E(sum A - (g - 1) idle)_+: beyond it is below LEAST.
-        rare = shift * math.sqrt(2 * (math.log(count) - LEAST)) + 0.5 * shift * shift
-        end = min(end, math.log1p(count / idle * math.exp(min(rare, 700.0))))
+    """Of ``sum A - g sum B + (1 - g)(bins - count)`` at ``g = e^place``.
 
-    terms = Terms(count, shift, idle)
+    Its density must have mass 1, mean 1, and give the first tail at the mean; this must
+    have the powers and distances that `numerics.table_checks` knows.
+    """
+    found = _antipodal.get((bins, count, shift))
+    return found or make_antipodal_tables([(bins, count, shift)])[0]
+
+
+def make_antipodal_tables(settings: Iterable[tuple[int, int, float]]) -> list[Table]:
+    """`antipodal_table` of many settings, in threads; they are kept.
+
+    Side by side, as sums, they take as long: arrays of one are large enough.
+    """
+    asked = list(settings)
+    result = _each(_made_antipodal, asked)
+    _antipodal.keep(asked, result)
+    return result
+
+
+def _made_antipodal(setting: tuple[int, int, float]) -> Table:
+    """`antipodal_table`, which is not kept."""
+    bins, count, shift = setting
+    terms = Terms(count, shift, float(bins - count))
+    core = 2 * _core(count, shift) * count / bins
+    end = _antipodal_end(terms, core)
     starts = functools.cache(lambda: starts_for(terms, end))
     along = functools.cache(lambda finer: skewed_contours(terms, starts(), finer=finer))
 
@@ -292,12 +296,33 @@ def antipodal_table(bins: int, count: int, shift: float) -> Table:
     ) -> np.ndarray:
         if count == 2:
             constant = terms.constant(place)
-            return np.stack(log_tails_of_two(constant, shift, place, idle))
+            return np.stack(log_tails_of_two(constant, shift, place, terms.idle))
         return along(finer).log_tails(place)
 
     ends = np.array([core]), np.array([end])
-    most = _MOST_OF_CROWDED if idle or count == 2 else MOST_HALVINGS
+    most = _MOST_OF_CROWDED if terms.idle or count == 2 else MOST_HALVINGS
     (table,) = tabulated(*ends, evaluate, most=most)
+    return _vouched_antipodal(table, *setting)
+
+
+def _antipodal_end(terms: Terms, core: float) -> float:
+    """Where a table of these ends, at the latest."""
+    count, shift, idle = terms
+    top = shift * (shift + _REACH) - 0.5 * shift * shift
+    end = max(_REACH * core, float(np.logaddexp(0.0, top - math.log(count + idle))))
+    if 1 < count <= _FEW:
+        # One A is large, and the others' B are all small.
+        end = max(end, _REACH * shift * math.sqrt(count / (count - 1)))
+    end = min(end, 2 * shift * (_REACH + shift))
+    if idle:
+        # Its best moment bounds E(sum A - (g - 1) idle)_+: beyond it is below LEAST.
+        rare = shift * math.sqrt(2 * (math.log(count) - LEAST)) + 0.5 * shift * shift
+        end = min(end, math.log1p(count / idle * math.exp(min(rare, 700.0))))
+    return end
+
+
+def _vouched_antipodal(table: Table, bins: int, count: int, shift: float) -> Table:
+    """The table as far as all that is known of it agrees; see `table_checks`."""
     with np.errstate(all="ignore"):
         (table,), nodes = _fitted([table], np.ones(1), 1.0)
         (place,), (weight,) = nodes.place, nodes.weight
@@ -308,12 +333,18 @@ def antipodal_table(bins: int, count: int, shift: float) -> Table:
         high = side_of(nodes, 1.0, np.array([bins]), table.error)
         # E(wY - X)_+ is w times that of 1/w.
         low = high._replace(log_w=-high.log_w, log_gain=high.log_gain - high.log_w)
-        exact = powers_of_ratio(bins, count, shift, core)
+        exact = powers_of_ratio(bins, count, shift, table.core)
         exact = Powers(*(field[None] for field in exact))
-        agree = powers_agree(low, high, np.array([core]), exact)
+        agree = powers_agree(low, high, np.array([table.core]), exact)
         agree &= distances_agree(low, high, bins, count, shift)
     agrees = math.isfinite(mass) and agree.item()
     return _checked(table, off if agrees else math.inf)
+
+
+def each_once(*fields: np.ndarray) -> list[list[float]]:
+    """The settings that there are in fields, which are broadcast."""
+    rows = np.stack(np.broadcast_arrays(*fields)).reshape(len(fields), -1)
+    return np.unique(rows, axis=1).T.tolist()
 
 
 def by_setting(

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
+
 from jaxdp_episodic.numerics.complex_exponentials import (
     Pair,
     divided,
@@ -14,7 +16,6 @@ from jaxdp_episodic.numerics.complex_exponentials import (
     polar,
     times,
 )
-from jaxdp_episodic.numerics.loops import Array, fori_loop, namespace
 
 # Winitzki's coefficients, and below which size a quotient of polynomials is nearer.
 _WINITZKI, _SMALL = (2.344, 0.8842, 0.9294, 0.5106, -1.213), 0.12
@@ -26,7 +27,6 @@ def lambert(z: Pair) -> Pair:
     By Winitzki's uniform approximation (2003), and two steps, of fourth order, of
     Fritsch, Shafer and Crowley (1973).
     """
-    xp = namespace(*z)
     a, b, c, d, e = _WINITZKI
     root = _root((2 * math.e * z[0] + 2, 2 * math.e * z[1]))
     log_b = log_complex(1 + b * root[0], b * root[1])
@@ -39,24 +39,22 @@ def lambert(z: Pair) -> Pair:
     below = times(z, (7 / 3 + 5 / 6 * z[0], 5 / 6 * z[1]))
     small = divided(above, (1 + below[0], below[1]))
     is_small = z[0] * z[0] + z[1] * z[1] < _SMALL**2
-    w = tuple(xp.where(is_small, *pair) for pair in zip(small, large, strict=True))
-    log_z = 0.5 * xp.log(z[0] * z[0] + z[1] * z[1]), xp.arctan2(z[1], z[0])
+    w = tuple(np.where(is_small, *pair) for pair in zip(small, large, strict=True))
+    log_z = 0.5 * np.log(z[0] * z[0] + z[1] * z[1]), np.arctan2(z[1], z[0])
 
-    def improve(_: Array, w: Pair) -> Pair:
+    for _ in range(2):
         log_w = log_complex(*w)
         r = log_z[0] - log_w[0] - w[0], log_z[1] - log_w[1] - w[1]
         q = times((2 + 2 * w[0], 2 * w[1]), (1 + w[0] + r[0] / 1.5, w[1] + r[1] / 1.5))
         step = divided(r, (1 + w[0], w[1]))
         less, twice = (q[0] - r[0], q[1] - r[1]), (q[0] - 2 * r[0], q[1] - 2 * r[1])
         step = times(step, divided(less, twice))
-        return times(w, (1 + step[0], step[1]))
-
-    return fori_loop(xp, 0, 2, improve, w)
+        w = times(w, (1 + step[0], step[1]))
+    return w
 
 
 def lambert_near(z: Pair, known: Pair) -> Pair:
     """`lambert` from its value somewhere near, with all digits but next to -1/e."""
-    xp = namespace(*z)
     w, e_w = known, polar(*known)
     # By the root of 1 + e z, of which it is a smooth function, then Halley's method.
     roots = [_root((2 * math.e * a + 2, 2 * math.e * b)) for a, b in (z, times(w, e_w))]
@@ -65,22 +63,20 @@ def lambert_near(z: Pair, known: Pair) -> Pair:
     step = times(slope, moved)
     w = w[0] + step[0], w[1] + step[1]
 
-    def improve(_: Array, w: Pair) -> Pair:
+    for _ in range(3):
         e_w = polar(*w)
         grown = times(w, e_w)
         f = grown[0] - z[0], grown[1] - z[1]
         half = times(f, divided((2 + w[0], w[1]), (2 + 2 * w[0], 2 * w[1])))
         slope = times(e_w, (1 + w[0], w[1]))
         step = divided(f, (slope[0] - half[0], slope[1] - half[1]))
-        return w[0] - step[0], w[1] - step[1]
-
-    return fori_loop(xp, 0, 3, improve, w)
+        w = w[0] - step[0], w[1] - step[1]
+    return w
 
 
 def _root(z: Pair) -> Pair:
     """The square root, of an imaginary part that is not negative."""
-    xp = namespace(*z)
-    size = xp.sqrt(z[0] * z[0] + z[1] * z[1])
-    half = xp.sqrt(0.5 * (size + xp.abs(z[0])))
-    other = 0.5 * z[1] / xp.maximum(half, 1e-300)
-    return xp.where(z[0] >= 0, half, other), xp.where(z[0] >= 0, other, half)
+    size = np.sqrt(z[0] * z[0] + z[1] * z[1])
+    half = np.sqrt(0.5 * (size + np.abs(z[0])))
+    other = 0.5 * z[1] / np.maximum(half, 1e-300)
+    return np.where(z[0] >= 0, half, other), np.where(z[0] >= 0, other, half)

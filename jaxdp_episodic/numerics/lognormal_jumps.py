@@ -13,8 +13,8 @@ import numpy as np
 from jaxdp_episodic.numerics.lognormal_tails import ABSENT, Jumps, powers
 from jaxdp_episodic.numerics.lognormal_terms import (
     AxisLaw,
-    Call,
     Sums,
+    by_rows,
     law_on_axis,
     log_axis_law,
 )
@@ -41,7 +41,6 @@ def jumps_of(
     start: np.ndarray,
     fine: np.ndarray,
     slopes: bool,
-    call: Call,
 ) -> Jumps:
     """Of the axis from 0 to the starts, by the larger saddle in place of p.
 
@@ -53,7 +52,6 @@ def jumps_of(
       start: (J,) where it leaves the axis.
       fine: (J,) 1 of those that are compared with, else 0.
       slopes: whether derivatives by the shift are asked for.
-      call: how the kernel is called.
     """
     laws = terms.take(np.flatnonzero(terms.rising > 0))
     which = which[: np.searchsorted(which, len(laws.count))]
@@ -80,7 +78,7 @@ def jumps_of(
     every = laws.take(np.repeat(np.arange(len(low)), len(points)))
     at_p = np.exp(place_of(nodes.reshape(-1), every.shift))
     how = {"rules": _RULES, "jumps": True, "slopes": slopes}
-    found = AxisLaw(*call(law_on_axis, every, at_p, **how))
+    found = AxisLaw(*by_rows(law_on_axis, every, at_p, **how))
     # Smooth where they are tiny, too.
     scale = np.where(every.mean > 0, at_p * at_p, at_p)
     # K turns by less than half a right angle: its real part is positive.

@@ -23,22 +23,16 @@ from jaxdp_episodic.numerics.complex_exponentials import (
     Pair,
     divided,
     exp_in_place,
-    exp_parts,
     expm1_complex,
-    expm1_in_parts,
     polar,
     times,
-    versine_sine,
 )
 from jaxdp_episodic.numerics.lambert import lambert, lambert_near
 from jaxdp_episodic.numerics.lognormal_terms import Sums, alike, log_near
-from jaxdp_episodic.numerics.loops import Array, complex_of, fori_loop, namespace
 from jaxdp_episodic.numerics.skewed_terms import SQRT_2PI, larger_saddle
 
 # From so many terms on K - 1 needs all its digits.
 _MANY = 3e4
-# Where an angle is so large its e^x is nothing.
-_HUGE = 1e15
 # Where a path's end is looked for, and nats below the top there, and besides for terms.
 _SCOUTS, _DEPTH, _OF_TERMS = np.arange(-15.0, 26.0, 1.2)[:, None], 37.0, 0.7
 # By how much the spacing shrinks to the right, over the shift, from so many 1/s before
@@ -61,31 +55,34 @@ class Path(NamedTuple):
     With ``u = t - (1 - 1/shrinks) log(1 + e^t) + middle`` at t = first + spacing i.
     """
 
-    first: Array
-    spacing: Array
-    number: Array
-    shrinks: Array
-    middle: Array
-    height: Array
-    turn: Array
-    slope: Array
-    offset: Array
-    is_tame: Array  # whether the normal density is nowhere large on it
-    is_whole: Array  # whether all of it is there
-    real: Array  # of w, where the path was made for it
-    imaginary: Array
+    first: np.ndarray
+    spacing: np.ndarray
+    number: np.ndarray
+    shrinks: np.ndarray
+    middle: np.ndarray
+    height: np.ndarray
+    turn: np.ndarray
+    slope: np.ndarray
+    offset: np.ndarray
+    is_tame: np.ndarray  # whether the normal density is nowhere large on it
+    is_whole: np.ndarray  # whether all of it is there
+    real: np.ndarray  # of w, where the path was made for it
+    imaginary: np.ndarray
 
 
-def _argument(terms: Sums, real: Array, imaginary: Array) -> Pair:
+def _argument(terms: Sums, real: np.ndarray, imaginary: np.ndarray) -> Pair:
     """``w e^w``; the large ones' is conjugate."""
-    xp = namespace(real)
     s = terms.shift
-    scale = s * s * xp.exp(-0.5 * s * s)
+    scale = s * s * np.exp(-0.5 * s * s)
     return -terms.sign * scale * real, scale * imaginary
 
 
 def paths(
-    terms: Sums, real: Array, imaginary: Array, least: Array, fine: Array
+    terms: Sums,
+    real: np.ndarray,
+    imaginary: np.ndarray,
+    least: np.ndarray,
+    fine: np.ndarray,
 ) -> Path:
     """Paths for rows of neighbouring p, made for one of them.
 
@@ -96,37 +93,36 @@ def paths(
       least: size of the smallest of the neighbours, over that of p.
       fine: how many times as many nodes, (K,).
     """
-    xp = namespace(real, *terms)
     s = terms.shift
     z = _argument(terms, real, imaginary)
     w = lambert(z)
-    w = w[0], xp.maximum(w[1], 1e-9 * (xp.abs(w[0]) + w[1]))
-    size = xp.sqrt(w[0] * w[0] + w[1] * w[1])
-    angle = xp.arctan2(w[1], w[0])
+    w = w[0], np.maximum(w[1], 1e-9 * (np.abs(w[0]) + w[1]))
+    size = np.sqrt(w[0] * w[0] + w[1] * w[1])
+    angle = np.arctan2(w[1], w[0])
     whole = angle + w[1]
-    turned = 0.5 * xp.arctan2(w[1], 1 + w[0])
-    slope = xp.tan(turned) * s * whole / (2 * w[1] * angle)
-    slope = xp.minimum(slope, _STEEPEST)
-    turn = xp.log(angle / w[1]) / (2 * slope)
+    turned = 0.5 * np.arctan2(w[1], 1 + w[0])
+    slope = np.tan(turned) * s * whole / (2 * w[1] * angle)
+    slope = np.minimum(slope, _STEEPEST)
+    turn = np.log(angle / w[1]) / (2 * slope)
     # No later than at the other saddle, where the integrand begins to grow.
-    log_p = xp.log(xp.hypot(real, imaginary))
-    log_z = log_p - 0.5 * s * s + 2 * xp.log(s)
+    log_p = np.log(np.hypot(real, imaginary))
+    log_z = log_p - 0.5 * s * s + 2 * np.log(s)
     other = larger_saddle(log_p, s) + w[0] / s
-    turn = xp.where(log_z < -1, xp.minimum(turn, xp.maximum(other, 0.0)), turn)
+    turn = np.where(log_z < -1, np.minimum(turn, np.maximum(other, 0.0)), turn)
     height = -whole / s
-    end = xp.log(s * s / size) / s
-    shrinks = xp.maximum(_SHRINKS * s, 1.0)
-    none = xp.zeros_like(s)
+    end = np.log(s * s / size) / s
+    shrinks = np.maximum(_SHRINKS * s, 1.0)
+    none = np.zeros_like(s)
     path = Path(
         none,
         none,
         none,
         shrinks,
-        xp.where(shrinks > 1, xp.clip(end - _BEFORE / s, _FIRST, _LAST), 0.0),
+        np.where(shrinks > 1, np.clip(end - _BEFORE / s, _FIRST, _LAST), 0.0),
         height,
         turn,
         slope,
-        height / (1 + xp.exp(2 * slope * turn)),
+        height / (1 + np.exp(2 * slope * turn)),
         none,
         none,
         *w,
@@ -134,65 +130,67 @@ def paths(
     y, _ = _places(path, _SCOUTS)
     lost = times(w, _exponent(s, y))
     normal = 0.5 * (y[1] * y[1] - y[0] * y[0])
-    below = normal - xp.minimum(lost[0], xp.minimum(least, 1.0) * lost[0])
-    below = xp.where(xp.isnan(below), -xp.inf, below)
-    depth = _DEPTH + _OF_TERMS * xp.log(terms.count)
+    below = normal - np.minimum(lost[0], np.minimum(least, 1.0) * lost[0])
+    below = np.where(np.isnan(below), -np.inf, below)
+    depth = _DEPTH + _OF_TERMS * np.log(terms.count)
     left, right = y[0] < 0, y[0] >= 0
     is_out = below < -depth
     # Of many terms all of the normal density, where that is not too far.
     is_far = (terms.count > _MANY) & (s < _FAR)
     is_first = left & is_out & (~is_far | (y[0] < -_WHOLE))
-    first = xp.max(xp.where(is_first, _SCOUTS, _SCOUTS[0]), axis=0)
+    first = np.max(np.where(is_first, _SCOUTS, _SCOUTS[0]), axis=0)
     # Else where there is least, before it grows.
-    least = xp.min(xp.where(right, below, xp.inf), axis=0)
+    least = np.min(np.where(right, below, np.inf), axis=0)
     is_out = right & (is_out | (below <= least))
-    last = xp.min(xp.where(is_out, _SCOUTS, _SCOUTS[-1]), axis=0)
+    last = np.min(np.where(is_out, _SCOUTS, _SCOUTS[-1]), axis=0)
     end = (_WHOLE + 0.1 - path.middle) * shrinks
-    last = xp.where(is_far, xp.maximum(last, end), last)
+    last = np.where(is_far, np.maximum(last, end), last)
     inside = (first <= _SCOUTS) & (_SCOUTS <= last)
     light, heavy = _LIGHT
-    close = xp.clip((heavy - s) / (heavy - light), 0.0, 1.0)
+    close = np.clip((heavy - s) / (heavy - light), 0.0, 1.0)
     spacing = _CLOSE + (_WIDE - _CLOSE) * close
-    spacing = spacing * xp.minimum(1.0, _HEAVY / s) ** 0.25
-    spacing = spacing * xp.minimum(1.0, _STEEP * s / slope)
-    narrow = xp.sqrt(xp.hypot(1 + w[0], w[1]))
-    spacing = spacing * xp.minimum(1.0, shrinks / narrow) / fine
-    number = 8 * xp.ceil((last - first) / spacing / 8)
-    reached = xp.where(inside, y[0], 0.0)
-    reached = xp.minimum(-xp.min(reached, axis=0), xp.max(reached, axis=0))
+    spacing = spacing * np.minimum(1.0, _HEAVY / s) ** 0.25
+    spacing = spacing * np.minimum(1.0, _STEEP * s / slope)
+    narrow = np.sqrt(np.hypot(1 + w[0], w[1]))
+    spacing = spacing * np.minimum(1.0, shrinks / narrow) / fine
+    number = 8 * np.ceil((last - first) / spacing / 8)
+    reached = np.where(inside, y[0], 0.0)
+    reached = np.minimum(-np.min(reached, axis=0), np.max(reached, axis=0))
     return path._replace(
         first=first,
         spacing=(last - first) / (number - 1),
         number=number,
-        is_tame=xp.max(xp.where(inside, normal, -1.0), axis=0) < 1,
+        is_tame=np.max(np.where(inside, normal, -1.0), axis=0) < 1,
         is_whole=is_far | (reached >= _WHOLE),
     )
 
 
-def _places(path: Path, t: Array) -> tuple[Pair, Pair]:
+def _places(path: Path, t: np.ndarray) -> tuple[Pair, Pair]:
     """Places y and their derivative along t; (..., K)."""
-    xp = namespace(t, *path)
     less = 1 - 1 / path.shrinks
-    small = xp.exp(-xp.abs(t))
-    softly = xp.maximum(t, 0.0) + xp.log1p(small)
-    share = xp.where(t > 0, 1.0, small) / (1 + small)
+    small = np.exp(-np.abs(t))
+    softly = np.maximum(t, 0.0) + np.log1p(small)
+    share = np.where(t > 0, 1.0, small) / (1 + small)
     u, du = t - less * softly + path.middle, 1 - less * share
-    bent = 1 / (1 + xp.exp(-2 * path.slope * (u - path.turn)))
+    bent = 1 / (1 + np.exp(-2 * path.slope * (u - path.turn)))
     v = path.height * bent - path.offset
     return (u, v), (du, du * 2 * path.slope * path.height * bent * (1 - bent))
 
 
-def _exponent(s: Array, y: Pair) -> Pair:
+def _exponent(s: np.ndarray, y: Pair) -> Pair:
     """E(y)."""
-    xp = namespace(s, *y)
-    grow = expm1_complex if xp is np else expm1_in_parts
-    grown = grow(s * y[0], s * y[1])
+    grown = expm1_complex(s * y[0], s * y[1])
     return (grown[0] - s * y[0]) / (s * s), (grown[1] - s * y[1]) / (s * s)
 
 
 def log_law_on_rays(
-    terms: Sums, path: Path, real: Array, imaginary: Array, *, slopes: bool = False
-) -> tuple[Array, ...]:
+    terms: Sums,
+    path: Path,
+    real: np.ndarray,
+    imaginary: np.ndarray,
+    *,
+    slopes: bool = False,
+) -> tuple[np.ndarray, ...]:
     """``n log K`` at complex p, (B, K), where each of K rows has a path of its own.
 
     Args:
@@ -205,34 +203,32 @@ def log_law_on_rays(
     Returns:
       Real and imaginary parts, (B, K) each.
     """
-    xp = namespace(real, *terms)
     s, square = terms.shift, terms.shift**2
     w = lambert_near(_argument(terms, real, imaginary), (path.real, path.imaginary))
     is_tame = path.is_tame > 0
     # Near 1 the law's own mass is taken off term by term, or their sum, if all of it
     # is there and nothing cancels.
     near_one = is_tame & (terms.count > _MANY)
-    summed = _summed_at_once if xp is np else _summed
-    total, mass, *moved = summed(terms, path, (-w[0], -w[1]), near_one, slopes)
-    taken = xp.where(near_one, 0.0, xp.where(is_tame, mass[0], 1.0))
-    taken = taken, xp.where(near_one | ~is_tame, 0.0, mass[1])
+    total, mass, *moved = _summed(terms, path, (-w[0], -w[1]), near_one, slopes)
+    taken = np.where(near_one, 0.0, np.where(is_tame, mass[0], 1.0))
+    taken = taken, np.where(near_one | ~is_tame, 0.0, mass[1])
     # On a steep path the normal density turns too fast for nodes that do for the rest.
-    is_known = xp.hypot(mass[0] - 1, mass[1]) < _ROUNDING
+    is_known = np.hypot(mass[0] - 1, mass[1]) < _ROUNDING
     is_missing = is_tame & ~(is_known & (path.is_whole > 0))
-    missing = xp.where(is_missing, mass[0] - 1, 0.0), xp.where(is_missing, mass[1], 0.0)
+    missing = np.where(is_missing, mass[0] - 1, 0.0), np.where(is_missing, mass[1], 0.0)
     excess = tuple(
         a - less + rest for a, less, rest in zip(total, taken, missing, strict=True)
     )
-    whole = xp.where(near_one, excess[0] + 1, total[0])
-    whole = whole, xp.where(near_one, excess[1], total[1])
+    whole = np.where(near_one, excess[0] + 1, total[0])
+    whole = whole, np.where(near_one, excess[1], total[1])
     re, im = log_near(whole, excess)
     # -(w² + 2w) / (2 s²), and p m more: (e^{w + s²/2} - 1) w / s² of these.
     grown = expm1_complex(w[0] + 0.5 * square, w[1])
     less = times(w, (-1 - 0.5 * w[0], -0.5 * w[1]))
     more = times(w, (grown[0] - 0.5 * w[0], grown[1] - 0.5 * w[1]))
     centred = terms.mean > 0
-    re = re + xp.where(centred, more[0], less[0]) / square
-    im = im + xp.where(centred, more[1], less[1]) / square
+    re = re + np.where(centred, more[0], less[0]) / square
+    im = im + np.where(centred, more[1], less[1]) / square
     result = terms.count * re, -terms.sign * terms.count * im
     if not slopes:
         return result
@@ -244,7 +240,7 @@ def log_law_on_rays(
     return (*result, terms.count * moved[0], -terms.sign * terms.count * moved[1])
 
 
-def _node(terms: Sums, path: Path, i: Array, *, slopes: bool) -> list[Pair]:
+def _node(terms: Sums, path: Path, i: np.ndarray, *, slopes: bool) -> list[Pair]:
     """Of node i, (..., 1): its mass, E, and ``e^{sy}`` and times y; (..., K)."""
     s = terms.shift
     y, slope = _places(path, path.first + path.spacing * i)
@@ -259,54 +255,13 @@ def _node(terms: Sums, path: Path, i: Array, *, slopes: bool) -> list[Pair]:
 
 
 def _summed(
-    terms: Sums, path: Path, p: Pair, near_one: Array, slopes: bool
+    terms: Sums, path: Path, p: Pair, near_one: np.ndarray, slopes: bool
 ) -> list[Pair]:
     """Sums of ``e^{pE}``, less 1 where ``near_one``, times masses; (B, K).
 
-    The masses' sum, and those with ``e^{sy}`` and ``y e^{sy}``, if asked for. In JAX:
-    term after term.
+    The masses' sum, and those with ``e^{sy}`` and ``y e^{sy}``, if asked for: of rows
+    of about as many nodes by matrices times the masses.
     """
-    xp = namespace(*p)
-    less = xp.where(near_one, 1.0, 0.0)
-
-    def node(i: Array) -> list[Array]:
-        # Behind its last one a row has that again, without mass.
-        i = xp.asarray(i, path.number.dtype)
-        kept, i = i < path.number, xp.minimum(i, path.number - 1)
-        mass, above, *moved = _node(terms, path, i, slopes=slopes)
-        mass = xp.where(kept, mass[0], 0.0), xp.where(kept, mass[1], 0.0)
-        pairs = [mass, above, *(times(mass, part) for part in moved)]
-        return [complex_of(xp, *pair) for pair in pairs]
-
-    def add(i: Array, state: tuple[list[Array], ...]) -> tuple[list[Array], ...]:
-        sums, this = state
-        mass, above, *moved = ((part.real, part.imag) for part in this)
-        exponent = times(p, above)
-        power, part = exp_parts(exponent[0])
-        is_angle = xp.abs(exponent[1]) < _HUGE
-        versine, sine = versine_sine(xp.where(is_angle, exponent[1], 0.0))
-        grown = part + power
-        # Without cancellation near 1 where that is taken off.
-        gained = (part + (power - less)) - grown * versine, grown * sine
-        result = [sums[0] + complex_of(xp, *times(gained, mass)), sums[1] + this[0]]
-        whole = grown - grown * versine, gained[1]
-        for one, more in zip(sums[2:], moved, strict=True):
-            result.append(one + complex_of(xp, *times(whole, more)))
-        # If it were not of the turn before, XLA would compute the node for each p.
-        return result, node(i + 1)
-
-    zero, row = xp.zeros_like(p[0]), xp.zeros_like(path.number)
-    start = [complex_of(xp, zero, zero), complex_of(xp, row, row)]
-    start += 2 * [start[0]] * slopes
-    most = xp.max(path.number).astype(xp.int32)
-    sums = fori_loop(xp, 0, most, add, (start, node(xp.int32(0))))[0]
-    return [(part.real, part.imag) for part in sums]
-
-
-def _summed_at_once(
-    terms: Sums, path: Path, p: Pair, near_one: np.ndarray, slopes: bool
-) -> list[Pair]:
-    """`_summed` in NumPy: for rows of about as many nodes matrices times the masses."""
     size = len(p[0])
     sums = np.empty((2 + 4 * slopes, size, len(path.number)))
     whole = np.empty((2, len(path.number)))

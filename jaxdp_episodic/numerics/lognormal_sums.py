@@ -14,8 +14,8 @@ integrand away: a few contours are enough for a table, and what a place costs be
 one exponential a node.
 
 Where contours run is decided here, for many sums side by side. What costs time are
-kernels, for either engine, whose rows are independent: of K on the axis and on rays
-(`numerics.lognormal_terms`, `lognormal_rays`). The tails are NumPy's.
+kernels whose rows are independent: of K on the axis and on rays
+(`numerics.lognormal_terms`, `lognormal_rays`).
 """
 
 from __future__ import annotations
@@ -31,7 +31,6 @@ from jaxdp_episodic.numerics.lognormal_rays import Path, log_law_on_rays, paths
 from jaxdp_episodic.numerics.lognormal_tails import ABSENT, Contours, Rays, powers
 from jaxdp_episodic.numerics.lognormal_terms import (
     AxisLaw,
-    Call,
     Sums,
     by_rows,
     law_on_axis,
@@ -99,7 +98,7 @@ class Axis(NamedTuple):
         return Axis(self.terms.take(rows), *(field[rows] for field in self[1:]))
 
 
-def axis_of(terms: Sums, call: Call = by_rows) -> Axis:
+def axis_of(terms: Sums) -> Axis:
     """Where contours of sums may start; those that rise stand before the others."""
     s, up = terms.shift, terms.rising > 0
     with np.errstate(all="ignore"):
@@ -122,23 +121,20 @@ def axis_of(terms: Sums, call: Call = by_rows) -> Axis:
             if not len(row):
                 continue
             p = np.exp(log_p[row, column])
-            law = call(law_on_axis, terms.take(row), p, rules=_ROUGH, jumps=kind)
+            law = by_rows(law_on_axis, terms.take(row), p, rules=_ROUGH, jumps=kind)
             found = np.array(log_axis_law(AxisLaw(*law)))
             both[:, row, column] = terms.count[row] * found
         power, phase = np.where(is_there, between_equal(both, known, _SOME), np.nan)
     return Axis(terms, log_p, power, phase, number)
 
 
-def contours(
-    axis: Axis, end: np.ndarray, *, slopes: bool = False, call: Call = by_rows
-) -> Contours:
+def contours(axis: Axis, end: np.ndarray, *, slopes: bool = False) -> Contours:
     """Contours for places from 0 to ``end``, of each sum, and others to compare with.
 
     Args:
       axis: by `axis_of`.
       end: (S,) >= 0.
       slopes: whether the tails' derivatives by the shift are asked for.
-      call: how kernels are called.
     """
     terms, number, rows = axis.terms, axis.number, np.arange(len(end))
     with np.errstate(all="ignore"):
@@ -170,8 +166,8 @@ def contours(
         slowest = 2 + 0.5 * terms.sign[which] * np.array(_APART)[fine] * narrow
         slowest = slowest / start - 0.5 * (slope[:, 1:] + slope[:, :-1])[place]
         line = _Line(terms.take(which), start, base, narrow, slowest)
-        rays = _rays(line, _ends(line, which, fine == 0, call), fine > 0, slopes, call)
-        jumps = jumps_of(terms, which, start, fine, slopes, call)
+        rays = _rays(line, _ends(line, which, fine == 0), fine > 0, slopes)
+        jumps = jumps_of(terms, which, start, fine, slopes)
     first = np.searchsorted(kind, np.arange(len(steps)))
     column = np.arange(len(kind)) - first[kind]
     starts = np.zeros((len(steps), column.max() + 1))
@@ -223,7 +219,6 @@ class _Line(NamedTuple):
         away: np.ndarray,
         is_there: np.ndarray,
         fine: np.ndarray,
-        call: Call,
         slopes: bool,
     ) -> list[np.ndarray]:
         """Parts of ``n log K - base`` at (J, N) distances from the start.
@@ -237,13 +232,13 @@ class _Line(NamedTuple):
         middle = p[_BLOCK // 2]
         least = np.abs(p).min(axis=0) / np.abs(middle)
         which = np.real(middle), np.imag(middle), least, fine[mine]
-        path = Path(*call(paths, terms, *which))
+        path = Path(*by_rows(paths, terms, *which))
         # Rows with as many nodes together.
         order = np.argsort(path.number, kind="stable")
         kept, p, terms = kept[order], p[:, order], terms.take(order)
         path = Path(*(field[order] for field in path))
         p = np.real(p), np.imag(p)
-        found = call(log_law_on_rays, terms, path, *p, slopes=slopes)
+        found = by_rows(log_law_on_rays, terms, path, *p, slopes=slopes)
         result = []
         for part, empty in zip(found, (ABSENT, 0.0, 0.0, 0.0), strict=False):
             whole = np.full(each.T.shape, empty)
@@ -260,14 +255,12 @@ def _turn(line: _Line) -> np.ndarray:
     return (1j + line.terms.sign * lean) / line.narrowness
 
 
-def _ends(
-    every: _Line, which: np.ndarray, is_rough: np.ndarray, call: Call
-) -> np.ndarray:
+def _ends(every: _Line, which: np.ndarray, is_rough: np.ndarray) -> np.ndarray:
     """Where rays end, in asinh of widths: finer ones by the others of the sum."""
     line = every.take(is_rough)
     away = np.sinh(_SCOUTS) * (line.start * _turn(line))[:, None]
     fine = np.full(len(away), _ROUGHLY)
-    power = line.power(away, away != 0, fine, call, False)[0]
+    power = line.power(away, away != 0, fine, False)[0]
     above = power + np.real(away) * line.slowest[:, None]
     above += _FALL + 0.5 * np.log(line.terms.count)[:, None]
     at = np.argmax((above < 0) | (_SCOUTS == _SCOUTS[-1]), axis=1)
@@ -281,9 +274,7 @@ def _ends(
     return np.where(is_rough, end, _FURTHER * end)
 
 
-def _rays(
-    line: _Line, end: np.ndarray, fine: np.ndarray, slopes: bool, call: Call
-) -> Rays:
+def _rays(line: _Line, end: np.ndarray, fine: np.ndarray, slopes: bool) -> Rays:
     """Of rays from the starts to the ends."""
     terms, turn, end = line.terms, _turn(line), end[:, None]
     unit, finer = (line.start * turn)[:, None], np.where(fine, _FINER, 1.0)
@@ -298,7 +289,7 @@ def _rays(
     nodes, weight = side_by_side(number, _ray_rule)
     place = np.where((known == number)[:, None], nodes[:, : place.shape[1]], place)
     is_there = np.arange(place.shape[1]) < known[:, None]
-    found = line.power(np.sinh(place * end) * unit, is_there, finer, call, slopes)
+    found = line.power(np.sinh(place * end) * unit, is_there, finer, slopes)
     round_ = (2 * math.pi * terms.count)[:, None]
     found[1][:, 1:] -= round_ * np.cumsum(np.rint(np.diff(found[1]) / round_), axis=1)
     power, phase, *slope = _between(found, known, number)

@@ -7,7 +7,7 @@ does not matter here.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,7 +19,7 @@ from jaxdp_episodic.numerics.complex_exponentials import (
     polar,
     times,
 )
-from jaxdp_episodic.numerics.loops import Array, map_arrays, namespace
+from jaxdp_episodic.numerics.loops import map_arrays
 from jaxdp_episodic.numerics.skewed_terms import (
     SQRT_2PI,
     gauss,
@@ -42,11 +42,6 @@ _NEAR = 0.3
 _AT_ONCE, _ROWS = 2**16, 1024
 
 
-Rows = list[np.ndarray]
-Call = Callable[..., Rows]
-"""Calls ``kernel(*arrays, **static)``, the rows on the last axis of all arrays."""
-
-
 class Sums(NamedTuple):
     """What is added up, and which tail is asked for; (R,) each.
 
@@ -56,54 +51,54 @@ class Sums(NamedTuple):
       rising: 1 for the tail of large sums, 0 for that of small ones.
     """
 
-    count: Array
-    shift: Array
-    rising: Array
+    count: np.ndarray
+    shift: np.ndarray
+    rising: np.ndarray
 
-    def take(self, rows: Array) -> Sums:
+    def take(self, rows: np.ndarray) -> Sums:
         """Some rows."""
         return Sums(*(field[rows] for field in self))
 
     @property
-    def sign(self) -> Array:
+    def sign(self) -> np.ndarray:
         """1 of large sums, -1 of small ones."""
         return 2 * self.rising - 1
 
     @property
-    def mean(self) -> Array:
+    def mean(self) -> np.ndarray:
         """What is taken off A, the m of `constant`."""
-        return namespace(self.shift).where(self.shift < _NARROW, 1.0, 0.0)
+        return np.where(self.shift < _NARROW, 1.0, 0.0)
 
     @property
-    def lowest(self) -> Array:
+    def lowest(self) -> np.ndarray:
         """Deviation below which nothing of a term is left, though all are low."""
-        return -_WIDE - REACH / namespace(self.count).sqrt(self.count)
+        return -_WIDE - REACH / np.sqrt(self.count)
 
     @property
-    def highest(self) -> Array:
+    def highest(self) -> np.ndarray:
         """And above which."""
-        return namespace(self.count).maximum(-self.lowest, REACH) + self.shift
+        return np.maximum(-self.lowest, REACH) + self.shift
 
     @property
-    def edge(self) -> Array:
+    def edge(self) -> np.ndarray:
         """Deviation at which a jump is too rare to count."""
-        return namespace(self.count).maximum(self.highest, too_rare(self.shift))
+        return np.maximum(self.highest, too_rare(self.shift))
 
     @property
-    def is_light(self) -> Array:
+    def is_light(self) -> np.ndarray:
         """Of these K falls off like a Gaussian's: rays are vertical."""
         is_normal = (self.rising > 0) | (self.count > _VERY_FEW)
         of_few = self.shift < _LIGHT_OF_FEW
-        return namespace(self.count).where(is_normal, self.shift < _LIGHT, of_few)
+        return np.where(is_normal, self.shift < _LIGHT, of_few)
 
-    def beyond(self, y: Array) -> Array:
+    def beyond(self, y: np.ndarray) -> np.ndarray:
         """``±(A - m)`` at ``A = e^y``, (..., R)."""
-        return (namespace(y).expm1(y) + (1 - self.mean)) * self.sign
+        return (np.expm1(y) + (1 - self.mean)) * self.sign
 
-    def constant(self, place: Array) -> Array:
+    def constant(self, place: np.ndarray) -> np.ndarray:
         """Of a place (..., R), k, with all digits where it is far below 1 as well."""
-        xp, y = namespace(place), self.sign * place
-        value = xp.where(self.mean > 0, xp.expm1(y), xp.exp(y))
+        y = self.sign * place
+        value = np.where(self.mean > 0, np.expm1(y), np.exp(y))
         return -self.count * self.sign * value
 
 
@@ -117,15 +112,15 @@ class AxisLaw(NamedTuple):
         not asked for.
     """
 
-    real: Array
-    excess: Array
-    imaginary: Array
-    real_slope: Array
-    imaginary_slope: Array
+    real: np.ndarray
+    excess: np.ndarray
+    imaginary: np.ndarray
+    real_slope: np.ndarray
+    imaginary_slope: np.ndarray
 
 
 def law_on_axis(
-    terms: Sums, p: Array, *, rules: tuple, jumps: bool, slopes: bool = False
+    terms: Sums, p: np.ndarray, *, rules: tuple, jumps: bool, slopes: bool = False
 ) -> AxisLaw:
     """At real p > 0, (R,).
 
@@ -136,38 +131,37 @@ def law_on_axis(
       jumps: whether the rows rise.
       slopes: whether derivatives are asked for.
     """
-    xp = namespace(p, *terms)
     s, low, end = terms.shift, terms.lowest, terms.highest
-    saddle = larger_saddle(xp.log(p), s) if jumps else end
-    end = xp.minimum(saddle, end)
+    saddle = larger_saddle(np.log(p), s) if jumps else end
+    end = np.minimum(saddle, end)
     place, weight = (rule[:, None] for rule in gauss(*rules[0]))
     v = low + (end - low) * place
-    normal = (end - low) * weight * xp.exp(-0.5 * v * v) / SQRT_2PI
+    normal = (end - low) * weight * np.exp(-0.5 * v * v) / SQRT_2PI
     above = terms.beyond(s * v - 0.5 * s * s)
-    exponent = xp.minimum(p * above, 700.0)
-    grown = xp.expm1(exponent) * normal
-    excess = xp.sum(grown, axis=0) - xp.exp(log_normal_tail(end))
+    exponent = np.minimum(p * above, 700.0)
+    grown = np.expm1(exponent) * normal
+    excess = np.sum(grown, axis=0) - np.exp(log_normal_tail(end))
     # K is 1 at least, if not of small sums.
-    normal = grown + normal if jumps else xp.exp(exponent) * normal
-    real, imaginary = xp.sum(normal, axis=0), xp.zeros_like(p)
-    real_slope, imaginary_slope = xp.zeros((2, 0))
+    normal = grown + normal if jumps else np.exp(exponent) * normal
+    real, imaginary = np.sum(normal, axis=0), np.zeros_like(p)
+    real_slope, imaginary_slope = np.zeros((2, 0))
     if slopes:
         moved = (v - s) * (above + terms.sign * terms.mean)
-        real_slope, imaginary_slope = p * xp.sum(moved * normal, axis=0), imaginary
+        real_slope, imaginary_slope = p * np.sum(moved * normal, axis=0), imaginary
     if jumps:
         v, dv, exponent = steepest(saddle, s, gauss(*rules[1]))
-        exponent = xp.clip(exponent - (terms.mean * p)[:, None], -745, 700)
-        size = xp.exp(exponent) / SQRT_2PI
-        size = xp.where((saddle < terms.edge)[:, None], size, 0.0)
-        grown = size * xp.real(dv), size * xp.imag(dv)
-        jump, imaginary = (xp.sum(part, axis=1) for part in grown)
+        exponent = np.clip(exponent - (terms.mean * p)[:, None], -745, 700)
+        size = np.exp(exponent) / SQRT_2PI
+        size = np.where((saddle < terms.edge)[:, None], size, 0.0)
+        grown = size * np.real(dv), size * np.imag(dv)
+        jump, imaginary = (np.sum(part, axis=1) for part in grown)
         real, excess = real + jump, excess + jump
         if slopes:
             # p A is 1/s times the saddle's, turned and grown.
-            v, column = (xp.real(v), xp.imag(v)), s[:, None]
+            v, column = (np.real(v), np.imag(v)), s[:, None]
             term = polar(column * (v[0] - saddle[:, None]), column * v[1])
             moved = times(times(grown, term), (v[0] - column, v[1]))
-            jump, moved = (xp.sum(part, axis=1) * saddle / s for part in moved)
+            jump, moved = (np.sum(part, axis=1) * saddle / s for part in moved)
             real_slope, imaginary_slope = real_slope + jump, moved
     return AxisLaw(real, excess, imaginary, real_slope, imaginary_slope)
 
@@ -179,11 +173,10 @@ def log_axis_law(law: AxisLaw) -> Pair:
 
 def log_near(whole: Pair, excess: Pair) -> Pair:
     """``log K`` without cancellation near 1, or near 0."""
-    xp = namespace(*whole)
-    near = xp.hypot(*excess) < _NEAR
-    small = (xp.where(near, part, 0.0) for part in excess)
+    near = np.hypot(*excess) < _NEAR
+    small = (np.where(near, part, 0.0) for part in excess)
     both = zip(log1p_complex(*small), log_complex(*whole), strict=True)
-    re, im = (xp.where(near, one, other) for one, other in both)
+    re, im = (np.where(near, one, other) for one, other in both)
     return re, im
 
 
@@ -201,20 +194,14 @@ def alike(number: np.ndarray, each: int) -> Iterator[tuple[np.ndarray, int]]:
         begin += some
 
 
-def by_rows(kernel: Any, *arrays: Any, **static: Any) -> Rows:
-    """By NumPy, a few rows at a time: what fits the cache."""
-    return joined([kernel(*part, **static) for part in parts(arrays, _ROWS)])
+def by_rows(kernel: Any, *arrays: Any, **static: Any) -> list[np.ndarray]:
+    """``kernel(*arrays, **static)`` a few rows, of the last axis, at a time.
 
-
-def parts(arrays: tuple, rows: int, *, pad: bool = False) -> Iterator[tuple]:
-    """Of arrays so many rows after the other; the last of them again, to fill up."""
-    size = arrays[-1].shape[-1]
-    for begin in range(0, size, rows):
-        at = np.arange(begin, begin + rows if pad else min(begin + rows, size))
-        at = np.minimum(at, size - 1)
-        yield map_arrays(lambda array, at=at: array[..., at], arrays)
-
-
-def joined(parts: list) -> Rows:
-    """What kernels found of `parts`; behind the last row it is to be left out."""
+    What fits the cache.
+    """
+    parts, size = [], arrays[-1].shape[-1]
+    for begin in range(0, size, _ROWS):
+        rows = slice(begin, begin + _ROWS)
+        some = map_arrays(lambda array, rows=rows: array[..., rows], arrays)
+        parts.append(kernel(*some, **static))
     return [np.concatenate(part, axis=-1) for part in zip(*parts, strict=True)]

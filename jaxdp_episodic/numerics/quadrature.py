@@ -219,17 +219,24 @@ def through_points(points: np.ndarray, rows: np.ndarray, x: np.ndarray) -> np.nd
 # From twice so many products on, real or complex, BLAS wakes its threads, which then
 # wait for more on cores that others need.
 _ALONE = (2**17, 2**15)
+# Rows of a block, at least: of fewer products take several times as long.
+_TALL = 8
 
 
 def in_blocks(rows: np.ndarray, matrix: np.ndarray) -> np.ndarray:
     """``rows @ matrix``, (..., R, N) and (..., N, M), by this thread alone."""
     number, (length, width) = rows.shape[-2], matrix.shape[-2:]
-    each = max(_ALONE[np.iscomplexobj(rows)] // (length * width), 2)
-    if number <= each:
+    most = _ALONE[np.iscomplexobj(rows)] // length
+    if number * width <= most:
         return rows @ matrix
+    across = min(width, max(most // _TALL, 1))
+    each = max(most // across, 1)
     result = np.empty((*rows.shape[:-1], width), np.result_type(rows, matrix))
     for i in range(0, number, each):
-        result[..., i : i + each, :] = rows[..., i : i + each, :] @ matrix
+        part = rows[..., i : i + each, :]
+        for j in range(0, width, across):
+            found = part @ matrix[..., j : j + across]
+            result[..., i : i + each, j : j + across] = found
     return result
 
 

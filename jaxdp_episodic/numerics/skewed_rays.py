@@ -22,9 +22,13 @@ from jaxdp_episodic.numerics.skewed_terms import (
 
 # Slope of a ray against the vertical; shifts below which it has none, and of few terms.
 _LEAN, _LIGHT, _LIGHT_OF_FEW, _FEW = 0.4, 0.4, 0.25, 5
-# Nodes of the law on rays; more of these for ten times as many terms, and of a few with
-# a shift below another.
-_NODES, _MORE_NODES, _MORE_OF_FEW, _SOFT = 160, 8, (8, 40), 0.6
+# Nodes on rays, at least and at most, and of a shift of 1 in between; more for ten
+# times as many terms.
+_NODES, _OF_SHIFT, _MORE_NODES = (72, 160), 90, 16
+# A path bends within this of the shift, at most so fast; where it ends p A has so much
+# of half a turn. Bent within twice the shift, and to half a turn, twice as many nodes
+# are needed.
+_BEND, _SHARPEST, _TURNED = 0.8, 2.5, 0.8
 # Nodes of a ray that share a path; nodes of paths that fit the cache.
 BLOCK, _AT_ONCE = 8, 2500
 
@@ -71,10 +75,8 @@ def law_on_rays(
     Returns:
       (3, J, N, E) complex.
     """
-    nodes = _NODES + _MORE_NODES * math.log10(terms.count)
-    if terms.count <= _MORE_OF_FEW[0] and terms.shift < _SOFT:
-        nodes += _MORE_OF_FEW[1]
-    nodes = round(fine * nodes)
+    nodes = min(max(_OF_SHIFT * terms.shift, _NODES[0]), _NODES[1])
+    nodes = round(fine * (nodes + _MORE_NODES * math.log10(terms.count)))
     rows, each = p.reshape(-1, BLOCK), np.repeat(log_g, p.shape[1] // BLOCK)
     v, dv = _paths(rows, each, terms, move, nodes)
     some = max(_AT_ONCE // nodes, 1)
@@ -95,8 +97,8 @@ def _paths(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Nodes v of one term's law, (L, N), and dv: bent where ``e^{pA}`` would grow.
 
-    Far to the right ``p A`` is turned to the negative axis, about, at all of a row of
-    p, (L, B).
+    Far to the right ``p A`` is turned towards the negative axis, at all of a row of p,
+    (L, B).
     """
     s = terms.shift
     sizes, angles = np.log(np.abs(p)), np.angle(p)
@@ -109,7 +111,7 @@ def _paths(
         growth = np.log(np.maximum(np.real(p).max(axis=1), 1e-300))
     turn = larger_saddle(np.minimum(growth, last), s)
     turn = np.where(growth >= last, (1 - (growth - last)) / s, turn)
-    slope = min(2.0 * s, 2.5)
+    slope = min(_BEND * s, _SHARPEST)
     end = (math.log(60.0) - smallest + 0.5 * s * s) / s
     low, edge = ends_of(s, move)
     high = np.minimum(np.maximum(end, turn + 3 / s), edge)
@@ -120,7 +122,7 @@ def _paths(
     spacing = (high - low) / (nodes - 1)
     w = low[:, None] + spacing[:, None] * np.arange(nodes)
     bent = 0.5 * (1 + np.tanh(slope * (w - turn[:, None])))
-    height = ((math.pi - angle) / s)[:, None]
+    height = ((_TURNED * math.pi - angle) / s)[:, None]
     rise = 2 * slope * height * bent * (1 - bent)
     return w + 1j * height * bent, spacing[:, None] * (1 + 1j * rise)
 

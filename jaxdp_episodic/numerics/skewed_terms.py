@@ -17,7 +17,7 @@ from jaxdp_episodic.numerics.complex_exponentials import (
     log1p_complex,
     log_complex,
 )
-from jaxdp_episodic.numerics.loops import Array, complex_of, namespace
+from jaxdp_episodic.numerics.loops import Array, complex_of
 from jaxdp_episodic.numerics.quadrature import in_blocks
 from jaxdp_episodic.numerics.special import log_normal_tail
 
@@ -54,35 +54,33 @@ class Terms(NamedTuple):
 
 def log_last(s: Array) -> Array:
     """Log of the p at which the two saddles of ``p A - x²/2`` meet."""
-    return 0.5 * s * s - 1 - 2 * namespace(s).log(s)
+    return 0.5 * s * s - 1 - 2 * np.log(s)
 
 
 def larger_saddle(log_p: Array, s: Array) -> Array:
     """The x >= 1/s with ``p s A(x) = x``, for p up to `log_last`."""
-    xp = namespace(log_p, s)
-    least = xp.maximum(0.5 * s * s - log_p - 2 * xp.log(s), 1.0)
+    least = np.maximum(0.5 * s * s - log_p - 2 * np.log(s), 1.0)
     y = _near_root(least)  # of y = s x
     for _ in range(2):
-        slope = xp.maximum(1 - 1 / y, 1e-12)
-        y = xp.maximum(y - _step(y - xp.log(y) - least, slope, y), 1.0)
+        slope = np.maximum(1 - 1 / y, 1e-12)
+        y = np.maximum(y - _step(y - np.log(y) - least, slope, y), 1.0)
     return y / s
 
 
-def _near_root(least: Array) -> Array:
+def _near_root(least: np.ndarray) -> np.ndarray:
     """The y >= 1 with ``y - log y`` of at least 1, within 0.5%."""
-    xp = namespace(least)
-    d, log = xp.sqrt(2 * (least - 1)), xp.log(least)
+    d, log = np.sqrt(2 * (least - 1)), np.log(least)
     near = 1 + d * (1 + d * (1 / 3 + d * (1 / 36 - d / 270)))
-    return xp.where(least < 3.5, near, least + log + log / least)
+    return np.where(least < 3.5, near, least + log + log / least)
 
 
-def _step(value: Array, slope: Array, y: Array) -> Array:
+def _step(value: np.ndarray, slope: np.ndarray, y: np.ndarray) -> np.ndarray:
     """Halley's, of a second derivative of ``1/y²``: two have all digits."""
     step = value / slope
     return step / (1 - 0.5 * step / (slope * y * y))
 
 
-def place_of(x: np.ndarray, s: float) -> np.ndarray:
+def place_of(x: np.ndarray, s: Array) -> np.ndarray:
     """The ``log p`` of which x is the larger saddle."""
     return np.log(x / s) - s * x + 0.5 * s * s
 
@@ -98,8 +96,9 @@ def gauss(nodes: int, panels: int) -> tuple[np.ndarray, np.ndarray]:
     return places.reshape(-1), np.tile(0.5 * w / panels, panels)
 
 
-# Nodes of a panel along the axis.
-_NODES = 16
+# Nodes of a panel along the axis, elements that fit the cache, and from what p g B on
+# nothing is left.
+_NODES, _AT_ONCE, _GONE = 16, 2**16, 800.0
 
 
 def rules(s: float, *, rough: bool = False) -> tuple:
@@ -129,7 +128,7 @@ def too_rare(s: Array, move: np.ndarray | None = None) -> Array:
     there on and falls behind 2/s only.
     """
     turn, least = 1 / s, (s + _HIGHEST) ** 2 + 2 * _RARER
-    edge = turn + namespace(s).sqrt(turn * turn + least)
+    edge = turn + np.sqrt(turn * turn + least)
     return edge if move is None else edge - float(move.min())
 
 
@@ -159,28 +158,27 @@ def _contracted(
     return Law(whole, whole if less is None else found[3], first, second)
 
 
-def steepest(x: Array, s: Array, rule: tuple) -> tuple[Array, ...]:
+def steepest(x: np.ndarray, s: Array, rule: tuple) -> tuple[np.ndarray, ...]:
     """Nodes from the larger saddle x on: v, dv with weights and the real exponent.
 
     On ``v = x + (zeta + i y)/s`` the imaginary part is 0 where ``e^zeta sin(y)/y = 1 +
     zeta/(s x)``; one s, or one for each x.
     """
-    xp = namespace(x, s)
     y, w = (a * math.pi for a in rule)
     x, s = x[:, None], s[:, None] if np.ndim(s) else s
     product, log_sinc = s * x, np.log(np.sin(y) / y)
 
-    zeta = _near_root(xp.maximum(product - xp.log(product) - log_sinc, 1.0)) - product
+    zeta = _near_root(np.maximum(product - np.log(product) - log_sinc, 1.0)) - product
     for _ in range(2):
-        slope = xp.maximum(1 - 1 / (product + zeta), 1e-3)
-        value = zeta + log_sinc - xp.log1p(zeta / product)
+        slope = np.maximum(1 - 1 / (product + zeta), 1e-3)
+        value = zeta + log_sinc - np.log1p(zeta / product)
         zeta = zeta - _step(value, slope, product + zeta)
-    slope = xp.maximum(1 - 1 / (product + zeta), 1e-9)
+    slope = np.maximum(1 - 1 / (product + zeta), 1e-9)
     dv = (1 / y - 1 / np.tan(y)) / slope * w / s, w / s
     exponent = (x + zeta / s) / s * (y / np.tan(y))
     exponent = exponent - 0.5 * ((x + zeta / s) ** 2 - (y / s) ** 2)
     v, dv = (
-        complex_of(xp, *xp.broadcast_arrays(*pair))
+        complex_of(np, *np.broadcast_arrays(*pair))
         for pair in ((x + zeta / s, y / s), dv)
     )
     return v, dv, exponent
@@ -206,21 +204,39 @@ def law_on_axis(
     end = np.minimum(saddle, edge)[:, None]
     against = (p * np.exp(log_g))[:, None]
 
-    def part(v: np.ndarray, weight: np.ndarray) -> Law:
+    def part(v: np.ndarray, weight: np.ndarray, rows: slice = slice(None)) -> Law:
         normal = weight * np.exp(-0.5 * v * v) / SQRT_2PI
         sizes = np.exp(s * v - 0.5 * s * s)
         opposite = math.exp(-s * s) / sizes
-        exponent = np.minimum(p[:, None] * sizes - against * opposite, 700.0)
+        exponent = p[rows, None] * sizes - against[rows] * opposite
+        np.minimum(exponent, 700.0, out=exponent)
         less = np.expm1(exponent) * normal if terms.are_many else None
         share = np.exp(-v[..., None] * move - 0.5 * move * move)
-        return _contracted(np.exp(exponent) * normal, less, opposite, share)
+        np.exp(exponent, out=exponent)
+        exponent *= normal
+        return _contracted(exponent, less, opposite, share)
 
     # Panels that all share, and of each its last one: so nodes differ in one alone.
     width = (edge - low) / panels
     place, weight = gauss(_NODES, panels)
-    whole = np.floor((end - low) / width)
-    is_left = np.arange(len(place)) // _NODES < whole
-    laws = [part(low + (edge - low) * place, (edge - low) * weight * is_left)]
+    whole = np.nan_to_num(np.floor((end - low) / width))
+    nodes, weight = low + (edge - low) * place, (edge - low) * weight
+    number = np.arange(len(nodes)) // _NODES
+    found = []
+    each = max(_AT_ONCE // len(nodes), 1)
+    for begin in range(0, len(p), each):
+        rows = slice(begin, begin + each)
+        # From where e^{-pgB} is something for one of these on, to the last of them: of
+        # K - 1 all before is needed, too.
+        gone = s * (nodes + 0.5 * s) < np.log(against[rows].min() / _GONE)
+        first = 0 if terms.are_many else int(np.sum(gone))
+        some = slice(first, int(whole[rows].max()) * _NODES)
+        if some.start < some.stop:
+            is_left = number[some] < whole[rows]
+            found.append(part(nodes[some], weight[some] * is_left, rows))
+        else:
+            found.append(Law(*np.zeros((4, len(p[rows]), len(move)))))
+    laws = [Law(*(np.concatenate(rows) for rows in zip(*found, strict=True)))]
     place, weight = gauss(_NODES, 1)
     rest = end - (low + whole * width)
     laws.append(part(end - rest * (1 - place), rest * weight))

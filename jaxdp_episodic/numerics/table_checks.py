@@ -40,8 +40,8 @@ _AGREEING = 1e-7
 # Nodes of a panel, for so much of log w, at least and at most; and number of transforms
 # that are compared.
 _NODES, _LONG, _LEAST, _MOST, _TRANSFORMS = 32, 8.0, 2, 6, 24
-# Parts a of the distances; see `log_distances`.
-_PARTS = np.array([0.5, 0.75])
+# Parts a of the distances, and spacing; see `log_distances`.
+_PARTS, _SPACING = np.array([0.5, 0.75]), 0.35
 # What jumps beyond a table may make of a power, over one term's part of it.
 _JUMPS = 8.0
 # A power is compared where its integral is known to such a share.
@@ -220,7 +220,8 @@ def distances_agree(
     Of little noise the powers are beyond a table; the first of these never is.
     """
     middle = log_middle_distance(bins, count, shift)
-    exact = np.append(log_distances(bins, count, shift, _PARTS), middle)[:, None]
+    apart = log_distances(bins, count, shift, _PARTS, _SPACING)
+    exact = np.append(apart, middle)[:, None]
     a = _PARTS[:, None]
     found = []
     for side in (low, high):

@@ -138,10 +138,10 @@ def test_a_table_that_leaves_the_certified_ends_is_not_used(monkeypatch):
 
     asked = {"epsilon": 0.9, "num_steps": 6}
     low, high = jde.delta_interval(step(6, 1.21), **asked)
-    allocation_tables.forget_sum_tables()
+    allocation_tables.forget_tables()
     monkeypatch.setattr(allocation_tables, "_made", too_small)
     value, info = jde.delta(step(6, 1.21), return_info=True, **asked)
-    allocation_tables.forget_sum_tables()
+    allocation_tables.forget_tables()
     assert info.is_certified_bound
     assert value == high > low
 
@@ -263,7 +263,7 @@ def test_what_is_known_of_rays_too_roughly_is_said(
 ):
     """Both contours once shared it: errors were 2 to 15 times what was said."""
     true, _ = allocation_tables.sum_tables(count, shift)
-    monkeypatch.setattr(allocation_tables, "_kept", {})
+    monkeypatch.setattr(allocation_tables, "_kept", allocation_tables._Kept(2))
     monkeypatch.setattr(lognormal_sums, what, planted)
     loose, _ = allocation_tables.sum_tables(count, shift)
     place = np.linspace(0.0, 0.7, 300) * true.end

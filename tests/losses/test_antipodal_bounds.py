@@ -251,7 +251,7 @@ def test_a_table_that_is_off_is_not_used(off, monkeypatch):
         return [table._replace(values=table.values + off)]
 
     monkeypatch.setattr(allocation_tables, "tabulated", planted)
-    table = allocation_tables.antipodal_table.__wrapped__(6, 6, 1.21)
+    table = allocation_tables._made_antipodal((6, 6, 1.21))
     assert np.all(np.isnan(table.values)) and table.error == 1.0
 
 
@@ -347,6 +347,20 @@ def test_edges():
     assert nothing == (0, 0)
 
 
+def test_tables_are_made_before_they_are_asked_for(monkeypatch):
+    """All at once, each as it is alone; none of where nothing, or all, is lost."""
+    kept = allocation_tables._Kept(8)
+    monkeypatch.setattr(allocation_tables, "_antipodal", kept)
+    noise = np.array([0.0, 0.05, 0.9, 0.9, 2.0, np.inf])
+    (loss,) = run_of(step(6, noise), np.asarray(6)).losses
+    loss.prepare()
+    assert [setting[:2] for setting in kept] == [(6, 6)] * 2
+    for setting, table in kept.items():
+        alone = allocation_tables._made_antipodal(setting)
+        np.testing.assert_array_equal(table.values, alone.values)
+        assert allocation_tables.antipodal_table(*setting) is table
+
+
 def test_a_table_of_another_noise_is_not_used(monkeypatch):
     """1e-4 more or less: its mass is 1, and its rows fit."""
     honest = allocation_tables.tabulated
@@ -365,7 +379,7 @@ def test_a_table_of_another_noise_is_not_used(monkeypatch):
     for off in (0.0, 1e-4, -1e-4):
         with monkeypatch.context() as patch:
             patch.setattr(allocation_tables, "tabulated", planted)
-            table = allocation_tables.antipodal_table.__wrapped__(6, 6, 1.2)
+            table = allocation_tables._made_antipodal((6, 6, 1.2))
         assert np.isnan(table.values).any() == (off != 0)
 
 

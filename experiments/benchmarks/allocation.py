@@ -9,10 +9,10 @@ least of its bounds (``allocation_epsilon_combined``, orders as in its README), 
 lower one ``allocation_epsilon_lower_bound``, which is searched for to 1e-3 only and
 given for a single epoch alone. Both are asked in one process a setting, up to a limit.
 
-Times are of the processor, of one question each with nothing cached: "law" is that of
-one epoch's distribution, both ends, "exact" that of its tables. Then those of random
-settings, of either relation, alone and in a batch, and of whole exact epsilons. Nothing
-here fails for being slow.
+Times are of the processor, of one question each with nothing cached:
+"distribution" is that of one epoch's distribution, both ends, "exact" that of its
+tables. Then those of random settings, of either relation, alone and in a batch, and of
+whole exact epsilons. Nothing here fails for being slow.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def peer_ends(setting: list[float]) -> dict[str, float]:
 
 
 def our_ends(setting: tuple[int, float, int, float]) -> dict[str, float]:
-    """Our ends of epsilon, the time they take, and those of the laws alone."""
+    """Our ends of epsilon, the time they take, and those of the distributions alone."""
     import jaxdp_episodic as jde
     from jaxdp_episodic.losses.allocated_bounds import epoch_distribution
     from jaxdp_episodic.losses.allocation_tables import forget_tables, sum_tables
@@ -79,13 +79,13 @@ def our_ends(setting: tuple[int, float, int, float]) -> dict[str, float]:
     start = time.process_time()
     for above in (0.0, 1.0):
         epoch_distribution(1 / noise, float(steps), float(steps), above)
-    law = time.process_time() - start
+    distribution = time.process_time() - start
     low, high = jde.epsilon_interval(step, delta=delta, num_steps=steps * epochs)
     spent = time.process_time() - start
     return {
         "lower": float(low),
         "upper": float(high),
-        "law_seconds": law,
+        "distribution_seconds": distribution,
         "exact_seconds": exact,
         "seconds": spent,
     }
@@ -187,8 +187,9 @@ def main() -> None:
         line = (
             f"t {setting[0]:>6} noise {setting[1]:g} epochs {setting[2]:>3} "
             f"delta {setting[3]:g}: [{ours['lower']:.6f}, {ours['upper']:.6f}] "
-            f"width {ours['upper'] - ours['lower']:.1e}, law "
-            f"{1e3 * ours['law_seconds']:.0f} ms, in all {ours['seconds']:.2f} s, "
+            f"width {ours['upper'] - ours['lower']:.1e}, distribution "
+            f"{1e3 * ours['distribution_seconds']:.0f} ms, "
+            f"in all {ours['seconds']:.2f} s, "
             f"exact {1e3 * ours['exact_seconds']:.0f} ms"
         )
         if isinstance(peers, str):

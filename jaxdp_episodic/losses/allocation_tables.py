@@ -139,7 +139,7 @@ def make_sum_tables(
         up = np.repeat([1.0, 0.0], len(part))
         terms = Sums(np.tile(count, 2), np.tile(shift, 2), up)
         made = _made(terms, slopes=slopes)
-        return _vouched(made[: len(part)], made[len(part) :], count, shift)
+        return _checked_tables(made[: len(part)], made[len(part) :], count, shift)
 
     size = min(max(-(-len(asked) // _THREADS), _FEW_SUMS), _SIDE_BY_SIDE)
     parts = [asked[i : i + size] for i in range(0, len(asked), size)]
@@ -175,7 +175,7 @@ def prepare_antipodal(settings: Iterable[tuple[int, int, float]]) -> None:
     make_antipodal_tables(new[:_MOST])
 
 
-def _vouched(
+def _checked_tables(
     rising: list[Table], falling: list[Table], count: np.ndarray, shift: np.ndarray
 ) -> list[tuple[Table, Table]]:
     """Tables as far as all that is known of them agrees; see `table_checks`."""
@@ -191,20 +191,20 @@ def _vouched(
             rows = order[first : min(first + _CHECKED_TOGETHER, end)]
             up, down = ([two[i] for i in rows.tolist()] for two in (rising, falling))
             asked = count[rows], shift[rows], int(number[rows[0]])
-            pairs = _vouched_together(up, down, *asked)
+            pairs = _checked_together(up, down, *asked)
             for i, pair in zip(rows.tolist(), pairs, strict=True):
                 result[i] = pair
     return result
 
 
-def _vouched_together(
+def _checked_together(
     rising: list[Table],
     falling: list[Table],
     count: np.ndarray,
     shift: np.ndarray,
     number: int,
 ) -> list[tuple[Table, Table]]:
-    """`_vouched`, with so many nodes of each panel."""
+    """`_checked_tables`, with so many nodes of each panel."""
     mass, mean, off, found, sides = 0.0, 0.0, [], [], []
     with np.errstate(all="ignore"):
         for tables, sign in ((rising, 1.0), (falling, -1.0)):
@@ -302,7 +302,7 @@ def _made_antipodal(setting: tuple[int, int, float]) -> Table:
     ends = np.array([core]), np.array([end])
     most = _MOST_OF_CROWDED if terms.idle or count == 2 else MOST_HALVINGS
     (table,) = tabulated(*ends, evaluate, most=most)
-    return _vouched_antipodal(table, *setting)
+    return _checked_antipodal(table, *setting)
 
 
 def _antipodal_end(terms: Terms, core: float) -> float:
@@ -321,7 +321,7 @@ def _antipodal_end(terms: Terms, core: float) -> float:
     return end
 
 
-def _vouched_antipodal(table: Table, bins: int, count: int, shift: float) -> Table:
+def _checked_antipodal(table: Table, bins: int, count: int, shift: float) -> Table:
     """The table as far as all that is known of it agrees; see `table_checks`."""
     with np.errstate(all="ignore"):
         (table,), nodes = _fitted([table], np.ones(1), 1.0)

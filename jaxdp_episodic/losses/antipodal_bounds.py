@@ -23,16 +23,16 @@ from typing import NamedTuple
 import numpy as np
 
 from jaxdp_episodic.numerics.exponential_means import bounds_between
-from jaxdp_episodic.numerics.signed_sums import SignedLaw, sinh_sum
+from jaxdp_episodic.numerics.signed_sums import SignedSumBound, sinh_sum
 
 # Distance of the nodes in deviations of ``z_1 + ... + z_j``; relative error allowed to
 # a chord between them where log D is above `_USUAL`; by how many times more at
 # `_LEAST`, beyond which there are no nodes; and the largest number of nodes.
-_APART, _CHORD, _ROUGHEST, _USUAL, _LEAST, _MOST = 0.28, 1e-5, 1e3, -9.0, -42.0, 400
-# Relative error allowed to D where log D is above `_BULK`, above `_ROUGH`, and below;
+_APART, _CHORD, _LOOSEST, _USUAL, _LEAST, _MOST = 0.28, 1e-5, 1e3, -9.0, -42.0, 400
+# Relative error allowed to D where log D is above `_BULK`, above `_TAIL`, and below;
 # by how many times more where D falls steeply, above and below `_RARE`; and the number
 # of cells of the sums for it: at first, least and largest.
-_WITHIN, _BULK, _ROUGH = (1.5e-5, 2.5e-5, 1e-3), -7.0, -30.0
+_WITHIN, _BULK, _TAIL = (1.5e-5, 2.5e-5, 1e-3), -7.0, -30.0
 _STEEP, _RARE = (10.0, 5.0), -20.0
 _CELLS, _FEWEST, _MOST_CELLS = 640, 256, 1024
 # Losses in each cell between two nodes; how many nodes on either side a bound uses.
@@ -63,8 +63,8 @@ class _Node(NamedTuple):
     """A loss u at which D is bounded from both sides."""
 
     u: float
-    below: SignedLaw
-    above: SignedLaw
+    below: SignedSumBound
+    above: SignedSumBound
 
 
 @functools.lru_cache(_CACHED)
@@ -137,7 +137,7 @@ def _nodes(bins: int, count: int, shift: float) -> list[_Node]:
         )
         log_d = math.log(gain) + math.log(float(_scale(u, bins, shift)))
         # D falls: bounds that rise again are due to what the sums truncate.
-        is_lost = last < _ROUGH and log_d >= last
+        is_lost = last < _TAIL and log_d >= last
         if log_d < _LEAST or is_lost or len(nodes) >= _MOST:
             return nodes
         # D falls by half of what it is below 1, in g, at 1.
@@ -145,13 +145,13 @@ def _nodes(bins: int, count: int, shift: float) -> list[_Node]:
         slope = max(slope, 1e-3)
         # An error of D moves the epsilon of one epoch by the error over the slope; but
         # that of many epochs by the error itself.
-        within = _WITHIN[(log_d < _BULK) + (log_d < _ROUGH)]
+        within = _WITHIN[(log_d < _BULK) + (log_d < _TAIL)]
         if log_d < _BULK:
             within *= min(max(1.0, u * slope), _STEEP[log_d < _RARE])
         cells *= math.sqrt(max((1 - least / gain) / within, 1e-3))
         cells = int(min(max(cells, _FEWEST), _MOST_CELLS))
         share = min(max((log_d - _USUAL) / (_LEAST - _USUAL), 0.0), 1.0)
-        chord = max(_CHORD * _ROUGHEST**share, 0.5 * within)
+        chord = max(_CHORD * _LOOSEST**share, 0.5 * within)
         step = max(
             # the error of eight nodes' polynomial is of the eighth order
             2 * shift * _APART / math.sqrt(count) * (chord / _CHORD) ** 0.125,

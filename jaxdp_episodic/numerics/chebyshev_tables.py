@@ -17,7 +17,7 @@ LEAST = -90.0
 # Ends that are tried together, in parts of the furthest.
 _SHORTER = 0.95 ** np.arange(4)
 # A panel whose last Chebyshev coefficients are larger is halved, so often at most.
-_ROUGHNESS, MOST_HALVINGS = 1e-9, 4
+_LAST_COEFFICIENTS, MOST_HALVINGS = 1e-9, 4
 # It may be so many times as many nats rougher as its tails are rarer than `CHECKED`.
 _SLACK = 0.5
 # Where more halvings are asked for so many panels at once, the roughest: what is rough
@@ -193,7 +193,9 @@ def tabulated(
         # Rare tails are rough by rounding; what cannot be computed stays so in halves.
         unknown = ~np.all(np.isfinite(values), axis=(0, 2))
         allowed = np.where((rarer > 0) | unknown, MOST_HALVINGS, most)
-        again = ~(rough <= _ROUGHNESS * np.exp(_SLACK * rarer)) & (depth < allowed)
+        again = ~(rough <= _LAST_COEFFICIENTS * np.exp(_SLACK * rarer)) & (
+            depth < allowed
+        )
         if most > MOST_HALVINGS:
             again[np.argsort(rough)[:-_MOST_HALVED]] = False
         for i in np.flatnonzero(~again).tolist():

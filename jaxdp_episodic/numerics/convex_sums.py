@@ -52,11 +52,11 @@ _NODES = _NODES[:, None] + 0.5
 _WEIGHTS = _WEIGHTS[:, None]
 
 
-class SumLaw(NamedTuple):
-    """Law of a sum X, above or below it in convex order.
+class ConvexOrderBound(NamedTuple):
+    """Distribution that bounds a sum X, above or below it in convex order.
 
-    For every convex f >= 0, ``e^mass_error E f(Y)`` of the law above, with its values
-    moved by a share of ``place_error`` at most, is at least ``E f(X)``; of the law
+    For every convex f >= 0, ``e^mass_error E f(Y)`` of the one above, with its values
+    moved by a share of ``place_error`` at most, is at least ``E f(X)``; of the one
     below ``e^-mass_error`` times it is at most that.
 
     Attributes:
@@ -75,8 +75,8 @@ class SumLaw(NamedTuple):
     place_error: float
 
 
-class _Law(NamedTuple):
-    """A law on pieces of rising level, each of which begins where one ends."""
+class _Distribution(NamedTuple):
+    """A distribution on pieces of rising level, each of which begins where one ends."""
 
     count: int
     pieces: list[Piece]
@@ -87,15 +87,15 @@ class _Law(NamedTuple):
 
 
 class _Atoms(NamedTuple):
-    """A law before it is put on places."""
+    """A distribution before it is put on places."""
 
     values: np.ndarray
     masses: np.ndarray
-    law: _Law  # all else
+    base: _Distribution  # all else
 
 
 class _Plan(NamedTuple):
-    """Which law is asked for, and how far its places may be apart; see `_panels`."""
+    """Which bound is asked for, and how far its places may be apart; see `_panels`."""
 
     above: bool
     shift: float
@@ -105,7 +105,7 @@ class _Plan(NamedTuple):
 
 
 @functools.lru_cache(_CACHED)
-def lognormal_sum(count: int, shift: float, *, above: bool) -> SumLaw:
+def lognormal_sum(count: int, shift: float, *, above: bool) -> ConvexOrderBound:
     """The sum of ``e^{s x - s²/2}`` over ``count`` independent standard normal x."""
     relative = min(math.sqrt(math.log1p(math.expm1(shift**2) / count)), _WIDE)
     core, far = _CORE * count * relative, _FAR * math.sqrt(shift)
@@ -125,7 +125,7 @@ def lognormal_sum(count: int, shift: float, *, above: bool) -> SumLaw:
         moments = np.concatenate([moments_of(piece) for piece in total.pieces])
         values = moments / np.where(masses > 0, masses, 1.0)
     kept = masses > 0
-    return SumLaw(values[kept], masses[kept], *total[2:])
+    return ConvexOrderBound(values[kept], masses[kept], *total[2:])
 
 
 # --- Where the places are ---
@@ -162,7 +162,7 @@ def _panels(
     return panels
 
 
-def _one_term(plan: _Plan) -> _Law:
+def _one_term(plan: _Plan) -> _Distribution:
     """One term, by quadrature of the normal density over each cell."""
     s = plan.shift
     low = math.exp(-s * (_FURTHEST + 0.5 * s))
@@ -180,19 +180,19 @@ def _one_term(plan: _Plan) -> _Law:
     ends = [math.log(value) / s + 0.5 * s for value in (places[0], places[-1])]
     under, over = _tail(-ends[0]), _tail(ends[1])
     under_mean, over_mean = _tail(s - ends[0]), _tail(ends[1] - s)
-    law = _Law(1, [], 0.0, 0.0, _FIRST_ERROR, 4 * _UNIT)
+    base = _Distribution(1, [], 0.0, 0.0, _FIRST_ERROR, 4 * _UNIT)
     if plan.above:
         rest = (density * -np.expm1(s * (part - width))).sum(axis=0) * places[1:]
         masses = np.append(rest / gap, 0.0) + np.append(0.0, gain / gap)
         # What is over the last place is on it and at infinity.
         masses[-1] += over
-        law = law._replace(lost=under, infinite=under_mean + over_mean)
-        return _cut_up(law, panels, masses, None)
+        base = base._replace(lost=under, infinite=under_mean + over_mean)
+        return _cut_up(base, panels, masses, None)
     masses = density.sum(axis=0)
     moments = gain + start * masses
     masses[0], moments[0] = masses[0] + under, moments[0] + under_mean
     masses[-1], moments[-1] = masses[-1] + over, moments[-1] + over_mean
-    return _cut_up(law, panels, masses, moments)
+    return _cut_up(base, panels, masses, moments)
 
 
 def _tail(x: float) -> float:
@@ -200,12 +200,12 @@ def _tail(x: float) -> float:
 
 
 def _cut_up(
-    law: _Law,
+    base: _Distribution,
     panels: list[tuple[int, int, int]],
     masses: np.ndarray,
     moments: np.ndarray | None,
-) -> _Law:
-    """The law on the panels; of the one above the last has its end as well."""
+) -> _Distribution:
+    """The distribution on the panels; of the one above the last has its end as well."""
     cuts = np.cumsum([number for *_, number in panels])[:-1]
     rows = np.split(masses, cuts)
     others = [None] * len(rows) if moments is None else np.split(moments, cuts)
@@ -213,14 +213,14 @@ def _cut_up(
         Piece(level, first, mass, moment)
         for (level, first, _), mass, moment in zip(panels, rows, others, strict=True)
     ]
-    return law._replace(pieces=pieces)
+    return base._replace(pieces=pieces)
 
 
 # --- The sum of two ---
 
 
-def _added(a: _Law, b: _Law) -> _Atoms:
-    """The law of ``A + B``, as atoms."""
+def _added(a: _Distribution, b: _Distribution) -> _Atoms:
+    """The distribution of ``A + B``, as atoms."""
     parts, operations = added_pieces(a.pieces, None if a is b else b.pieces)
     masses = np.concatenate([part.masses for part in parts])
     kept = masses > 0
@@ -232,11 +232,11 @@ def _added(a: _Law, b: _Law) -> _Atoms:
         values = moments / np.where(kept, masses, 1.0)
         place_error += 2 * rounded
     # Who is lost to one takes along the other's mean.
-    means = [float(sum(p.masses @ places_of(p) for p in law.pieces)) for law in (a, b)]
+    means = [float(sum(p.masses @ places_of(p) for p in one.pieces)) for one in (a, b)]
     return _Atoms(
         values[kept],
         masses[kept],
-        _Law(
+        _Distribution(
             a.count + b.count,
             [],
             a.lost + b.lost,
@@ -250,15 +250,15 @@ def _added(a: _Law, b: _Law) -> _Atoms:
 # --- Back to places ---
 
 
-def _on_places(atoms: _Atoms, plan: _Plan) -> _Law:
+def _on_places(atoms: _Atoms, plan: _Plan) -> _Distribution:
     """Puts atoms on places, or into cells, and sends away what is too rare."""
     # Stretches are sorted already, which a stable sort makes use of.
     order = np.argsort(atoms.values, kind="stable")
-    values, masses, law = atoms.values[order], atoms.masses[order], atoms.law
-    rare = _TRIMMED * law.count / plan.total
+    values, masses, base = atoms.values[order], atoms.masses[order], atoms.base
+    rare = _TRIMMED * base.count / plan.total
     begin = int(np.searchsorted(np.cumsum(masses), rare))
     from_top = np.cumsum((masses * values)[::-1])
-    end = len(values) - int(np.searchsorted(from_top, rare * law.count))
+    end = len(values) - int(np.searchsorted(from_top, rare * base.count))
     begin = min(begin, len(values) - 2)
     end = max(end, begin + 2)
     weight, logs = masses[begin:end], np.log(values[begin:end])
@@ -266,7 +266,7 @@ def _on_places(atoms: _Atoms, plan: _Plan) -> _Law:
     deviation = math.sqrt(weight @ (logs - middle) ** 2 / weight.sum())
     relative = min(_CORE * max(deviation, 1e-9), _WIDEST)
     low, high = float(values[begin]), float(values[end - 1])
-    panels = _panels(low, high, relative, float(law.count), plan)
+    panels = _panels(low, high, relative, float(base.count), plan)
     widths = np.array([2.0**level for level, *_ in panels])
     firsts = np.array([first for _, first, _ in panels], np.float64)
     numbers = np.array([number for *_, number in panels])
@@ -280,12 +280,12 @@ def _on_places(atoms: _Atoms, plan: _Plan) -> _Law:
     cell = np.clip(cell - firsts[panel], 0, numbers[panel] - 1).astype(np.intp)
     cell += before[panel]
     crowd = 4 + int(np.bincount(cell).max())
-    law = law._replace(mass_error=law.mass_error + _UNIT * crowd)
+    base = base._replace(mass_error=base.mass_error + _UNIT * crowd)
     moments = masses * values
     if not plan.above:
-        law = law._replace(place_error=law.place_error + 2 * _UNIT * crowd)
+        base = base._replace(place_error=base.place_error + 2 * _UNIT * crowd)
         together = np.bincount(cell, moments, total)
-        return _cut_up(law, panels, np.bincount(cell, masses, total), together)
+        return _cut_up(base, panels, np.bincount(cell, masses, total), together)
     under, over = values < starts[0], values >= top
     inside = ~(under | over)
     cell, share, rest = cell[inside], share[inside], masses[inside]
@@ -293,7 +293,8 @@ def _on_places(atoms: _Atoms, plan: _Plan) -> _Law:
     spread += np.bincount(cell + 1, rest * share, total + 1)
     spread[-1] += masses[over].sum()
     sent = moments[under].sum() + (moments[over] - top * masses[over]).sum()
-    law = law._replace(
-        lost=law.lost + float(masses[under].sum()), infinite=law.infinite + float(sent)
+    base = base._replace(
+        lost=base.lost + float(masses[under].sum()),
+        infinite=base.infinite + float(sent),
     )
-    return _cut_up(law, panels, spread, None)
+    return _cut_up(base, panels, spread, None)

@@ -12,11 +12,11 @@ import numpy as np
 
 from jaxdp_episodic.numerics.lognormal_tails import ABSENT, Jumps, powers
 from jaxdp_episodic.numerics.lognormal_terms import (
-    AxisLaw,
+    AxisTransform,
     Sums,
     by_rows,
-    law_on_axis,
-    log_axis_law,
+    log_axis_transform,
+    transform_on_axis,
 )
 from jaxdp_episodic.numerics.quadrature import (
     chebyshev_points,
@@ -27,11 +27,11 @@ from jaxdp_episodic.numerics.quadrature import (
 )
 from jaxdp_episodic.numerics.skewed_terms import gauss, larger_saddle, place_of
 
-# Gauss-Legendre rules of the law and of its jumps. Finer contours share their errors:
-# below 1e-12 but where tails of two terms under much noise are rarer than e^-70.
+# Gauss-Legendre rules of the transform and of its jumps. Finer contours share their
+# errors: below 1e-12 but where tails of two terms under much noise are below e^-70.
 _RULES = (24, 4), (40, 1)
-# Chebyshev nodes of the law along the axis, and panels, over 1 + shift: of coarse and
-# fine contours, and these for shifts above 2; and nodes of each.
+# Chebyshev nodes of the transform along the axis, and panels, over 1 + shift: of coarse
+# and fine contours, and these for shifts above 2; and nodes of each.
 _CHEBYSHEV, _PANELS, _EACH = (64, 88), ((3, 4), (4, 6)), 22
 
 
@@ -44,7 +44,7 @@ def jumps_of(
 ) -> Jumps:
     """Of the axis from 0 to the starts, by the larger saddle in place of p.
 
-    Of sums that rise, which come first; the law there is interpolated.
+    Of sums that rise, which come first; the transform there is interpolated.
 
     Args:
       terms: (S,).
@@ -53,11 +53,11 @@ def jumps_of(
       fine: (J,) 1 of those that are compared with, else 0.
       slopes: whether derivatives by the shift are asked for.
     """
-    laws = terms.take(np.flatnonzero(terms.rising > 0))
-    which = which[: np.searchsorted(which, len(laws.count))]
+    rising = terms.take(np.flatnonzero(terms.rising > 0))
+    which = which[: np.searchsorted(which, len(rising.count))]
     if not len(which):
         return Jumps(np.zeros(0, int), np.zeros((0, 2, 0)), np.zeros((0, 0, 3)))
-    start, fine, line = start[: len(which)], fine[: len(which)], laws.take(which)
+    start, fine, line = start[: len(which)], fine[: len(which)], rising.take(which)
     s, end = line.shift, line.edge
     first = larger_saddle(np.log(start), s)
     are_rare = first >= end  # too rare to count
@@ -70,19 +70,19 @@ def jumps_of(
     s, line, length = s[mine], line.take(mine), (end - first)[mine]
     x = first[mine] + length * place
     p = np.exp(place_of(x, s))
-    # Finer contours share the law, which the others know at fewer places.
-    low, high = np.full(len(laws.count), np.inf), laws.edge - 1e-9
+    # Finer contours share the transform, which the others know at fewer places.
+    low, high = np.full(len(rising.count), np.inf), rising.edge - 1e-9
     np.minimum.at(low, which, first)
     points = 0.5 * (chebyshev_points(_CHEBYSHEV[1]) + 1)
     nodes = low[:, None] + (high - low)[:, None] * points
-    every = laws.take(np.repeat(np.arange(len(low)), len(points)))
+    every = rising.take(np.repeat(np.arange(len(low)), len(points)))
     at_p = np.exp(place_of(nodes.reshape(-1), every.shift))
     how = {"rules": _RULES, "jumps": True, "slopes": slopes}
-    found = AxisLaw(*by_rows(law_on_axis, every, at_p, **how))
+    found = AxisTransform(*by_rows(transform_on_axis, every, at_p, **how))
     # Smooth where they are tiny, too.
     scale = np.where(every.mean > 0, at_p * at_p, at_p)
     # K turns by less than half a right angle: its real part is positive.
-    real, _ = log_axis_law(found._replace(imaginary=np.zeros_like(at_p)))
+    real, _ = log_axis_transform(found._replace(imaginary=np.zeros_like(at_p)))
     rows = [np.log(found.imaginary) - real, real / scale]
     if slopes:
         moved = found.real_slope / found.real

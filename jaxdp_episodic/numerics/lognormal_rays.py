@@ -34,7 +34,7 @@ from jaxdp_episodic.numerics.skewed_terms import SQRT_2PI, larger_saddle
 # From so many terms on K - 1 needs all its digits.
 _MANY = 3e4
 # Where a path's end is looked for, and nats below the top there, and besides for terms.
-_SCOUTS, _DEPTH, _OF_TERMS = np.arange(-15.0, 26.0, 1.2)[:, None], 37.0, 0.7
+_PROBES, _DEPTH, _OF_TERMS = np.arange(-15.0, 26.0, 1.2)[:, None], 37.0, 0.7
 # By how much the spacing shrinks to the right, over the shift, from so many 1/s before
 # the end of e^{-wE} on, between these.
 _SHRINKS, _BEFORE, _FIRST, _LAST = 2.0, 2.0, -3.0, 6.0
@@ -127,7 +127,7 @@ def paths(
         none,
         *w,
     )
-    y, _ = _places(path, _SCOUTS)
+    y, _ = _places(path, _PROBES)
     lost = times(w, _exponent(s, y))
     normal = 0.5 * (y[1] * y[1] - y[0] * y[0])
     below = normal - np.minimum(lost[0], np.minimum(least, 1.0) * lost[0])
@@ -138,14 +138,14 @@ def paths(
     # Of many terms all of the normal density, where that is not too far.
     is_far = (terms.count > _MANY) & (s < _FAR)
     is_first = left & is_out & (~is_far | (y[0] < -_WHOLE))
-    first = np.max(np.where(is_first, _SCOUTS, _SCOUTS[0]), axis=0)
+    first = np.max(np.where(is_first, _PROBES, _PROBES[0]), axis=0)
     # Else where there is least, before it grows.
     least = np.min(np.where(right, below, np.inf), axis=0)
     is_out = right & (is_out | (below <= least))
-    last = np.min(np.where(is_out, _SCOUTS, _SCOUTS[-1]), axis=0)
+    last = np.min(np.where(is_out, _PROBES, _PROBES[-1]), axis=0)
     end = (_WHOLE + 0.1 - path.middle) * shrinks
     last = np.where(is_far, np.maximum(last, end), last)
-    inside = (first <= _SCOUTS) & (_SCOUTS <= last)
+    inside = (first <= _PROBES) & (_PROBES <= last)
     light, heavy = _LIGHT
     close = np.clip((heavy - s) / (heavy - light), 0.0, 1.0)
     spacing = _CLOSE + (_WIDE - _CLOSE) * close
@@ -183,7 +183,7 @@ def _exponent(s: np.ndarray, y: Pair) -> Pair:
     return (grown[0] - s * y[0]) / (s * s), (grown[1] - s * y[1]) / (s * s)
 
 
-def log_law_on_rays(
+def log_transform_on_rays(
     terms: Sums,
     path: Path,
     real: np.ndarray,
@@ -206,8 +206,8 @@ def log_law_on_rays(
     s, square = terms.shift, terms.shift**2
     w = lambert_near(_argument(terms, real, imaginary), (path.real, path.imaginary))
     is_tame = path.is_tame > 0
-    # Near 1 the law's own mass is taken off term by term, or their sum, if all of it
-    # is there and nothing cancels.
+    # Near 1 the mass of the density is taken off term by term, or their sum, if all of
+    # it is there and nothing cancels.
     near_one = is_tame & (terms.count > _MANY)
     total, mass, *moved = _summed(terms, path, (-w[0], -w[1]), near_one, slopes)
     taken = np.where(near_one, 0.0, np.where(is_tame, mass[0], 1.0))
@@ -232,7 +232,7 @@ def log_law_on_rays(
     result = terms.count * re, -terms.sign * terms.count * im
     if not slopes:
         return result
-    # p A and x - s, in the mean of the law that e^{-pA} tilts.
+    # p A and x - s, in the mean of the distribution that e^{-pA} tilts.
     once, grown = moved
     away = times((w[0] / s + s, w[1] / s), once)
     moved = times(w, (away[0] - grown[0], away[1] - grown[1]))

@@ -27,14 +27,14 @@ from typing import NamedTuple
 import numpy as np
 
 from jaxdp_episodic.numerics.lognormal_jumps import jumps_of
-from jaxdp_episodic.numerics.lognormal_rays import Path, log_law_on_rays, paths
+from jaxdp_episodic.numerics.lognormal_rays import Path, log_transform_on_rays, paths
 from jaxdp_episodic.numerics.lognormal_tails import ABSENT, Contours, Rays, powers
 from jaxdp_episodic.numerics.lognormal_terms import (
-    AxisLaw,
+    AxisTransform,
     Sums,
     by_rows,
-    law_on_axis,
-    log_axis_law,
+    log_axis_transform,
+    transform_on_axis,
 )
 from jaxdp_episodic.numerics.loops import complex_of
 from jaxdp_episodic.numerics.quadrature import (
@@ -50,8 +50,8 @@ from jaxdp_episodic.numerics.skewed_terms import (
 )
 
 # Where a contour may start: logarithms of p so far apart, of which one in some is
-# computed; and Gauss-Legendre rules of the law there.
-_STEP, _SOME, _ROUGH = 0.125, 3, ((24, 3), (24, 1))
+# computed; and Gauss-Legendre rules of the transform there.
+_STEP, _SOME, _COARSE = 0.125, 3, ((24, 3), (24, 1))
 # Deviations of sums that are as rare as tables go; and how much further the axis does,
 # over the shift if that is above 1.
 _RAREST, _BEYOND = 13.5, 2.0
@@ -61,15 +61,15 @@ _APART, _FINER = (3.4, 3.8), 1.25
 # Places, in parts of the range, for whose starts contours are chosen.
 _PLACES = np.linspace(0, 1, 16) ** 2
 # Of rays: slope against the vertical, nodes, twice as many of fewer terms with a light
-# shift, and how many of them have one path for the law of one term.
+# shift, and how many of them have one path for the transform of one term.
 _LEAN, _NODES, _FEW, _BLOCK = 0.4, 64, 16, 8
-# Places of a ray at which the law of large sums is known, and of small ones with a
-# shift below this, and of others.
+# Places of a ray at which the transform of large sums is known, and of small ones with
+# a shift below this, and of others.
 _KNOWN, _SOFT = (24, 32, 48), 3.0
-# Where the end of a ray is looked for, in asinh of widths, by how many of the law's
-# nodes; so many nats down, of one term (of 3e5 terms densities were off by 2e-10).
+# Where the end of a ray is looked for, in asinh of widths, by how many nodes of the
+# transform; so many nats down, of one term (of 3e5 terms densities were off by 2e-10).
 # Finer rays are so many times as long: even on the same one they are known elsewhere.
-_SCOUTS, _ROUGHLY, _FALL = np.linspace(1.2, math.asinh(90), _BLOCK), 0.45, 37.0
+_PROBES, _COARSELY, _FALL = np.linspace(1.2, math.asinh(90), _BLOCK), 0.45, 37.0
 _FURTHER = 1.05
 # On the axis the rest does not count, or it is the ray that turns.
 _NOTHING, _LARGEST_PHASE = -200.0, 6.0
@@ -121,8 +121,10 @@ def axis_of(terms: Sums) -> Axis:
             if not len(row):
                 continue
             p = np.exp(log_p[row, column])
-            law = by_rows(law_on_axis, terms.take(row), p, rules=_ROUGH, jumps=kind)
-            found = np.array(log_axis_law(AxisLaw(*law)))
+            transform = by_rows(
+                transform_on_axis, terms.take(row), p, rules=_COARSE, jumps=kind
+            )
+            found = np.array(log_axis_transform(AxisTransform(*transform)))
             both[:, row, column] = terms.count[row] * found
         power, phase = np.where(is_there, between_equal(both, known, _SOME), np.nan)
     return Axis(terms, log_p, power, phase, number)
@@ -238,7 +240,7 @@ class _Line(NamedTuple):
         kept, p, terms = kept[order], p[:, order], terms.take(order)
         path = Path(*(field[order] for field in path))
         p = np.real(p), np.imag(p)
-        found = by_rows(log_law_on_rays, terms, path, *p, slopes=slopes)
+        found = by_rows(log_transform_on_rays, terms, path, *p, slopes=slopes)
         result = []
         for part, empty in zip(found, (ABSENT, 0.0, 0.0, 0.0), strict=False):
             whole = np.full(each.T.shape, empty)
@@ -258,16 +260,16 @@ def _turn(line: _Line) -> np.ndarray:
 def _ends(every: _Line, which: np.ndarray, is_rough: np.ndarray) -> np.ndarray:
     """Where rays end, in asinh of widths: finer ones by the others of the sum."""
     line = every.take(is_rough)
-    away = np.sinh(_SCOUTS) * (line.start * _turn(line))[:, None]
-    fine = np.full(len(away), _ROUGHLY)
+    away = np.sinh(_PROBES) * (line.start * _turn(line))[:, None]
+    fine = np.full(len(away), _COARSELY)
     power = line.power(away, away != 0, fine, False)[0]
     above = power + np.real(away) * line.slowest[:, None]
     above += _FALL + 0.5 * np.log(line.terms.count)[:, None]
-    at = np.argmax((above < 0) | (_SCOUTS == _SCOUTS[-1]), axis=1)
+    at = np.argmax((above < 0) | (_PROBES == _PROBES[-1]), axis=1)
     rows = np.arange(len(at))
     after, before = above[rows, at], above[rows, at - 1]
     share = np.where((after < 0) & (before > 0), after / (after - before), 0.0)
-    end = _SCOUTS[at] - share * (_SCOUTS[1] - _SCOUTS[0])
+    end = _PROBES[at] - share * (_PROBES[1] - _PROBES[0])
     # Sums one behind the other; all begin and end with the same contours.
     place = _FAR * which + np.log(every.start)
     end = np.interp(place, place[is_rough], end)

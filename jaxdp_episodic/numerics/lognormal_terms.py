@@ -30,7 +30,7 @@ from jaxdp_episodic.numerics.skewed_terms import (
 from jaxdp_episodic.numerics.special import log_normal_tail
 
 # A table goes so many deviations far, in the sum or in one term that jumps; a term's
-# law, tilted, is so many wide.
+# distribution, tilted, is so many wide.
 REACH, _WIDE = 13.0, 8.5
 # Below this shift 1 is taken off A: else what cancels in K^n e^{pk} costs digits.
 _NARROW = 0.05
@@ -102,7 +102,7 @@ class Sums(NamedTuple):
         return -self.count * self.sign * value
 
 
-class AxisLaw(NamedTuple):
+class AxisTransform(NamedTuple):
     """On the upper side of the real axis; (R,) each.
 
     Attributes:
@@ -119,15 +119,15 @@ class AxisLaw(NamedTuple):
     imaginary_slope: np.ndarray
 
 
-def law_on_axis(
+def transform_on_axis(
     terms: Sums, p: np.ndarray, *, rules: tuple, jumps: bool, slopes: bool = False
-) -> AxisLaw:
+) -> AxisTransform:
     """At real p > 0, (R,).
 
     Args:
       terms: (R,).
       p: (R,).
-      rules: Gauss–Legendre rules, nodes and panels, of the law and of its jumps.
+      rules: Gauss–Legendre rules, nodes and panels, of the integral and of its jumps.
       jumps: whether the rows rise.
       slopes: whether derivatives are asked for.
     """
@@ -163,12 +163,14 @@ def law_on_axis(
             moved = times(times(grown, term), (v[0] - column, v[1]))
             jump, moved = (np.sum(part, axis=1) * saddle / s for part in moved)
             real_slope, imaginary_slope = real_slope + jump, moved
-    return AxisLaw(real, excess, imaginary, real_slope, imaginary_slope)
+    return AxisTransform(real, excess, imaginary, real_slope, imaginary_slope)
 
 
-def log_axis_law(law: AxisLaw) -> Pair:
+def log_axis_transform(transform: AxisTransform) -> Pair:
     """``log K`` without cancellation near 1."""
-    return log_near((law.real, law.imaginary), (law.excess, law.imaginary))
+    return log_near(
+        (transform.real, transform.imaginary), (transform.excess, transform.imaginary)
+    )
 
 
 def log_near(whole: Pair, excess: Pair) -> Pair:

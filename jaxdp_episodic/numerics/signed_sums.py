@@ -1,10 +1,10 @@
 """Sums of independent ``2 sinh(s z)``, z normal, bracketed; NumPy only.
 
-The means ``E(S - y)_+`` of these two-sided sums from above and from below, by the laws
-on lattices of `numerics.lattice_pieces`. Two measures are in order here, ``below`` and
-``above``, if means of all convex, increasing f >= 0 are: so what counts besides the
-steps that keep the mean is that *above* values, or masses, may only be raised, and
-*below* only lowered, or lost.
+The means ``E(S - y)_+`` of these two-sided sums from above and from below, by
+distributions on lattices of `numerics.lattice_pieces`. Two measures are in order here,
+``below`` and ``above``, if means of all convex, increasing f >= 0 are: so what counts
+besides the steps that keep the mean is that *above* values, or masses, may only be
+raised, and *below* only lowered, or lost.
 
 Each lattice has places ``center + i 2^k w``. The finest one has all of a sum's core,
 and around it each one is twice as coarse and twice as wide as the one before. What a
@@ -33,7 +33,7 @@ from jaxdp_episodic.numerics.lattice_pieces import (
 from jaxdp_episodic.numerics.signed_terms import (
     MEANS,
     UNIT,
-    Law,
+    LatticeSum,
     Plan,
     base_level,
     far_out,
@@ -48,8 +48,8 @@ _CELLS = 640
 _RARE = 1e-45
 
 
-class SignedLaw(NamedTuple):
-    """Measure above or below the law of a sum S; see the module.
+class SignedSumBound(NamedTuple):
+    """Measure above or below the distribution of a sum S; see the module.
 
     For every convex, increasing f >= 0, ``e^mass_error`` times the mean of f over the
     one above, moved up by ``place_error``, is at least ``E f(S)``.
@@ -89,11 +89,11 @@ def sinh_sum(
     above: bool,
     cells: int = _CELLS,
     at_hinge: bool = False,
-) -> SignedLaw:
+) -> SignedSumBound:
     """The sum of ``2 sinh(shift z)`` over ``count >= 2`` independent z ~ N(-tilt, 1).
 
     Its means ``E(S - y)_+`` are nearest to the truth at y about ``hinge``; one
-    ``at_hinge`` bounds that mean alone as near. With half of the cells a law is four
+    ``at_hinge`` bounds that mean alone as near. With half of the cells a bound is four
     times as far off, and found in a third of the time.
     """
     plan = planned(count, shift, tilt, hinge, above, cells)
@@ -109,41 +109,43 @@ def sinh_sum(
     other = power if total is None else total
     if at_hinge:
         return _at_hinge(power, other, hinge, plan)
-    law = _added(power, other, plan)
-    places, masses = _atoms(law, plan)
-    return _signed(places, masses, law, plan)
+    total = _added(power, other, plan)
+    places, masses = _atoms(total, plan)
+    return _signed(places, masses, total, plan)
 
 
-def _atoms(law: Law, plan: Plan) -> tuple[np.ndarray, np.ndarray]:
+def _atoms(total: LatticeSum, plan: Plan) -> tuple[np.ndarray, np.ndarray]:
     """Values, increasing, and their masses."""
     values, masses = [], []
-    for piece in law.pieces:
+    for piece in total.pieces:
         kept = piece.masses > 0
         masses.append(piece.masses[kept])
         if plan.above:
             values.append(places_of(piece)[kept])
         else:
             mean = moments_of(piece)[kept] / masses[-1]
-            values.append(mean - law.place_error * 2.0**piece.level)
+            values.append(mean - total.place_error * 2.0**piece.level)
     places = plan.unit * np.concatenate(values)
     order = np.argsort(places, kind="stable")
-    return (places + law.count * plan.center)[order], np.concatenate(masses)[order]
+    return (places + total.count * plan.center)[order], np.concatenate(masses)[order]
 
 
-def _signed(places: np.ndarray, masses: np.ndarray, law: Law, plan: Plan) -> SignedLaw:
+def _signed(
+    places: np.ndarray, masses: np.ndarray, total: LatticeSum, plan: Plan
+) -> SignedSumBound:
     beyond = np.append(np.cumsum(masses[::-1])[::-1], 0.0)
     gained = np.cumsum((beyond[1:-1] * np.diff(places))[::-1])[::-1]
-    return SignedLaw(
+    return SignedSumBound(
         places,
         beyond,
         np.append(gained, [0.0, 0.0]),
-        plan.unit * law.infinite,
-        law.mass_error + (8 + 4 * len(places)) * UNIT,
-        4 * UNIT * abs(law.count * plan.center),
+        plan.unit * total.infinite,
+        total.mass_error + (8 + 4 * len(places)) * UNIT,
+        4 * UNIT * abs(total.count * plan.center),
     )
 
 
-def _at_hinge(a: Law, b: Law, hinge: float, plan: Plan) -> SignedLaw:
+def _at_hinge(a: LatticeSum, b: LatticeSum, hinge: float, plan: Plan) -> SignedSumBound:
     """Of the sum, what is known at the hinge: given the one, by the other's profile."""
     places, masses = _atoms(a, plan)
     other = _signed(*_atoms(b, plan), b, plan)
@@ -155,14 +157,14 @@ def _at_hinge(a: Law, b: Law, hinge: float, plan: Plan) -> SignedLaw:
     known = np.array([gain, gain if plan.above else 0.0])
     beyond = np.array([1.0 + 1e-9, 0.0]) if plan.above else np.zeros(2)
     error = a.mass_error + (8 + 4 * len(places)) * UNIT
-    return SignedLaw(np.array([y]), beyond, known, 0.0, error, 0.0)
+    return SignedSumBound(np.array([y]), beyond, known, 0.0, error, 0.0)
 
 
-def _added(a: Law, b: Law, plan: Plan) -> Law:
-    """The law of the sum of two independent ones; pieces may lie anywhere."""
+def _added(a: LatticeSum, b: LatticeSum, plan: Plan) -> LatticeSum:
+    """The distribution of the sum of two independent ones; pieces may lie anywhere."""
     parts, operations = added_pieces(a.pieces, None if a is b else b.pieces)
     rounded = UNIT * operations
-    return Law(
+    return LatticeSum(
         a.count + b.count,
         [_labelled(part) for part in parts],
         a.infinite + b.infinite,
@@ -184,13 +186,13 @@ def _labelled(piece: Piece) -> Piece:
     return piece._replace(first=piece.first + round(float(drift)))
 
 
-def _on_levels(law: Law, plan: Plan) -> Law:
+def _on_levels(total: LatticeSum, plan: Plan) -> LatticeSum:
     """Puts what lies outside of its lattice's box on the next one."""
-    base = base_level(law.count)
+    base = base_level(total.count)
     left: dict[int, list[Piece]] = {}
-    for piece in law.pieces:
+    for piece in total.pieces:
         left.setdefault(_next_level(piece.level, base, plan), []).append(piece)
-    pieces, infinite, operations = [], law.infinite, 0
+    pieces, infinite, operations = [], total.infinite, 0
     while left:
         level = min(left)
         whole: Piece | None = None
@@ -211,8 +213,10 @@ def _on_levels(law: Law, plan: Plan) -> Law:
         for piece in outside:
             left.setdefault(_next_level(level + 1, base, plan), []).append(piece)
     rounded = UNIT * (operations + 40)
-    place_error = law.place_error + 8 * MEANS * rounded * plan.finest
-    return Law(law.count, pieces, infinite, law.mass_error + rounded, place_error)
+    place_error = total.place_error + 8 * MEANS * rounded * plan.finest
+    return LatticeSum(
+        total.count, pieces, infinite, total.mass_error + rounded, place_error
+    )
 
 
 def _at_ends(

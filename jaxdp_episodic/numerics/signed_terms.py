@@ -36,7 +36,7 @@ _NODES = _NODES[:, None] + 0.5
 _WEIGHTS = _WEIGHTS[:, None]
 
 
-class Law(NamedTuple):
+class LatticeSum(NamedTuple):
     """Of a sum of ``count`` terms: pieces of rising level about ``count`` centers.
 
     All in units of the finest spacing, `place_error` in cells of each level.
@@ -104,7 +104,7 @@ def level_gap(plan: Plan) -> int:
     return (2 * plan.finest // plan.others).bit_length() - 1
 
 
-def one_term(shift: float, tilt: float, plan: Plan) -> Law:
+def one_term(shift: float, tilt: float, plan: Plan) -> LatticeSum:
     """One term, by quadrature of the normal density over each cell, in no box yet."""
     low, high = -tilt - _LOWEST, shift - tilt + _HIGHEST
     ends = [(2 * math.sinh(shift * z) - plan.center) / plan.unit for z in (low, high)]
@@ -153,7 +153,7 @@ def one_term(shift: float, tilt: float, plan: Plan) -> Law:
         else:
             moment = (start[chosen] * masses[chosen] + gain[chosen]) * 2.0**k
             pieces.append(Piece(k, first, masses[chosen], moment))
-    law = Law(1, pieces, 0.0, error, 0.0)
+    term = LatticeSum(1, pieces, 0.0, error, 0.0)
     far = [
         _beyond(shift, tilt, edge, end, side)
         for edge, end, side in ((edges[0][0], low, -1), (edges[1][-1], high, 1))
@@ -162,14 +162,14 @@ def one_term(shift: float, tilt: float, plan: Plan) -> Law:
         # What is below the first cell is raised to its end.
         pieces[0].masses[1] += far[0][0] + _tail(-low - tilt)
         pieces[-1].masses[-1] += far[1][0] + over
-        law = law._replace(infinite=far[1][1] / plan.unit + over_mean)
-        return law
+        term = term._replace(infinite=far[1][1] / plan.unit + over_mean)
+        return term
     for piece, edge, (mass, gap) in zip(
         (pieces[0], pieces[-1]), (start[0], start[-1] + 1), far, strict=True
     ):
         moment = edge * 2.0**piece.level * mass + gap / plan.unit
         pieces += far_out(piece.level, mass, moment, widest)
-    return law
+    return term
 
 
 def far_out(level: int, mass: float, moment: float, widest: int) -> list[Piece]:

@@ -1,4 +1,4 @@
-"""The law of one term ``A - g B`` on rays off the axis; see `numerics.skewed_sums`."""
+"""Transforms of a term ``A - g B`` on rays off the axis; see `numerics.skewed_sums`."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from jaxdp_episodic.numerics.loops import complex_of
 from jaxdp_episodic.numerics.quadrature import in_blocks
 from jaxdp_episodic.numerics.skewed_terms import (
     SQRT_2PI,
-    Law,
     Terms,
+    Transforms,
     ends_of,
     larger_saddle,
     log_last,
-    log_law,
+    log_transform,
 )
 
 # Slope of a ray against the vertical; shifts below which it has none, and of few terms.
@@ -60,17 +60,17 @@ def _is_light(terms: Terms) -> bool:
     return terms.shift < (_LIGHT_OF_FEW if terms.count <= _FEW else _LIGHT)
 
 
-def law_on_rays(
+def transforms_on_rays(
     p: np.ndarray, log_g: np.ndarray, terms: Terms, move: np.ndarray, fine: float
 ) -> np.ndarray:
-    """``log K``, as it follows along rays, and the law's others over K.
+    """``log K``, as it follows along rays, and its derivatives by g over K.
 
     Args:
       p: (J, N).
       log_g: (J,).
       terms: what is added up.
-      move: (E,) see `skewed_terms.law_on_axis`.
-      fine: how many times as many nodes a law has as it needs.
+      move: (E,) see `skewed_terms.transforms_on_axis`.
+      fine: how many times as many nodes an integral has as it needs.
 
     Returns:
       (3, J, N, E) complex.
@@ -85,7 +85,7 @@ def law_on_rays(
     whole, excess, first, second = (
         np.concatenate(part).reshape(*p.shape, -1) for part in zip(*parts, strict=True)
     )
-    log_k = log_law(Law(whole, excess, first, second))
+    log_k = log_transform(Transforms(whole, excess, first, second))
     angle = np.imag(log_k)
     turns = np.rint(np.diff(angle, axis=1) / (2 * math.pi))
     angle[:, 1:] -= 2 * math.pi * np.cumsum(turns, axis=1)
@@ -95,7 +95,7 @@ def law_on_rays(
 def _paths(
     p: np.ndarray, log_g: np.ndarray, terms: Terms, move: np.ndarray, nodes: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Nodes v of one term's law, (L, N), and dv: bent where ``e^{pA}`` would grow.
+    """Nodes v, (L, N), of a normal variable and dv: bent where ``e^{pA}`` would grow.
 
     Far to the right ``p A`` is turned towards the negative axis, at all of a row of p,
     (L, B).
@@ -134,12 +134,12 @@ def _sums(
     dv: np.ndarray,
     terms: Terms,
     move: np.ndarray,
-) -> Law:
-    """The law at rows of p, (L, B), by `_paths`: (L, B, E) each."""
+) -> Transforms:
+    """The transforms at rows of p, (L, B), by `_paths`: (L, B, E) each."""
     s, size = terms.shift, p.shape[1]
     opposite = math.exp(-0.5 * s * s) * exp_complex(-s * v)
     exponent = math.exp(-s * s) / opposite - np.exp(log_g)[:, None] * opposite
-    # At 0, too: the law's own mass.
+    # At 0, too: the mass of the density.
     p = np.concatenate([p, np.zeros((len(p), 1))], axis=1)[:, :, None]
     grown = exp_complex(p * exponent[:, None] - (0.5 * v * v)[:, None])
     grown *= (dv / SQRT_2PI)[:, None]
@@ -159,4 +159,4 @@ def _sums(
     complete = (np.real(v[:, 0]) < low + 1.5) & (np.real(v[:, -1]) > edge - s - 3.8)
     excess = less if terms.are_many else whole - less
     excess = np.where(complete[:, None, None], excess, whole - 1)
-    return Law(whole, excess, first, second)
+    return Transforms(whole, excess, first, second)

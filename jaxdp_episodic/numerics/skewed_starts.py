@@ -10,13 +10,13 @@ import numpy as np
 from jaxdp_episodic.numerics.skewed_terms import (
     Terms,
     larger_saddle,
-    law_on_axis,
     log_last,
-    log_law,
+    log_transform,
+    transforms_on_axis,
 )
 
 # Rounds in which the place, a logarithm, is found where a contour starts.
-_ROUNDS = (12, 8)
+_REFINEMENTS = (12, 8)
 # Part of the axis is all that counts where the rest is so many nats down.
 _NOTHING = -200.0
 # Up to here K^n turns along the axis; further on it is the ray that follows it.
@@ -62,8 +62,10 @@ def _starts(terms: Terms, end: float) -> Starts:
     deviation = math.sqrt(np.log1p(np.expm1(min(s * s, 700.0)) / n))
     move = _SLIGHTLY * deviation / s * np.array([-1.0, 0.0, 1.0])
     p = np.multiply.outer(start, AROUND)
-    law = law_on_axis(p.reshape(-1), np.repeat(log_g, 3), terms, move, rough=True)
-    power = n * np.real(log_law(law)).reshape(-1, 3, 3)
+    transforms = transforms_on_axis(
+        p.reshape(-1), np.repeat(log_g, 3), terms, move, coarse=True
+    )
+    power = n * np.real(log_transform(transforms)).reshape(-1, 3, 3)
     # By how much p's best place moves, in widths of the integrand.
     slope = (power[:, 2] - power[:, 0]) / (AROUND[2] - AROUND[0])
     constant = terms.constant(log_g[:, None] + 2 * s * move)
@@ -101,12 +103,14 @@ def _crossing(terms: Terms, log_g: np.ndarray) -> np.ndarray:
     right = np.minimum(left + 90.0, log_last(s) - 0.02)
     left = np.minimum(left, right - 1.0)
     best = left
-    for number in _ROUNDS:
+    for number in _REFINEMENTS:
         log_p = left + (right - left) * np.linspace(0, 1, number)[:, None]
         each = np.broadcast_to(log_g, log_p.shape).reshape(-1)
         p = np.exp(log_p).reshape(-1)
-        law = law_on_axis(p, each, terms, np.zeros(1), rough=True)
-        index = _first(terms, log_g, log_p, n * log_law(law).reshape(log_p.shape))
+        transforms = transforms_on_axis(p, each, terms, np.zeros(1), coarse=True)
+        index = _first(
+            terms, log_g, log_p, n * log_transform(transforms).reshape(log_p.shape)
+        )
 
         def at(move: int, log_p: np.ndarray = log_p, index: np.ndarray = index):
             place = np.clip(index + move, 0, len(log_p) - 1)

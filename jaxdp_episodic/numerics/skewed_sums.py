@@ -39,37 +39,37 @@ from jaxdp_episodic.numerics.quadrature import (
     in_blocks,
     through_points,
 )
-from jaxdp_episodic.numerics.skewed_rays import Rays, direction_of, law_on_rays
+from jaxdp_episodic.numerics.skewed_rays import Rays, direction_of, transforms_on_rays
 from jaxdp_episodic.numerics.skewed_starts import AROUND, Starts, narrowness
 from jaxdp_episodic.numerics.skewed_terms import (
-    Law,
     Terms,
+    Transforms,
     gauss,
     larger_saddle,
-    law_on_axis,
-    log_law,
+    log_transform,
     place_of,
     too_rare,
+    transforms_on_axis,
 )
 
 # Of contours that serve the same places, these and finer ones: where theirs lies, and
-# how much finer laws are.
+# how much finer integrals of one term are.
 _MIDDLE, _FINER = (0.35, 0.42), (1.0, 1.3)
-# Nodes of a ray; of so many terms, with a lower shift, the law along it is smooth: then
+# Nodes of a ray; of so many terms, with a lower shift, K along it is smooth: then
 # it is known at so many. Of few it is not, and of more its rounding would count twice.
 _NODES, _KNOWN_OF_RAY, _SMOOTH, _SOFT = (80, 88), (32, 40), (16, 2e4), 2.5
-# Moves at which the law is known: as many as make K^n that precise, as if it had a pole
+# Moves at which K is known: as many as make K^n that precise, as if it had a pole
 # at such a move; of few terms, where more cancels, as if they were so many.
 _PRECISE, _POLE, _FEW, _FEWEST = 1e-11, 4.0, 30, 5
 # Places in asinh where ends of the ray are looked for, in widths of the integrand, by
-# how fine laws; where it has fallen enough, and at least.
-_SCOUTS, _ROUGHLY = (np.linspace(2.2, 8.2, 16), np.linspace(2.2, 5.2, 8)), 0.75
+# how fine integrals; where it has fallen enough, and at least.
+_PROBES, _COARSELY = (np.linspace(2.2, 8.2, 16), np.linspace(2.2, 5.2, 8)), 0.75
 _FALL, _FALLEN = -37.0, -25.0
 # More than the ray can be in units of its scale and of the integrand at c.
 _LARGEST_RAY = 3.0
 # Part of the axis is all that counts where the ray is so many nats below it.
 _NO_RAY = 28.0
-# Places along the axis at which the law is known: so many, of many terms fewer, and
+# Places along the axis at which K is known: so many, of many terms fewer, and
 # so many more for a shift of 1, by that power of it; and how many times as many.
 _KNOWN, _MANY, _MORE, _POWER, _TIMES = (36, 26), 50, 18, 1.5, (1.0, 1.15)
 # Panels of jumps, over 1 + shift, and nodes of each.
@@ -87,8 +87,8 @@ class _Jumps(NamedTuple):
       p: from c on.
       log_weight: of the rule.
       fields: as those of `Contours`, (C, E, 6 N): logs of ``|K|`` and of K's angle, and
-        of the law's others imaginary parts over the angle. All are smooth where that is
-        tiny, too.
+        of K's derivatives by g imaginary parts over the angle. All are smooth where
+        that is tiny, too.
     """
 
     p: np.ndarray
@@ -103,11 +103,11 @@ class Contours(NamedTuple):
       terms: what is added up.
       ends: (J - 1,) log g from where on places have the next one.
       rays: of all J.
-      reach: the largest move; the law is known at its Chebyshev points, (E,).
+      reach: the largest move; K is known at its Chebyshev points, (E,).
       at_start: (J, E) log of ``|K^n|`` where contours leave the axis.
       p: (J, N) nodes of the rays.
       step: (J, N) their weights.
-      fields: (J, E, 6 N) parts of ``n log K`` and of the law's others over K, of nodes
+      fields: (J, E, 6 N) parts of ``n log K`` and of K's derivatives over K, of nodes
         in turn.
       jumps: along the axis.
       rank: (J,) which of them a contour has; -1 where all are too rare.
@@ -159,7 +159,7 @@ class Contours(NamedTuple):
         at = np.flatnonzero(needed)
         if len(at):
             ray = members.take(at).on_ray(self, base[at])
-            # The integrand is largest at c: a law that is not resolved shows.
+            # The integrand is largest at c: K that is not resolved shows.
             is_small = np.abs(ray[0]) <= _LARGEST_RAY * width[at]
             ray = np.where(is_small, ray, np.nan)
             own = base[at] - _POWERS * np.log(c[at])
@@ -215,7 +215,7 @@ class _Members(NamedTuple):
         return rows, top - _POWERS * np.log(self.start)
 
     def _at(self, fields: np.ndarray) -> np.ndarray:
-        """(3, M, N): the law at nodes of each one's contour."""
+        """(3, M, N): the transforms at nodes of each one's contour."""
         found = np.empty((len(self.which), fields.shape[2]))
         for i in np.unique(self.which).tolist():
             mine = self.which == i
@@ -252,7 +252,7 @@ def contours(terms: Terms, starts: Starts, *, finer: bool = False) -> Contours:
         reach = max(reach, 1e-300) * (1 + 1e-9)
         moves = math.log(max(n, _FEW) / _PRECISE) / math.log(_POLE / reach)
         move = reach * chebyshev_points(max(math.ceil(moves), _FEWEST) + finer)
-        # The law about the starts, and along the axis from 0 to those.
+        # The transforms about the starts, and along the axis from 0 to those.
         first = larger_saddle(np.log(start), s)
         length = float(too_rare(s, move)) - _BEFORE - first
         mine = np.flatnonzero(length > 0)
@@ -262,14 +262,18 @@ def contours(terms: Terms, starts: Starts, *, finer: bool = False) -> Contours:
         p = np.multiply.outer(start, AROUND).reshape(-1)
         at = np.exp(place_of(first + length * points, s)).reshape(-1)
         each = np.repeat(log_g, 3), np.repeat(log_g[mine], len(points))
-        law = law_on_axis(np.append(p, at), np.concatenate(each), terms, move)
-        power = n * np.real(log_law(Law(*(part[: len(p)] for part in law))))
+        transforms = transforms_on_axis(
+            np.append(p, at), np.concatenate(each), terms, move
+        )
+        power = n * np.real(
+            log_transform(Transforms(*(part[: len(p)] for part in transforms)))
+        )
         power = power.reshape(-1, 3, len(move))
         middle = power @ _shares(len(move), np.zeros(1))[0]
         rays = Rays(log_g, start, start / narrowness(middle), direction_of(terms))
         shape = len(mine), len(points), len(move)
-        law = Law(*(part[len(p) :].reshape(shape) for part in law))
-        jumps, rank = _jumps(law, first, length, s, finer), np.full(number, -1)
+        transforms = Transforms(*(part[len(p) :].reshape(shape) for part in transforms))
+        jumps, rank = _jumps(transforms, first, length, s, finer), np.full(number, -1)
         rank[mine] = np.arange(len(mine))
         at_start = power[:, 1]
         found = _on_rays(terms, rays, ends, at_start, move, finer)
@@ -300,15 +304,18 @@ def _by_moves(fields: np.ndarray) -> np.ndarray:
 
 
 def _jumps(
-    law: Law, first: np.ndarray, length: np.ndarray, s: float, finer: bool
+    transforms: Transforms, first: np.ndarray, length: np.ndarray, s: float, finer: bool
 ) -> _Jumps:
     """The axis from 0 to the starts, by the larger saddle in place of p.
 
     The logarithm of p falls by s as that grows by 1, and e^{pk} with it.
     """
-    angle = np.angle(law.whole)
-    rows = [complex_of(np, np.real(log_law(law)), np.log(angle))]
-    for part in (law.first / law.whole, law.second / law.whole):
+    angle = np.angle(transforms.whole)
+    rows = [complex_of(np, np.real(log_transform(transforms)), np.log(angle))]
+    for part in (
+        transforms.first / transforms.whole,
+        transforms.second / transforms.whole,
+    ):
         rows.append(complex_of(np, np.log(np.abs(part)), np.angle(part) / angle))
     panels = math.ceil(_PANELS[finer] * (1 + s))
     fields = _through(np.stack(rows), _EACH, panels)
@@ -337,13 +344,15 @@ def _on_rays(
     known = _KNOWN_OF_RAY[finer]
     is_smooth = _SMOOTH[0] <= terms.count <= _SMOOTH[1] and terms.shift < _SOFT
     at = 0.5 * (chebyshev_points(known) + 1) if is_smooth else place
-    law = law_on_rays(rays.at(at * end), rays.log_g, terms, move, _FINER[finer])
-    law[0] *= terms.count
+    transforms = transforms_on_rays(
+        rays.at(at * end), rays.log_g, terms, move, _FINER[finer]
+    )
+    transforms[0] *= terms.count
     if is_smooth:
-        law = _through(law, _NODES[finer], 1)
+        transforms = _through(transforms, _NODES[finer], 1)
     u = place * end
     step = np.cosh(u) * rays.width[:, None] * weight * end / math.pi
-    return rays.at(u), rays.direction * step, _by_moves(law)
+    return rays.at(u), rays.direction * step, _by_moves(transforms)
 
 
 def _last(
@@ -355,9 +364,9 @@ def _last(
 ) -> np.ndarray:
     """Where, in u, integrands have fallen enough at all of each contour's places."""
     three = move[-1] * np.array([-1.0, 0.0, 1.0])
-    scouts = _SCOUTS[terms.count >= _SMOOTH[0]]
-    p = rays.at(scouts)
-    power = np.real(law_on_rays(p, rays.log_g, terms, three, _ROUGHLY)[0])
+    probes = _PROBES[terms.count >= _SMOOTH[0]]
+    p = rays.at(probes)
+    power = np.real(transforms_on_rays(p, rays.log_g, terms, three, _COARSELY)[0])
     # From these three to the contour's first place, its own, and its last.
     log_g = np.stack([ends[:-1], rays.log_g, ends[1:]], axis=1)
     own = 0.5 * (log_g - rays.log_g[:, None]) / terms.shift
@@ -379,7 +388,7 @@ def _last(
     )
     share = np.where((after < 0) & (before > 0), after / (after - before), 0.0)
     # No integrand falls off faster than a Gaussian's.
-    square, at = np.sinh(scouts) ** 2, at[:, 0]
+    square, at = np.sinh(probes) ** 2, at[:, 0]
     square = square[at] - share * (square[at] - square[np.maximum(at - 1, 0)])
-    last = np.where(is_gone.any(axis=1), np.arcsinh(np.sqrt(square)), scouts[-1])
+    last = np.where(is_gone.any(axis=1), np.arcsinh(np.sqrt(square)), probes[-1])
     return last.max(axis=1)

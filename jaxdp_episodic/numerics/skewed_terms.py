@@ -1,4 +1,4 @@
-"""The law of one lognormal term, or of two, along the real axis.
+"""Transforms ``E e^{pU}`` of ``U = A - g B``, lognormal terms, along the real axis.
 
 See `numerics.skewed_sums`.
 """
@@ -101,12 +101,12 @@ def gauss(nodes: int, panels: int) -> tuple[np.ndarray, np.ndarray]:
 _NODES, _AT_ONCE, _GONE = 16, 2**16, 800.0
 
 
-def rules(s: float, *, rough: bool = False) -> tuple:
-    """Panels of `law_on_axis`, as e^{-pgB} vanishes within 1/s, and rule of jumps."""
-    return math.ceil(4 + (1 if rough else 8) * s), gauss(12 if rough else 32, 1)
+def rules(s: float, *, coarse: bool = False) -> tuple:
+    """Panels of `transforms_on_axis`, as e^{-pgB} falls within 1/s, and jumps' rule."""
+    return math.ceil(4 + (1 if coarse else 8) * s), gauss(12 if coarse else 32, 1)
 
 
-class Law(NamedTuple):
+class Transforms(NamedTuple):
     """K, ``K - 1``, ``E[B e^{pU}]`` and ``E[B² e^{pU}]``; complex."""
 
     whole: np.ndarray
@@ -134,7 +134,7 @@ def too_rare(s: Array, move: np.ndarray | None = None) -> Array:
 
 def _contracted(
     grown: np.ndarray, less: np.ndarray | None, opposite: np.ndarray, share: np.ndarray
-) -> Law:
+) -> Transforms:
     """Sums over nodes, each one with the shares of all moves, (M, E) each.
 
     Args:
@@ -155,7 +155,7 @@ def _contracted(
     else:
         found = np.moveaxis(np.moveaxis(rows, 0, 1) @ share, 1, 0)
     whole, first, second = found[:3]
-    return Law(whole, whole if less is None else found[3], first, second)
+    return Transforms(whole, whole if less is None else found[3], first, second)
 
 
 def steepest(x: np.ndarray, s: Array, rule: tuple) -> tuple[np.ndarray, ...]:
@@ -184,14 +184,14 @@ def steepest(x: np.ndarray, s: Array, rule: tuple) -> tuple[np.ndarray, ...]:
     return v, dv, exponent
 
 
-def law_on_axis(
+def transforms_on_axis(
     p: np.ndarray,
     log_g: np.ndarray,
     terms: Terms,
     move: np.ndarray,
     *,
-    rough: bool = False,
-) -> Law:
+    coarse: bool = False,
+) -> Transforms:
     """At real p > 0 and g, (M,), on the upper side of the axis; for moves (E,).
 
     Moved by d, x is ``x - d`` under the mean: log g is by ``2 s d`` larger, log p by
@@ -199,12 +199,14 @@ def law_on_axis(
     """
     s = terms.shift
     saddle = larger_saddle(np.log(p), s)
-    panels, of_jumps = rules(s, rough=rough)
+    panels, of_jumps = rules(s, coarse=coarse)
     low, edge = ends_of(s, move)
     end = np.minimum(saddle, edge)[:, None]
     against = (p * np.exp(log_g))[:, None]
 
-    def part(v: np.ndarray, weight: np.ndarray, rows: slice = slice(None)) -> Law:
+    def part(
+        v: np.ndarray, weight: np.ndarray, rows: slice = slice(None)
+    ) -> Transforms:
         normal = weight * np.exp(-0.5 * v * v) / SQRT_2PI
         sizes = np.exp(s * v - 0.5 * s * s)
         opposite = math.exp(-s * s) / sizes
@@ -235,11 +237,11 @@ def law_on_axis(
             is_left = number[some] < whole[rows]
             found.append(part(nodes[some], weight[some] * is_left, rows))
         else:
-            found.append(Law(*np.zeros((4, len(p[rows]), len(move)))))
-    laws = [Law(*(np.concatenate(rows) for rows in zip(*found, strict=True)))]
+            found.append(Transforms(*np.zeros((4, len(p[rows]), len(move)))))
+    sums = [Transforms(*(np.concatenate(rows) for rows in zip(*found, strict=True)))]
     place, weight = gauss(_NODES, 1)
     rest = end - (low + whole * width)
-    laws.append(part(end - rest * (1 - place), rest * weight))
+    sums.append(part(end - rest * (1 - place), rest * weight))
     v, dv, exponent = steepest(saddle, s, of_jumps)
     exponent = np.exp(np.clip(exponent, -745, 700))
     is_rare = (saddle >= too_rare(s, move))[:, None]
@@ -249,16 +251,16 @@ def law_on_axis(
     share = np.exp(-np.real(v)[..., None] * move - 0.5 * move * move)
     height = np.imag(v[0])  # that of all
     share = share * exp_complex(-1j * height[:, None] * move)
-    laws.append(_contracted(grown, None, opposite, share))
-    law = Law(*(a + b + c for a, b, c in zip(*laws, strict=True)))
+    sums.append(_contracted(grown, None, opposite, share))
+    transforms = Transforms(*(a + b + c for a, b, c in zip(*sums, strict=True)))
     beyond = np.exp(log_normal_tail(end + move)) if terms.are_many else 1.0
-    return law._replace(excess=law.excess - beyond)
+    return transforms._replace(excess=transforms.excess - beyond)
 
 
-def log_law(law: Law) -> np.ndarray:
+def log_transform(transforms: Transforms) -> np.ndarray:
     """``log K`` without cancellation near 1, or near 0."""
-    near = np.abs(law.excess) < 0.3
-    small = np.where(near, law.excess, 0.0)
+    near = np.abs(transforms.excess) < 0.3
+    small = np.where(near, transforms.excess, 0.0)
     close = log1p_complex(np.real(small), np.imag(small))
-    far = log_complex(np.real(law.whole), np.imag(law.whole))
+    far = log_complex(np.real(transforms.whole), np.imag(transforms.whole))
     return np.where(near, complex_of(np, *close), complex_of(np, *far))

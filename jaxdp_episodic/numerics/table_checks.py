@@ -195,8 +195,8 @@ def transforms_agree(
 ) -> np.ndarray:
     """(S,) whether they have the Laplace transforms of means of terms, at several p.
 
-    That of one deviation sees a law of the right mass and mean that is of a shift which
-    is 1e-4 larger: by some 2e-4.
+    That of one deviation sees a distribution of the right mass and mean whose shift is
+    1e-4 larger: by some 2e-4.
     """
     # From where e^{-pw} ends at the last place to where it does at the first.
     end, slope = low.ends(low.log_w), np.diff(low.ends(low.log_gain))

@@ -85,9 +85,9 @@ def test_sound_claims_stand_and_are_nearly_reached(name, draws):
     assert audit.num_steps == steps
 
 
-def bound_of(step, steps, make=worst_case, *, draws):
+def bound_of(step, steps, make=worst_case, *, draws, **settings):
     tables = [(make(step), steps)]
-    settings = {"num_draws": draws, "reach": 20.0, "key": jax.random.key(5)}
+    settings |= {"num_draws": draws, "reach": 20.0, "key": jax.random.key(5)}
     return audit_branches(tables, delta=DELTA, **settings).epsilon
 
 
@@ -135,7 +135,9 @@ def everybody_drawn(step):
 )
 def test_planted_faults_are_found(make, step, steps, fault, draws):
     claimed = float(jde.epsilon(step, num_steps=steps, delta=DELTA))
-    assert bound_of(step, steps, make, draws=draws) <= claimed
+    # By chance a true claim is exceeded once in a million.
+    sure = bound_of(step, steps, make, draws=draws, confidence=1 - 1e-6)
+    assert sure <= claimed
     if make is worst_case and fault is halved_noise and step is EPISODES:
         return  # no data set comes near the claim there
     assert bound_of(fault(step), steps, make, draws=draws) > claimed

@@ -156,8 +156,8 @@ def vouched(rising, falling, count, shift):
     """Next to tables that are as they should be, and are vouched for."""
     high, low = made(9, 0.8)
     how = np.array([count, 9.0]), np.array([shift, 0.8])
-    others = allocation_tables._vouched([high], [low], *(row[1:] for row in how))
-    both = allocation_tables._vouched([rising, high], [falling, low], *how)
+    others = allocation_tables._checked_tables([high], [low], *(row[1:] for row in how))
+    both = allocation_tables._checked_tables([rising, high], [falling, low], *how)
     assert both[1][0].error == others[0][0].error < 1e-9
     return both[0]
 

@@ -1,4 +1,4 @@
-"""Laws above and below a sum of lognormals: against integrals of the definition."""
+"""Bounds of a sum of lognormals from both sides, against its own integrals."""
 
 import json
 from pathlib import Path
@@ -18,20 +18,20 @@ def both(count, shift):
     return [lognormal_sum(count, shift, above=above) for above in (False, True)]
 
 
-def gain(law, x, *, rising):
+def gain(bound, x, *, rising):
     """``E(Y - x)_+`` (rising), or ``E(x - Y)_+``, at (m,) x, by their definition."""
-    away = np.subtract.outer(law.values, x) * (1 if rising else -1)
-    rest = law.infinite if rising else law.lost * x
-    return law.masses @ np.maximum(away, 0.0) + rest
+    away = np.subtract.outer(bound.values, x) * (1 if rising else -1)
+    rest = bound.infinite if rising else bound.lost * x
+    return bound.masses @ np.maximum(away, 0.0) + rest
 
 
 def ends(count, shift, x, *, rising):
     """Certified ends of ``E(X - x)_+``, or ``E(x - X)_+``."""
     low, high = both(count, shift)
     return tuple(
-        float(gain(law, np.array([x]), rising=rising)[0])
-        * np.exp(sign * (law.mass_error + 1e-11))
-        for law, sign in ((low, -1), (high, 1))
+        float(gain(bound, np.array([x]), rising=rising)[0])
+        * np.exp(sign * (bound.mass_error + 1e-11))
+        for bound, sign in ((low, -1), (high, 1))
     )
 
 
@@ -65,7 +65,7 @@ def test_single_epochs_of_the_reference(row):
         truth = steps * delta * np.exp(-epsilon)
     assert low <= truth <= high
     assert np.log(high / low) < 3e-3
-    # Neither law would do for the other one.
+    # Neither bound would do for the other one.
     assert low < truth * (1 - 1e-8)
     assert high > truth * (1 + 1e-8)
 
@@ -86,14 +86,14 @@ def test_one_large_term_far_out():
 )
 def test_masses_means_and_order(count, shift):
     low, high = both(count, shift)
-    for law in (low, high):
-        assert np.all(law.masses > 0)
-        assert np.all(np.diff(law.values) > 0)
-        assert law.masses.sum() + law.lost == pytest.approx(1, abs=1e-10)
-        mean = law.masses @ law.values + law.infinite
+    for bound in (low, high):
+        assert np.all(bound.masses > 0)
+        assert np.all(np.diff(bound.values) > 0)
+        assert bound.masses.sum() + bound.lost == pytest.approx(1, abs=1e-10)
+        mean = bound.masses @ bound.values + bound.infinite
         assert mean == pytest.approx(count, rel=1e-10)
-        assert law.lost + law.infinite / count < 1e-21
-        assert law.mass_error + law.place_error < 1e-8
+        assert bound.lost + bound.infinite / count < 1e-21
+        assert bound.mass_error + bound.place_error < 1e-8
     x = count * np.exp(np.linspace(-2, 2, 41) * shift)
     for rising in (True, False):
         assert np.all(
@@ -101,7 +101,7 @@ def test_masses_means_and_order(count, shift):
         )
     variance = count * np.expm1(shift**2)
     if shift < 4:
-        found = [law.masses @ (law.values - count) ** 2 for law in (low, high)]
+        found = [bound.masses @ (bound.values - count) ** 2 for bound in (low, high)]
         assert found[0] < variance < found[1] < variance * (1 + 3e-4)
 
 

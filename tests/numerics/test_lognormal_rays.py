@@ -1,10 +1,10 @@
-"""The law of one term off the axis against integrals of its definition."""
+"""The transform of one term off the axis against integrals of its definition."""
 
 import mpmath as mp
 import numpy as np
 import pytest
 
-from jaxdp_episodic.numerics.lognormal_rays import log_law_on_rays, paths
+from jaxdp_episodic.numerics.lognormal_rays import log_transform_on_rays, paths
 from jaxdp_episodic.numerics.lognormal_terms import Sums
 
 # Of p against the last of the axis, and its angle against where A falls.
@@ -39,7 +39,9 @@ def test_against_integrals(shift, rising):
     path = paths(
         terms, np.real(given), np.imag(given), np.full(len(p), 0.7), np.ones(len(p))
     )
-    re, im, *slope = log_law_on_rays(terms, path, both.real, both.imag, slopes=True)
+    re, im, *slope = log_transform_on_rays(
+        terms, path, both.real, both.imag, slopes=True
+    )
     found, slope = np.exp(re + 1j * im), slope[0] + 1j * slope[1]
     with mp.workdps(70):
         for i in range(0, len(p), 7):

@@ -62,12 +62,12 @@ def test_a_hinge_beside_which_terms_are_small(shift, tilt, y):
 
 
 def test_gains_away_from_the_hinge():
-    law = [sinh_sum(2, 0.7, 0.5, 0.0, above=up) for up in (False, True)]
+    bound = [sinh_sum(2, 0.7, 0.5, 0.0, above=up) for up in (False, True)]
     for y in (-3.0, -0.4, 0.7, 4.0, 30.0):
         true = gain_of_two(0.7, 0.5, y)
         low, high = (
             one.gain(np.array([y]), above=up)[0]
-            for one, up in zip(law, (False, True), strict=True)
+            for one, up in zip(bound, (False, True), strict=True)
         )
         assert low <= true <= high <= low * 1.002
 
@@ -77,8 +77,8 @@ def test_the_mean_is_kept_but_for_what_is_cut_off():
     for count in (2, 5):
         mean = -2 * count * np.exp(0.5 * 0.5**2) * np.sinh(0.5 * 0.3)
         for up in (False, True):
-            law = sinh_sum(count, 0.5, 0.3, 0.0, above=up)
-            found = law.gain(np.array([-1e4]), above=up)[0]
+            bound = sinh_sum(count, 0.5, 0.3, 0.0, above=up)
+            found = bound.gain(np.array([-1e4]), above=up)[0]
             assert found == pytest.approx(mean + 1e4, rel=1e-9)
 
 
@@ -139,7 +139,7 @@ def test_random_settings_of_two_terms():
 
 @pytest.mark.slow
 def test_few_equal_many_by_two_orders_of_adding():
-    """Laws of counts that are added up in other ways bracket one number."""
+    """Bounds of counts that are added up in other ways bracket one number."""
     for a, b in itertools.pairwise((31, 32, 33)):
         for count in (a, b):
             low, high = (

@@ -16,9 +16,9 @@ from jaxdp_episodic.numerics.skewed_sums import contours as skewed_contours
 from jaxdp_episodic.numerics.skewed_terms import (
     Terms,
     larger_saddle,
-    law_on_axis,
     place_of,
     too_rare,
+    transforms_on_axis,
 )
 from jaxdp_episodic.numerics.two_terms import log_tails_of_two
 from oracles import allocation
@@ -51,9 +51,9 @@ def antipodal(count, shift, log_g, idle=0.0, *, finer=False):
 
 
 def log_density_of_eight(shift, place):
-    """Of log X at ``log 8 + place``: the laws of two halves added up, three times."""
+    """Of log X at ``log 8 + place``: densities of two halves added up, three times."""
 
-    def law(v):
+    def density(v):
         return -0.5 * (v / shift + 0.5 * shift) ** 2 - np.log(
             shift * np.sqrt(2 * np.pi)
         )
@@ -63,9 +63,9 @@ def log_density_of_eight(shift, place):
     for count in (2, 4, 8):
         v = np.log(count) + np.linspace(-15, 16, 500) * shift
         v = v if count < 8 else np.log(8) + place
-        halves = law(v[:, None] + low) + law(v[:, None] + high)
+        halves = density(v[:, None] + low) + density(v[:, None] + high)
         row = np.logaddexp.reduce(halves, axis=1) + np.log(u[1] - u[0])
-        law = make_interp_spline(v, row, 5)
+        density = make_interp_spline(v, row, 5)
     return row
 
 
@@ -142,7 +142,7 @@ def test_antipodal_sums_of_two(shift, epsilon):
 
 @pytest.mark.parametrize(("shift", "epsilon"), [(1 / 1.2, 7.5), (1.0, 14)])
 def test_antipodal_sums_of_three_far_out(shift, epsilon):
-    # Most of one term's law is left out where it counts nothing: not all its mass.
+    # Most of one term's density is left out where it counts nothing: not all its mass.
     ours = antipodal(3, shift, epsilon)[0, 0] - np.log(3)
     true = np.log(allocation.antipodal(3, 3, shift, epsilon))
     assert ours == pytest.approx(true, abs=3e-8)
@@ -210,12 +210,12 @@ def test_distant_neighbours_do_not():
 
 @pytest.mark.parametrize("shift", [0.4, 1.0, 2.5])
 def test_jumps_too_rare_for_one_count_for_its_neighbours(shift):
-    """Moved by d the law is that of ``p e^-sd`` and ``g e^2sd``, by their densities."""
+    """Moved by d the transform is that of ``p e^-sd`` and ``g e^2sd``."""
     p = np.exp(place_of(too_rare(np.array([shift])) + np.array([0.2, 1.0]), shift))
     terms, log_g, move = Terms(3, shift, 0.0), np.full(2, 1.3), np.array([-2.0, 1.0])
-    together = law_on_axis(p, log_g, terms, move).excess[:, 0]
+    together = transforms_on_axis(p, log_g, terms, move).excess[:, 0]
     p, log_g = p * np.exp(-shift * move[0]), log_g + 2 * shift * move[0]
-    alone = law_on_axis(p, log_g, terms, np.zeros(1)).excess[:, 0]
+    alone = transforms_on_axis(p, log_g, terms, np.zeros(1)).excess[:, 0]
     # Above the axis, what the jump takes.
     np.testing.assert_allclose(np.imag(together), np.imag(alone), rtol=1e-8)
     assert np.all(np.imag(together) != 0)

@@ -11,6 +11,10 @@ from jaxdp_episodic.losses.privacy_loss import PrivacyLoss
 from jaxdp_episodic.numerics.loops import Array, namespace
 from jaxdp_episodic.numerics.roots import smallest_within
 
+# Nats of delta by which directions may differ whose order is not known: the largest
+# error that is stated.
+_ALIKE = 1e-6
+
 
 def solve_single_step(question: Question, run: Run) -> np.ndarray:
     """Returns epsilon or log(delta) of runs of one step, whichever of several it is.
@@ -72,11 +76,16 @@ def _epsilon(log_delta: Array, loss: PrivacyLoss) -> Array:
 
 
 def _slope(epsilon: Array, loss: PrivacyLoss) -> tuple[Array, Array]:
-    """``log(delta)`` and minus its derivative, of the larger direction."""
+    """``log(delta)`` and minus its derivative, of the larger direction.
+
+    Of two alike, as they are at 0, the one that falls more slowly is larger further on.
+    """
     xp = namespace(epsilon, loss.outer_rate)
     (forward, fall), (backward, other) = loss.log_tails(epsilon)
     profile = xp.maximum(forward, backward)
     tail = xp.where(forward >= backward, fall, other)
+    are_alike = xp.minimum(forward, backward) > profile - _ALIKE
+    tail = xp.where(are_alike, xp.minimum(fall, other), tail)
     # Behind the largest loss nothing is left to fall.
     slope = xp.exp(xp.where(xp.isfinite(profile), tail - profile, 0.0))
     return profile, slope

@@ -13,6 +13,8 @@ from scipy.stats import norm
 import jaxdp_episodic as jde
 from jaxdp_episodic._engine import engine_name, using_engine
 from jaxdp_episodic.accounting.exact import contour, initial_epsilon, method, solver
+from jaxdp_episodic.accounting.single_step import slope_of_profile
+from jaxdp_episodic.losses.allocated_gaussian import AllocatedGaussianLoss
 
 TABLES = json.loads((Path(__file__).parents[2] / "reference.json").read_text())
 
@@ -361,6 +363,16 @@ def test_an_epochs_epsilon_is_off_by_what_its_delta_is_over_the_slope(noise, eps
     # Where delta is above that of epsilon 0, nothing is.
     largest = jde.delta(step, epsilon=0.0, num_steps=50)
     assert jde.epsilon(step, delta=largest + 1e-3, **asked) == (0.0, (0.0, False))
+
+
+@pytest.mark.parametrize(("steps", "noise"), [(2, 0.3), (2, 1.0), (10, 0.5)])
+def test_at_epsilon_0_the_slope_is_of_what_falls_more_slowly(steps, noise):
+    """Both directions are alike there: it was up to twice as steep, of the other."""
+    fields = map(np.asarray, (1.0, 1 / noise, steps, steps))
+    loss = AllocatedGaussianLoss(*fields)
+    epsilon = np.array([0.0, 1e-4])
+    (first, second), slope = slope_of_profile(epsilon, loss)
+    assert slope[0] == pytest.approx((first - second) / 1e-4, rel=1e-3)
 
 
 def test_what_may_be_cut_off_is_in_the_stated_error():

@@ -21,6 +21,7 @@ import math
 import numpy as np
 
 from jaxdp_episodic.numerics.combinatorics import log_binomial
+from jaxdp_episodic.numerics.quadrature import in_blocks
 
 # Moments of one term are below e^_LARGEST, so that sums of them stay in range; and
 # where they are tilted.
@@ -33,6 +34,8 @@ WIDE, _SPACING, _STRIP, _NARROW = 9.5, 0.5, 0.27, 0.75
 _LEFT, FINENESS = 37.0, 0.8
 # From so large a log q on e^q is not formed.
 FAR = math.log(300.0)
+# Values of an integrand at once, so that they stay in the cache.
+_BLOCK = 2**15
 
 
 def most_orders(shift: float, most: int, *, tilted: bool) -> int:
@@ -195,10 +198,15 @@ def _tilted_moments(
     y, density = normal_places(s, 0.0, most * s, float(v.max()))
     # About the middle -sign v: what the exponent adds to y²/2.
     bend = np.expm1(sign * s * y) - sign * s * y
-    weight = np.exp(-(v / s)[:, None] * np.maximum(bend, 0.0)) * density
+    bend = np.maximum(bend, 0.0)
     n = np.arange(most + 1.0)
+    powers = density[:, None] * np.exp(s * y[:, None] * n)
+    logs, each = np.empty((most + 1, len(v))), max(_BLOCK // len(y), 1)
+    for i in range(0, len(v), each):
+        part = slice(i, i + each)
+        logs[:, part] = in_blocks(np.exp(-(v[part] / s)[:, None] * bend), powers).T
     with np.errstate(divide="ignore"):
-        logs = np.log(weight @ np.exp(s * y[:, None] * n)).T
+        logs = np.log(logs)
     mass = logs[0] - 0.5 * v * v - v / s
     slope = logs[1] - logs[0] if most else np.zeros_like(v)
     single = np.expm1(logs - logs[0] - n[:, None] * slope)
@@ -214,7 +222,19 @@ def log_centred_transform(log_q: np.ndarray, shift: np.ndarray | float) -> np.nd
     s = np.asarray(shift)[..., None]
     away = np.expm1(s * x - 0.5 * s * s)
     # By the mean of (e^-y - 1 + y) / q², y = q (A - 1).
-    y = np.exp(np.minimum(log_q, FAR))[..., None] * away[..., None, :]
+    q, weight = np.exp(np.minimum(log_q, FAR)), (away * away * density)[..., None]
+    size, each = np.empty(log_q.shape), max(_BLOCK // away.size, 1)
+    for i in range(0, log_q.shape[-1], each):
+        part = np.s_[..., i : i + each]
+        ratio = _second_remainder(q[part][..., None] * away[..., None, :])
+        size[part] = in_blocks(ratio, weight)[..., 0]
+    size = np.log(size) + 2 * log_q
+    grown = np.log1p(np.exp(np.clip(size, -40.0, 700.0)))
+    return np.where(size < -40, size, np.log(grown))
+
+
+def _second_remainder(y: np.ndarray) -> np.ndarray:
+    """``(e^-y - 1 + y) / y²``; y is overwritten."""
     small = np.abs(y) < 0.02
     z = y[small]
     y[small] = 1.0
@@ -223,10 +243,7 @@ def log_centred_transform(log_q: np.ndarray, shift: np.ndarray | float) -> np.nd
     y *= y
     ratio /= y
     ratio[small] = 1 / 2 - z * (1 / 6 - z * (1 / 24 - z / 120 * (1 - z / 6)))
-    size = (ratio @ (away * away * density)[..., None])[..., 0]
-    size = np.log(size) + 2 * log_q
-    grown = np.log1p(np.exp(np.clip(size, -40.0, 700.0)))
-    return np.where(size < -40, size, np.log(grown))
+    return ratio
 
 
 def log_excess_transform(
@@ -237,7 +254,10 @@ def log_excess_transform(
 ) -> np.ndarray:
     """``log(E e^{-pX} - e^{-p})`` at p > 0, (..., P), of settings (...)."""
     p, log_q = np.exp(log_p), log_p - np.log(bins)[..., None]
-    exponent = np.log(count)[..., None] + log_centred_transform(log_q, shift)
+    exponent = np.zeros(log_q.shape)
+    near = np.any(log_q < FAR, axis=tuple(range(log_q.ndim - 1)))
+    centred = log_centred_transform(log_q[..., near], shift)
+    exponent[..., near] = np.log(count)[..., None] + centred
     # log(e^{e^x} - 1): what is small is not exponentiated.
     grown = np.exp(np.clip(exponent, -40.0, 700.0))
     moderate = np.where(exponent < -40, exponent, grown + np.log(-np.expm1(-grown)))
@@ -246,9 +266,9 @@ def log_excess_transform(
     for i in np.argwhere(np.any(log_q >= FAR, axis=-1)).tolist():
         n, t, s = (float(field[*i]) for field in settings)
         # Where q is large, e^-p is nothing.
-        mass, _, _ = _tilted_moments(np.maximum(log_q[*i], FAR), s, 0, 1.0)
-        huge = t * mass - p[*i] * ((n - t) / n)
-        result[*i] = np.where(log_q[*i] < FAR, result[*i], huge)
+        far = log_q[*i] >= FAR
+        mass, _, _ = _tilted_moments(log_q[*i][far], s, 0, 1.0)
+        result[*i, far] = t * mass - p[*i][far] * ((n - t) / n)
     return result
 
 

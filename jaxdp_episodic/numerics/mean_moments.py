@@ -6,9 +6,9 @@ With ``A = e^{s x - s²/2}``, ``B = e^{-s x - s²/2}``, x standard normal, and s
     X = ((bins - count) + sum A) / bins,   Y = ((bins - count) + sum B) / bins,
 
 both of mean 1 and of the same distribution. Moments of whole orders are sums over the
-ways to throw n balls into the terms (the multinomial theorem), here by doubling the
-number of terms: every summand is positive, and the excess over 1 is kept apart, so that
-its digits do not depend on how small it is. Other powers are Mellin transforms,
+ways to throw n balls into the terms (the multinomial theorem), here by a recurrence in
+n, of few terms by doubling their number: every summand is positive, and the excess over
+1 is kept apart, so that its digits do not depend on how small it is. Other powers are Mellin transforms,
 ``y^-z = int_0^inf p^{z-1} e^{-py} dp / Gamma(z)``, of positive functions too: by the
 trapezoidal rule in u, ``log p = u - e^-u``, which converges geometrically.
 """
@@ -274,12 +274,35 @@ def log_excess_transform(
 
 def _of_mean(single: np.ndarray, count: float) -> np.ndarray:
     """Excess moments (K + 1, P) of the mean of ``count`` terms, from those of one."""
+    if count + 1 >= len(single) - 1:
+        return _of_many(single, count)
     total, number = single, 1
     for bit in bin(round(count))[3:]:
         total, number = _combined(total, number, total, number), 2 * number
         if bit == "1":
             total, number = _combined(total, number, single, 1), number + 1
     return total
+
+
+def _of_many(single: np.ndarray, count: float) -> np.ndarray:
+    """`_of_mean` of at least K - 1 terms, by Euler's recurrence for powers of a series.
+
+    With ``f = sum z^k E A^k / k!``, ``h = f^t`` and ``m_k = E (mean)^k``, f h' = t f' h is
+
+        n m_n = sum over k >= 1 of (k (t + 1) - n) C(n, k) t^-k E A^k m_{n-k},
+
+    without a negative summand where n <= t + 1. As it holds with every moment 1, the
+    weights' sum is n.
+    """
+    n = np.arange(len(single), dtype=np.float64)
+    share = np.exp(_log_binomials(len(single) - 1)) * count**-n
+    share *= (n * (count + 1) - n[:, None]) / np.maximum(n, 1.0)[:, None]
+    result = np.zeros_like(single)
+    with np.errstate(over="ignore", invalid="ignore"):
+        for i in range(2, len(single)):
+            one, other = single[1 : i + 1], result[i - 1 :: -1]
+            result[i] = share[i, 1 : i + 1] @ (one + other + one * other)
+    return np.where(np.isnan(result), np.inf, result)
 
 
 def _combined(x: np.ndarray, a: float, y: np.ndarray, b: float) -> np.ndarray:

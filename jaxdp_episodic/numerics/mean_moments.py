@@ -289,12 +289,12 @@ def _of_mean(single: np.ndarray, count: float) -> np.ndarray:
 def _of_many(single: np.ndarray, count: float) -> np.ndarray:
     """`_of_mean` of at least K - 1 terms, by Euler's recurrence for powers of a series.
 
-    With ``f = sum z^k E A^k / k!``, ``h = f^t`` and ``m_k = E (mean)^k``, f h' = t f' h is
+    With ``f = sum E A^k z^k / k!``, ``h = f^t`` and m_k of the mean, f h' = t f' h is
 
         n m_n = sum over k >= 1 of (k (t + 1) - n) C(n, k) t^-k E A^k m_{n-k},
 
-    without a negative summand where n <= t + 1. As it holds with every moment 1, the
-    weights' sum is n.
+    without a negative summand where n <= t + 1. It holds with every moment 1 too, so
+    that the weights' sum is n.
     """
     n = np.arange(len(single), dtype=np.float64)
     share = np.exp(_log_binomials(len(single) - 1)) * count**-n

@@ -8,9 +8,10 @@ With ``A = e^{s x - s²/2}``, ``B = e^{-s x - s²/2}``, x standard normal, and s
 both of mean 1 and of the same distribution. Moments of whole orders are sums over the
 ways to throw n balls into the terms (the multinomial theorem), here by a recurrence in
 n, of few terms by doubling their number: every summand is positive, and the excess over
-1 is kept apart, so that its digits do not depend on how small it is. Other powers are Mellin transforms,
-``y^-z = int_0^inf p^{z-1} e^{-py} dp / Gamma(z)``, of positive functions too: by the
-trapezoidal rule in u, ``log p = u - e^-u``, which converges geometrically.
+1 is kept apart, so that its digits do not depend on how small it is. Other powers are
+Mellin transforms, ``y^-z = int_0^inf p^{z-1} e^{-py} dp / Gamma(z)``, of positive
+functions too: by the trapezoidal rule in u, ``log p = u - e^-u``, which converges
+geometrically.
 """
 
 from __future__ import annotations

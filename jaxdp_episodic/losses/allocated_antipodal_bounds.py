@@ -80,7 +80,7 @@ class AllocatedAntipodalBoundingLoss(BoundingLoss):
     @staticmethod
     def _facts_of_setting(rate: float, *setting: float) -> tuple[float, ...]:
         loss, mass = AllocatedAntipodalBoundingLoss._atoms(rate, *setting)
-        gap = float(np.diff(loss) @ mass[1:])
+        gap = float(np.sum(np.diff(loss) * mass[1:]))
         lost = float(np.log1p(-rate * _pair(*setting).infinite * (1 + 1e-9)))
         return lost, gap, float(loss.max(initial=0.0)), 0.0, 0.0
 

@@ -145,7 +145,7 @@ class AllocatedBoundingLoss(BoundingLoss):
     @staticmethod
     def _facts_of_setting(*setting: float) -> tuple[float, ...]:
         dist = epoch_distribution(*setting)
-        gap = float(np.diff(dist.loss) @ dist.with_unit[1:])
+        gap = float(np.sum(np.diff(dist.loss) * dist.with_unit[1:]))
         largest = float(np.abs(dist.loss[[0, -1]]).max())
         return dist.log_kept, gap, largest, dist.mass_error, dist.place_error
 
@@ -185,7 +185,7 @@ def epoch_distribution(
     lost = max(found.lost, (found.infinite + idle * found.lost) / bins)
     whole = float(masses.sum())
     masses = masses / whole
-    mean = float(ratio @ masses)
+    mean = float(np.sum(ratio * masses))
     ratio = ratio / mean
     loss = np.log(ratio)
     with_unit = ratio * masses

@@ -170,7 +170,8 @@ def _log_moment_between(alpha: float, s: float, t: float, j: float) -> float:
     n = math.ceil(alpha) + 1
     if most < n:
         return math.inf
-    return _tilted(s, t, j, most, False).log_moment(n, n - alpha) + _ERROR
+    (value,) = _tilted(s, t, j, most, False).log_moments_of([n], [n - alpha])
+    return value + _ERROR
 
 
 def _antipodal_excess(
@@ -272,17 +273,21 @@ def _antipodal_moments(s: float, t: float, j: float, size: int) -> np.ndarray:
     """
     n = _orders(size).astype(float)
     logs = 2 * s * s * n * (n - 1)
-    summed = min(most_orders(s, _MOST_TILTED, tilted=True), size)
-    tilted = _tilted(s, t, j, summed, True)
-    for k in range(2, summed + 1):
-        logs[k - 2] = min(logs[k - 2], tilted.log_moment(k, k - 1.0) + _ERROR)
+    if size > _SIZES[0]:
+        known = _SIZES[0]
+        logs[: known - 1] = _antipodal_moments(s, t, j, known)[2:]
+    else:
+        known = min(most_orders(s, _MOST_TILTED, tilted=True), size)
+        k = np.arange(2, known + 1)
+        summed = _tilted(s, t, j, known, True).log_moments_of(k, k - 1.0)
+        logs[k - 2] = np.minimum(logs[k - 2], summed + _ERROR)
     # By one term alone: less than log E w^n.
     least = 0.5 * s * s * n * (n - 1) - (n - 1) * math.log(t)
-    chosen = np.flatnonzero((n > summed) & (least < _USELESS))
+    chosen = np.flatnonzero((n > known) & (least < _USELESS))
     asked = n[chosen]
-    for factor in _TRIED if asked.size else ():
-        a = np.ceil(factor * asked + 1e-9)
-        above = np.log1p(_whole_excess(a, s, t, j))
+    every = np.ceil(np.multiply.outer(_TRIED, asked) + 1e-9)
+    moments = np.log1p(_whole_excess(every.reshape(-1), s, t, j)).reshape(every.shape)
+    for a, above in zip(every, moments, strict=True) if asked.size else ():
         z = (asked - 1) * a / (a - asked)
         below = np.logaddexp(0.0, _excess_below(z, s, t, j, _LARGEST_OF_MANY))
         bound = (asked * above + (a - asked) * below) / a

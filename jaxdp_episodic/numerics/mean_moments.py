@@ -6,11 +6,12 @@ With ``A = e^{s x - s²/2}``, ``B = e^{-s x - s²/2}``, x standard normal, and s
     X = ((bins - count) + sum A) / bins,   Y = ((bins - count) + sum B) / bins,
 
 both of mean 1 and of the same distribution. Moments of whole orders are sums over the
-ways to throw n balls into the terms (the multinomial theorem), here by doubling the
-number of terms: every summand is positive, and the excess over 1 is kept apart, so that
-its digits do not depend on how small it is. Other powers are Mellin transforms,
-``y^-z = int_0^inf p^{z-1} e^{-py} dp / Gamma(z)``, of positive functions too: by the
-trapezoidal rule in u, ``log p = u - e^-u``, which converges geometrically.
+ways to throw n balls into the terms (the multinomial theorem), here by a recurrence in
+n, of few terms by doubling their number: every summand is positive, and the excess over
+1 is kept apart, so that its digits do not depend on how small it is. Other powers are
+Mellin transforms, ``y^-z = int_0^inf p^{z-1} e^{-py} dp / Gamma(z)``, of positive
+functions too: by the trapezoidal rule in u, ``log p = u - e^-u``, which converges
+geometrically.
 """
 
 from __future__ import annotations
@@ -19,8 +20,10 @@ import functools
 import math
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from jaxdp_episodic.numerics.combinatorics import log_binomial
+from jaxdp_episodic.numerics.quadrature import in_blocks
 
 # Moments of one term are below e^_LARGEST, so that sums of them stay in range; and
 # where they are tilted.
@@ -33,6 +36,8 @@ WIDE, _SPACING, _STRIP, _NARROW = 9.5, 0.5, 0.27, 0.75
 _LEFT, FINENESS = 37.0, 0.8
 # From so large a log q on e^q is not formed.
 FAR = math.log(300.0)
+# Values of an integrand at once, so that they stay in the cache.
+_BLOCK = 2**15
 
 
 def most_orders(shift: float, most: int, *, tilted: bool) -> int:
@@ -120,10 +125,11 @@ class Tilted:
         rest = count * mass - np.exp(self.log_p) * (idle / bins) + log_weight
         self.log_moments = np.log1p(excess) + n * scale + rest
 
-    def log_moment(self, n: int, z: float) -> float:
-        """``log E[X^n Y^-z]``, z >= 1."""
-        terms = self.log_moments[n] + z * self.log_p
-        return float(log_sum(terms[None])[0]) - math.lgamma(z)
+    def log_moments_of(self, n: ArrayLike, z: ArrayLike) -> np.ndarray:
+        """``log E[X^n Y^-z]`` at whole n and z >= 1, (m,)."""
+        z = np.asarray(z, np.float64)
+        terms = self.log_moments[np.asarray(n)] + z[:, None] * self.log_p
+        return log_sum(terms) - _log_gamma(z)
 
 
 def last_log_p(
@@ -192,13 +198,18 @@ def _tilted_moments(
       over that mean.
     """
     s, v = shift, _mode(log_q, shift)
+    # By the spacing of the narrowest; that of others alone would leave 1e-11.
     y, density = normal_places(s, 0.0, most * s, float(v.max()))
     # About the middle -sign v: what the exponent adds to y²/2.
-    bend = np.expm1(sign * s * y) - sign * s * y
-    weight = np.exp(-(v / s)[:, None] * np.maximum(bend, 0.0)) * density
+    bend = np.maximum(np.expm1(sign * s * y) - sign * s * y, 0.0)
     n = np.arange(most + 1.0)
+    powers = density[:, None] * np.exp(s * y[:, None] * n)
+    logs, each = np.empty((most + 1, len(v))), max(_BLOCK // len(y), 1)
+    for i in range(0, len(v), each):
+        weight = np.exp(-(v[i : i + each] / s)[:, None] * bend)
+        logs[:, i : i + each] = in_blocks(weight, powers).T
     with np.errstate(divide="ignore"):
-        logs = np.log(weight @ np.exp(s * y[:, None] * n)).T
+        logs = np.log(logs)
     mass = logs[0] - 0.5 * v * v - v / s
     slope = logs[1] - logs[0] if most else np.zeros_like(v)
     single = np.expm1(logs - logs[0] - n[:, None] * slope)
@@ -214,7 +225,19 @@ def log_centred_transform(log_q: np.ndarray, shift: np.ndarray | float) -> np.nd
     s = np.asarray(shift)[..., None]
     away = np.expm1(s * x - 0.5 * s * s)
     # By the mean of (e^-y - 1 + y) / q², y = q (A - 1).
-    y = np.exp(np.minimum(log_q, FAR))[..., None] * away[..., None, :]
+    q, weight = np.exp(np.minimum(log_q, FAR)), (away * away * density)[..., None]
+    size, each = np.empty(log_q.shape), max(_BLOCK // away.size, 1)
+    for i in range(0, log_q.shape[-1], each):
+        part = np.s_[..., i : i + each]
+        ratio = _second_remainder(q[part][..., None] * away[..., None, :])
+        size[part] = in_blocks(ratio, weight)[..., 0]
+    size = np.log(size) + 2 * log_q
+    grown = np.log1p(np.exp(np.clip(size, -40.0, 700.0)))
+    return np.where(size < -40, size, np.log(grown))
+
+
+def _second_remainder(y: np.ndarray) -> np.ndarray:
+    """``(e^-y - 1 + y) / y²``; y is overwritten."""
     small = np.abs(y) < 0.02
     z = y[small]
     y[small] = 1.0
@@ -223,10 +246,7 @@ def log_centred_transform(log_q: np.ndarray, shift: np.ndarray | float) -> np.nd
     y *= y
     ratio /= y
     ratio[small] = 1 / 2 - z * (1 / 6 - z * (1 / 24 - z / 120 * (1 - z / 6)))
-    size = (ratio @ (away * away * density)[..., None])[..., 0]
-    size = np.log(size) + 2 * log_q
-    grown = np.log1p(np.exp(np.clip(size, -40.0, 700.0)))
-    return np.where(size < -40, size, np.log(grown))
+    return ratio
 
 
 def log_excess_transform(
@@ -237,7 +257,10 @@ def log_excess_transform(
 ) -> np.ndarray:
     """``log(E e^{-pX} - e^{-p})`` at p > 0, (..., P), of settings (...)."""
     p, log_q = np.exp(log_p), log_p - np.log(bins)[..., None]
-    exponent = np.log(count)[..., None] + log_centred_transform(log_q, shift)
+    exponent = np.zeros(log_q.shape)
+    near = np.any(log_q < FAR, axis=tuple(range(log_q.ndim - 1)))
+    centred = log_centred_transform(log_q[..., near], shift)
+    exponent[..., near] = np.log(count)[..., None] + centred
     # log(e^{e^x} - 1): what is small is not exponentiated.
     grown = np.exp(np.clip(exponent, -40.0, 700.0))
     moderate = np.where(exponent < -40, exponent, grown + np.log(-np.expm1(-grown)))
@@ -246,20 +269,43 @@ def log_excess_transform(
     for i in np.argwhere(np.any(log_q >= FAR, axis=-1)).tolist():
         n, t, s = (float(field[*i]) for field in settings)
         # Where q is large, e^-p is nothing.
-        mass, _, _ = _tilted_moments(np.maximum(log_q[*i], FAR), s, 0, 1.0)
-        huge = t * mass - p[*i] * ((n - t) / n)
-        result[*i] = np.where(log_q[*i] < FAR, result[*i], huge)
+        far = log_q[*i] >= FAR
+        mass, _, _ = _tilted_moments(log_q[*i][far], s, 0, 1.0)
+        result[*i, far] = t * mass - p[*i][far] * ((n - t) / n)
     return result
 
 
 def _of_mean(single: np.ndarray, count: float) -> np.ndarray:
     """Excess moments (K + 1, P) of the mean of ``count`` terms, from those of one."""
+    if count + 1 >= len(single) - 1:
+        return _of_many(single, count)
     total, number = single, 1
     for bit in bin(round(count))[3:]:
         total, number = _combined(total, number, total, number), 2 * number
         if bit == "1":
             total, number = _combined(total, number, single, 1), number + 1
     return total
+
+
+def _of_many(single: np.ndarray, count: float) -> np.ndarray:
+    """`_of_mean` of at least K - 1 terms, by Euler's recurrence for powers of a series.
+
+    With ``f = sum E A^k z^k / k!``, ``h = f^t`` and m_k of the mean, f h' = t f' h is
+
+        n m_n = sum over k >= 1 of (k (t + 1) - n) C(n, k) t^-k E A^k m_{n-k},
+
+    without a negative summand where n <= t + 1. It holds with every moment 1 too, so
+    that the weights' sum is n.
+    """
+    n = np.arange(len(single), dtype=np.float64)
+    share = np.exp(_log_binomials(len(single) - 1)) * count**-n
+    share *= (n * (count + 1) - n[:, None]) / np.maximum(n, 1.0)[:, None]
+    result = np.zeros_like(single)
+    with np.errstate(over="ignore", invalid="ignore"):
+        for i in range(2, len(single)):
+            one, other = single[1 : i + 1], result[i - 1 :: -1]
+            result[i] = share[i, 1 : i + 1] @ (one + other + one * other)
+    return np.where(np.isnan(result), np.inf, result)
 
 
 def _combined(x: np.ndarray, a: float, y: np.ndarray, b: float) -> np.ndarray:

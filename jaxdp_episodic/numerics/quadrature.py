@@ -212,7 +212,8 @@ def through_points(points: np.ndarray, rows: np.ndarray, x: np.ndarray) -> np.nd
     for i in range(0, len(flat), _BLOCK):
         away = flat[i : i + _BLOCK, None] - points
         share = weight / np.where(away == 0, 1e-300, away)
-        result[:, i : i + _BLOCK] = rows @ share.T / share.sum(axis=1)
+        found = in_blocks(rows, share.T)
+        result[:, i : i + _BLOCK] = found / share.sum(axis=1)
     return result.reshape(-1, *x.shape)
 
 

@@ -25,6 +25,9 @@ _LEAN, _LIGHT, _LIGHT_OF_FEW, _FEW = 0.4, 0.4, 0.25, 5
 # Nodes on rays, at least and at most, and of a shift of 1 in between; more for ten
 # times as many terms.
 _NODES, _OF_SHIFT, _MORE_NODES = (72, 160), 90, 16
+# Of so few terms as many at least: with 72 tables of three end at e^-31, with 90 at
+# e^-82.
+_OF_FEW = 8, 110
 # A path bends within this of the shift, at most so fast; where it ends p A has so much
 # of half a turn. Bent within twice the shift, and to half a turn, twice as many nodes
 # are needed.
@@ -75,7 +78,8 @@ def transforms_on_rays(
     Returns:
       (3, J, N, E) complex.
     """
-    nodes = min(max(_OF_SHIFT * terms.shift, _NODES[0]), _NODES[1])
+    least = _OF_FEW[1] if terms.count <= _OF_FEW[0] else _NODES[0]
+    nodes = min(max(_OF_SHIFT * terms.shift, least), _NODES[1])
     nodes = round(fine * (nodes + _MORE_NODES * math.log10(terms.count)))
     rows, each = p.reshape(-1, BLOCK), np.repeat(log_g, p.shape[1] // BLOCK)
     v, dv = _paths(rows, each, terms, move, nodes)

@@ -97,8 +97,8 @@ def gauss(nodes: int, panels: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 # Nodes of a panel along the axis, elements that fit the cache, and from what p g B on
-# nothing is left.
-_NODES, _AT_ONCE, _GONE = 16, 2**16, 800.0
+# nothing is left where p A is below the last.
+_NODES, _AT_ONCE, _GONE, _TAME = 16, 2**16, 800.0, 50.0
 
 
 def rules(s: float, *, coarse: bool = False) -> tuple:
@@ -228,9 +228,10 @@ def transforms_on_axis(
     each = max(_AT_ONCE // len(nodes), 1)
     for begin in range(0, len(p), each):
         rows = slice(begin, begin + each)
-        # From where e^{-pgB} is something for one of these on, to the last of them: of
-        # K - 1 all before is needed, too.
+        # From where e^{-pgB} is something for one of these on, or e^{pA} is large, to
+        # the last of them: of K - 1 all before is needed, too.
         gone = s * (nodes + 0.5 * s) < np.log(against[rows].min() / _GONE)
+        gone &= s * (nodes - 0.5 * s) < np.log(_TAME / p[rows].max())
         first = 0 if terms.are_many else int(np.sum(gone))
         some = slice(first, int(whole[rows].max()) * _NODES)
         if some.start < some.stop:

@@ -255,6 +255,13 @@ def test_a_table_that_is_off_is_not_used(off, monkeypatch):
     assert np.all(np.isnan(table.values)) and table.error == 1.0
 
 
+@pytest.mark.parametrize("shift", [0.22, 0.235, 0.249])
+def test_three_light_terms_far_out(shift):
+    """Their rays are vertical, and ask for more nodes than many terms' do."""
+    table = allocation_tables._made_antipodal((3, 3, shift))
+    assert np.nanmin(table.values[0]) < -80.0 and table.error < 1e-9
+
+
 def test_losses_that_crowd_at_zero():
     """Three of 45 bins, near epsilon 0: between the table's places.
 

@@ -1,6 +1,7 @@
 """Tails of sums of lognormals, against long integrals of the definition."""
 
 import json
+import math
 from pathlib import Path
 
 import numpy as np
@@ -319,3 +320,14 @@ def test_other_contours_with_more_nodes_agree(count, shift, rising):
 def test_contours_that_start_at_next_to_nothing():
     """Their squares are 0; "math domain error" ended epochs at noise 0.1."""
     assert not np.isposinf(antipodal(5, 9.99, 387.5)).any()
+
+
+def test_light_terms_that_both_sides_make_large():
+    """Where p A and p g B are hundreds, but not their difference: all of K counts."""
+    p, shift = np.array([810.0, 850.0, 900.0]), 0.003
+    terms = Terms(3, shift, 0.0)
+    found = transforms_on_axis(p, np.zeros(3), terms, np.zeros(1)).whole[:, 0].real
+    x = np.linspace(-30.0, 40.0, 7_001)
+    exponent = 2 * math.exp(-0.5 * shift**2) * np.sinh(shift * x)
+    density = np.exp(p[:, None] * exponent - 0.5 * x * x) / math.sqrt(2 * math.pi)
+    np.testing.assert_allclose(found, density.sum(axis=1) * 0.01, rtol=1e-12)

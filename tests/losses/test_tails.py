@@ -295,8 +295,7 @@ def test_convex_decreasing_and_part_of_a_dominating_pair(name):
         for h in (forward, backward):
             assert np.all(np.diff(h) <= 0)
             slopes = np.diff(h) / np.diff(excess)
-            # Of sums over episodes JAX's is 2.2e-15.
-            rounding = 3e-15 * h[:-1] / np.diff(excess)
+            rounding = 2e-15 * h[:-1] / np.diff(excess)
             assert np.all(np.diff(slopes) >= -rounding[:-1])
         assert forward[0] == pytest.approx(backward[0], rel=1e-12)
         slopes = (forward[1] - forward[0] + backward[1] - backward[0]) / excess[1]

@@ -34,6 +34,7 @@ from jaxdp_episodic.report.ledger_content import LedgerMark
 from jaxdp_episodic.training.description import refuse_other_run
 from jaxdp_episodic.training.discrete_noise import step_seed
 from jaxdp_episodic.training.optimizers import average_of
+from jaxdp_episodic.training.precision import training_dtype
 
 FORMAT = 3
 _KEPT = 2
@@ -104,16 +105,17 @@ def initial_state(
 ) -> TrainingState:
     """Returns the state before the first step.
 
-    Gradients are float32, and so is what the optimizer keeps, also of parameters of
-    lower precision: it would change its type at the first step, and come back rounded
-    from a checkpoint.
+    Gradients are float32 or float64, and so is what the optimizer keeps, also of
+    parameters of lower precision: it would change its type at the first step, and come
+    back rounded from a checkpoint.
     """
+    dtype = training_dtype(params)
 
-    def in_float32(leaf: Any) -> Any:
-        low = jnp.issubdtype(leaf.dtype, jnp.floating) and leaf.dtype.itemsize < 4
-        return leaf.astype(jnp.float32) if low else leaf
+    def widened(leaf: Any) -> Any:
+        is_float = jnp.issubdtype(leaf.dtype, jnp.floating)
+        return leaf.astype(dtype) if is_float else leaf
 
-    kept = optimizer.init(jax.tree.map(in_float32, params))
+    kept = optimizer.init(jax.tree.map(widened, params))
     return TrainingState(params, as_arrays(kept), start)
 
 

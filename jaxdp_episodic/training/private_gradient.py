@@ -276,7 +276,8 @@ def _summer(
                 units = jax.tree.map(
                     lambda a: jax.lax.dynamic_slice_in_dim(a, start, at_once), block
                 )
-                fresh = start + jnp.arange(at_once) >= i * at_once
+                slots = jnp.arange(at_once, dtype=jnp.int32)
+                fresh = start + slots >= i * at_once
                 units = units._replace(unit_mask=jnp.where(fresh, units.unit_mask, 0.0))
                 new = several(params, units, clip)
             return jax.tree.map(jnp.add, sums, new)

@@ -278,7 +278,9 @@ def _summer(
                 )
                 slots = jnp.arange(at_once, dtype=jnp.int32)
                 fresh = start + slots >= i * at_once
-                units = units._replace(unit_mask=jnp.where(fresh, units.unit_mask, 0.0))
+                mask = units.unit_mask
+                mask = jnp.where(fresh, mask, jnp.zeros_like(mask))
+                units = units._replace(unit_mask=mask)
                 new = several(params, units, clip)
             return jax.tree.map(jnp.add, sums, new)
 

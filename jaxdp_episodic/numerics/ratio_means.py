@@ -142,13 +142,13 @@ def _scales(most: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 def _to_power(series: np.ndarray, count: int) -> np.ndarray:
     """Powers of power series (P, M), as far as these go."""
     number = series.shape[1]
-    padded = np.zeros((len(series), 2 * number - 1))
-    rows = np.lib.stride_tricks.sliding_window_view(padded, number, axis=1)
 
     def product(a: np.ndarray, b: np.ndarray) -> np.ndarray:
         if len(a) == 1:
             return np.convolve(a[0], b[0])[None, :number]
+        padded = np.zeros((len(a), 2 * number - 1))
         padded[:, number - 1 :] = a
+        rows = np.lib.stride_tricks.sliding_window_view(padded, number, axis=1)
         return (rows @ b[:, ::-1, None])[..., 0]
 
     result: np.ndarray | None = None

@@ -223,6 +223,15 @@ def _joined(
     return Table(core, edges, values, 0.0, np.stack(left_out, axis=1))
 
 
+def _largest(rows: np.ndarray, first: np.ndarray, end: np.ndarray) -> np.ndarray:
+    """Of rows (R, T, N), from the first to before the end, (T, P) each; (R, T, P)."""
+    begins = rows.shape[-1] * np.arange(rows[..., 0].size).reshape(*rows.shape[:2], 1)
+    cuts = begins[..., None] + np.stack([first, end], axis=-1)
+    flat = np.append(rows.reshape(-1), 0.0)  # where the last one ends
+    largest = np.maximum.reduceat(flat, cuts.reshape(-1))[::2]
+    return largest.reshape(cuts.shape[:-1])
+
+
 def _with_errors(tables: list[Table], evaluate: Evaluate) -> list[Table]:
     """The tables with their errors, by finer sums between the points."""
     known = [i for i, table in enumerate(tables) if np.isfinite(table.values[0, 0, 0])]
@@ -245,8 +254,8 @@ def _with_errors(tables: list[Table], evaluate: Evaluate) -> list[Table]:
     failed = np.where(np.isnan(differ).mean(axis=(0, 2)) < _FEW_FAIL, 0.0, 1.0)
     differ = np.where(np.isnan(differ), failed[:, None], np.minimum(differ, 1.0))
     # Of a panel those next to it count as well, some have no place in them.
-    near = (places >= before[:, :-1, None] - 1) & (places <= before[:, 1:, None])
-    seen = np.max(np.where(near, differ[:, :, None], 0.0), axis=3).swapaxes(0, 1)
+    near = np.maximum(before[:, :-1] - 1, 0), np.minimum(before[:, 1:], _CHECKS - 1) + 1
+    seen = _largest(differ, *near).swapaxes(0, 1)
     error = _SPARE * np.max(np.where(counts, differ, 0.0), axis=(0, 2)) + _ROUNDING
     result = list(tables)
     for i, largest, here in zip(known, error.tolist(), seen, strict=True):

@@ -17,6 +17,7 @@ import logging
 import os
 import secrets as system_entropy
 import shutil
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -40,6 +41,10 @@ FORMAT = 3
 _KEPT = 2
 # How Orbax calls what is not complete.
 _UNFINISHED = ".orbax-checkpoint-tmp"
+# What Orbax meets where writes of an earlier save go on: the folder that it removed and
+# makes again is there, or not empty. How often, and how many seconds apart, it tries.
+_IN_THE_WAY = (errno.EEXIST, errno.ENOTEMPTY)
+_TRIES, _PAUSE = 40, 0.05
 # What a checkpoint's description must hold besides its format.
 _META = ("charged_steps", "sampler_entropy", "noise_key", "ledger", "run")
 
@@ -205,19 +210,34 @@ class Checkpoints:
             "run": snapshot.run,
         }
         with self._or_os_error(snapshot.charged_steps):
-            self._manager.save(
+            self._commit(
                 snapshot.charged_steps,
-                args=ocp.args.Composite(
+                ocp.args.Composite(
                     state=ocp.args.StandardSave(state),
                     meta=ocp.args.JsonSave(meta),
                 ),
-                force=True,
             )
-            self._manager.wait_until_finished()
         # When one of its writes fails Orbax does not wait for the others: they may have
         # made the temporary folder again after it was removed.
         self.remove_unfinished()
         sync_folder(self.folder)
+
+    def _commit(self, step: int, content: Any) -> None:
+        """Saves by Orbax, once the writes of a save before that was cut off are over.
+
+        After a full disk, or Ctrl-C, nothing waits for them. What stopped that save
+        would else be reported as a folder that is not empty.
+        """
+        for tries_left in reversed(range(_TRIES)):
+            try:
+                self._manager.save(step, args=content, force=True)
+                self._manager.wait_until_finished()
+                return
+            except OSError as error:
+                if error.errno not in _IN_THE_WAY or not tries_left:
+                    raise
+            self.remove_unfinished()
+            time.sleep(_PAUSE)
 
     def remove_unfinished(self) -> None:
         """Removes what processes that were killed, or full disks, left of checkpoints.

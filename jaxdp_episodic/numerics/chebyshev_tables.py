@@ -188,16 +188,20 @@ def tabulated(
         rough = last.max(axis=(0, 2))
         # The next coefficients, which are left out, are smaller than the last two.
         left_out = last[..., 1:].max(axis=2)
-        left_out[:, ~np.all(np.isfinite(values), axis=(0, 2))] = np.nan
+        unknown = ~np.all(np.isfinite(values), axis=(0, 2))
+        left_out[:, unknown] = np.nan
         rarer = np.clip(CHECKED - values[0, :, 0], 0.0, RAREST)
         # Rare tails are rough by rounding; what cannot be computed stays so in halves.
-        unknown = ~np.all(np.isfinite(values), axis=(0, 2))
         allowed = np.where((rarer > 0) | unknown, MOST_HALVINGS, most)
         again = ~(rough <= _LAST_COEFFICIENTS * np.exp(_SLACK * rarer)) & (
             depth < allowed
         )
         if most > MOST_HALVINGS:
-            again[np.argsort(rough)[:-_MOST_HALVED]] = False
+            # What cannot be computed has its own places, those nearest to the middle,
+            # as all behind it is left out.
+            for those in (again & unknown, again & ~unknown):
+                order = np.argsort(np.where(unknown, left, -rough)[those])
+                again[np.flatnonzero(those)[order[_MOST_HALVED:]]] = False
         for i in np.flatnonzero(~again).tolist():
             one = float(left[i]), float(right[i]), values[:, i], left_out[:, i]
             done[mine[i]].append(one)

@@ -27,6 +27,8 @@ _MOST_HALVED = 12
 MOST_OFF = 1e-7
 # Places at which a table is checked, and the spare factor.
 _CHECKS, _SPARE, _ROUNDING = 64, 10.0, 1e-13
+# Nats between two of them, at most, where tails are as rare as `CHECKED`.
+_CHECKS_APART = 4.0
 # Share of these places at which finer sums may fail.
 _FEW_FAIL = 0.2
 
@@ -79,7 +81,10 @@ class Table(NamedTuple):
     def further_error(self, place: np.ndarray) -> np.ndarray:
         """(m,) what may be added to `error` where tails are rarer than that is for."""
         _, panel = self._panels(place)
-        is_far = self.at(place)[0] < self.values[0, 0, 0] + CHECKED
+        far = self.values[0, 0, 0] + CHECKED
+        # The panel where that begins may have no place that is checked before it.
+        begins = self.values[0, panel, -1] < far
+        is_far = self.at(place)[0] < np.where(begins, far + _CHECKS_APART, far)
         # What checks is off there as well.
         rough = _SPARE * np.abs(self.values[0] @ _LAST.T).max(axis=1)
         off = np.maximum(2 * self.off[:2].max(axis=0), rough)

@@ -226,7 +226,8 @@ class Checkpoints:
         """Saves by Orbax, once the writes of a save before that was cut off are over.
 
         After a full disk, or Ctrl-C, nothing waits for them. What stopped that save
-        would else be reported as a folder that is not empty.
+        would else be reported as a folder that is not empty. Where the checkpoint is
+        complete, and an older one could not be removed, that is not tried again.
         """
         for tries_left in reversed(range(_TRIES)):
             try:
@@ -234,7 +235,8 @@ class Checkpoints:
                 self._manager.wait_until_finished()
                 return
             except OSError as error:
-                if error.errno not in _IN_THE_WAY or not tries_left:
+                is_there = step in self._manager.all_steps()
+                if error.errno not in _IN_THE_WAY or is_there or not tries_left:
                     raise
             self.remove_unfinished()
             time.sleep(_PAUSE)
@@ -256,7 +258,8 @@ class Checkpoints:
         except Exception as error:
             self.remove_unfinished()
             code = getattr(error, "errno", None) or errno.EIO
-            reason = str(error).partition("[")[0].strip() or type(error).__name__
+            words = getattr(error, "strerror", None) or str(error).partition("[")[0]
+            reason = words.strip() or type(error).__name__
             if f"os_error_code='{errno.ENOSPC}'" in str(error):
                 code, reason = errno.ENOSPC, os.strerror(errno.ENOSPC)
             raise OSError(

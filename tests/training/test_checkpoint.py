@@ -145,6 +145,25 @@ def test_writes_of_a_save_before_that_go_on_are_waited_for(
     assert [path.name for path in tmp_path.iterdir()] == ["3"]
 
 
+def test_an_older_checkpoint_that_stays_is_said_so(tmp_path, monkeypatch):
+    """The new one is complete: no second save, which would say that it is there."""
+    original = shutil.rmtree
+
+    def stays(path, *args, **options):
+        if Path(path) == tmp_path / "1":
+            raise OSError(errno.ENOTEMPTY, os.strerror(errno.ENOTEMPTY))
+        original(path, *args, **options)
+
+    with Checkpoints(tmp_path) as checkpoints:
+        checkpoints.save(snapshot(1))
+        checkpoints.save(snapshot(2))
+        monkeypatch.setattr(shutil, "rmtree", stays)
+        with pytest.raises(OSError, match="not empty") as caught:
+            checkpoints.save(snapshot(3))
+        assert caught.value.errno == errno.ENOTEMPTY
+        assert checkpoints.restore(state(), RUN).charged_steps == 3
+
+
 def test_nothing_there(tmp_path):
     with Checkpoints(tmp_path) as checkpoints, pytest.raises(FileNotFoundError):
         checkpoints.restore(state(), RUN)

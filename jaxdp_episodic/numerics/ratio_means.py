@@ -48,7 +48,7 @@ class Powers(NamedTuple):
 
 def powers_of_means(count: np.ndarray, shift: np.ndarray, unit: np.ndarray) -> Powers:
     """Of means X of terms, (S, M + 1) each; -inf behind the last that is known."""
-    most = np.clip((_FURTHEST / shift).astype(int), 2, _MOST_POWERS)
+    most = np.clip(_FURTHEST / shift, 2, _MOST_POWERS).astype(int)
     result = np.full((3, len(most), most.max() + 1), -np.inf)
     # Those whose `power_factors` are alike together: none is larger for another's sake.
     root = np.sqrt(most + 1.0).astype(int)

@@ -19,6 +19,13 @@ def of_one(shift, i, j):
     return exp(mpf(shift) ** 2 * ((i - j) ** 2 - i - j) / 2)
 
 
+def test_as_many_powers_of_the_smallest_shifts():
+    """30 over the shift is beyond all 64-bit integers."""
+    one = np.array([7.0])
+    found = powers_of_means(one, np.array([1e-18]), one)
+    assert found.all.shape == (1, 101)
+
+
 @pytest.mark.parametrize(("count", "shift"), [(7, 1.3), (40, 0.2), (3, 4.0)])
 def test_powers_of_the_mean_are_those_of_raw_moments(count, shift):
     most = 12

@@ -67,6 +67,21 @@ def described_run(
     }
 
 
+def described_types(params: Any) -> dict[str, Any]:
+    """Returns the parameters' type, or types by place; nothing where all are float32.
+
+    A state that is restored takes the types that the run has now: a step that was
+    charged and is taken again would add the same noise to another sum, or other noise
+    to the same one.
+    """
+    leaves = jax.tree_util.tree_leaves_with_path(params)
+    types = {jax.tree_util.keystr(place): str(leaf.dtype) for place, leaf in leaves}
+    kinds = set(types.values())
+    if kinds <= {"float32"}:
+        return {}
+    return {"types": kinds.pop() if len(kinds) == 1 else types}
+
+
 def described_step(step: GaussianStep) -> dict[str, Any]:
     """Returns the step without its population; the data's fingerprint stands for it."""
     fields = step.to_dict()

@@ -26,7 +26,11 @@ from jaxdp_episodic.training.checkpoint import (
     new_secrets,
     updater,
 )
-from jaxdp_episodic.training.description import described_environment, described_run
+from jaxdp_episodic.training.description import (
+    described_environment,
+    described_run,
+    described_types,
+)
 from jaxdp_episodic.training.evaluation import Evaluation, evaluated
 from jaxdp_episodic.training.ledger import create_ledger
 from jaxdp_episodic.training.loop import take_all_steps
@@ -158,6 +162,7 @@ class Trainer(Standing):
             shots=shots,
             noise=noise,
             settings=dict(settings or {}),
+            **described_types(params),
         )
         super().__init__(
             gradient,

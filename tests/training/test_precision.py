@@ -12,6 +12,7 @@ import pytest
 import jaxdp_episodic as jde
 from jaxdp_episodic.data.table import ExampleTable
 from jaxdp_episodic.training import Evaluation, PrivateGradient, Supervised
+from jaxdp_episodic.training.description import RunMismatchError, described_types
 from jaxdp_episodic.training.optimizers import averaged, noise_corrected_adam
 from jaxdp_episodic.training.precision import training_dtype
 from jaxdp_episodic.training.private_gradient import clip_by_norm
@@ -232,3 +233,36 @@ def test_a_float64_run_goes_on_from_its_checkpoint(x64, tmp_path):
     ):
         assert one.dtype == two.dtype
         np.testing.assert_array_equal(one, two)
+
+
+@pytest.mark.parametrize("then", ["float32", "float64", "bfloat16"])
+@pytest.mark.parametrize("first", ["float32", "float64"])
+def test_parameters_of_another_type_are_another_run(x64, tmp_path, first, then):
+    """Or a charged step would be released twice: with other noise, or another sum."""
+
+    def of(kind):
+        learner, params = protonet()
+        params = jax.tree.map(lambda leaf: jnp.asarray(leaf, kind), params)
+        return plain_trainer(learner=(learner, params), num_steps=3)
+
+    def stopped(progress):
+        if progress.step == 2:
+            raise InterruptedError
+
+    with pytest.raises(InterruptedError):
+        of(first).train(tmp_path, checkpoint_every=1, on_step=stopped)
+    other = of(then)
+    if first == then:
+        assert other.resume(tmp_path) == 1
+        return
+    with pytest.raises(RunMismatchError, match="types"):
+        other.resume(tmp_path)
+    assert other.num_steps_charged == 0
+
+
+def test_types_are_described_where_one_is_not_float32():
+    single, half = np.zeros(2, np.float32), np.zeros(2, np.float16)
+    assert described_types({"a": single, "b": single}) == {}
+    assert described_types({"a": half, "b": half}) == {"types": "float16"}
+    both = {"types": {"['a']": "float16", "['b']": "float32"}}
+    assert described_types({"a": half, "b": single}) == both

@@ -28,7 +28,7 @@ MOST_OFF = 1e-7
 # Places at which a table is checked, and the spare factor.
 _CHECKS, _SPARE, _ROUNDING = 64, 10.0, 1e-13
 # Nats between two of them, at most, where tails are as rare as `CHECKED`.
-_CHECKS_APART = 4.0
+_CHECKS_APART = 5.5
 # Share of these places at which finer sums may fail.
 _FEW_FAIL = 0.2
 

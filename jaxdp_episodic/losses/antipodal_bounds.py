@@ -17,6 +17,7 @@ Reference: docs/proofs.md, "Random allocation".
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 from typing import NamedTuple
 
@@ -35,11 +36,15 @@ from jaxdp_episodic.numerics.signed_sums import sinh_sum
 # a chord between them where log D is above `_USUAL`; by how many times more at
 # `_LEAST`, beyond which there are no nodes; and the largest number of nodes.
 _APART, _CHORD, _LOOSEST, _USUAL, _LEAST, _MOST = 0.28, 1e-5, 1e3, -9.0, -42.0, 400
-# Relative error allowed to D where log D is above `_BULK`, above `_TAIL`, and below;
-# by how many times more where D falls steeply, above and below `_RARE`; and the number
-# of cells of the sums for it: at first, least and largest.
-_WITHIN, _BULK, _TAIL = (1.5e-5, 2.5e-5, 1e-3), -7.0, -30.0
-_STEEP, _RARE = (10.0, 5.0), -20.0
+# Relative error allowed to D at nodes where log D is above each of the levels, and
+# below; by how many times more below the first where D falls steeply, at nodes and
+# between them; by how many times more between them, and than at both nodes; how often
+# cells are halved for it.
+_WITHIN, _LEVELS = (1.5e-5, 2.5e-5, 1e-4, 1e-3), (-7.0, -30.0, -37.0)
+_STEEP, _BETWEEN, _OVER_NODES, _HALVINGS = (8.0, 20.0), 2.5, 1.7, 2
+# Where bounds are no longer trusted to fall; and the number of cells of the sums: at
+# first, least and largest.
+_TAIL = -30.0
 _CELLS, _FEWEST, _MOST_CELLS = 640, 256, 1024
 # Where hinges move along (`antipodal_cells.aligned_bounds`): by how many times nodes
 # must be further apart for it; how much their distance grows at once; a chord's error
@@ -99,10 +104,14 @@ def profile_bounds(
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     """Losses u, (n,) from 0, bounds of D there, and which u are nodes."""
     epoch = Epoch(bins, count, shift)
-    nodes, numbers = _nodes(epoch)
+    nodes = _nodes(epoch)
     rows, coarse = [], [0]
-    for i, number in enumerate(numbers):
-        end = i == len(numbers) - 1
+    for i, (a, b) in enumerate(itertools.pairwise(nodes)):
+        end = i == len(nodes) - 2
+        fall = max(a.log_d - b.log_d, 0.0)
+        within = _allowed(b.u, a.log_d, fall / (b.u - a.u)).at_node
+        number = math.ceil(fall / (_FALL * math.sqrt(within)))
+        number = min(max(number, _FINE), _FINEST)
         u = np.linspace(nodes[i].u, nodes[i + 1].u, number + 1)[: number + end]
         rows.append((u, *cell_bounds(nodes, i, u, epoch)))
         coarse.append(coarse[-1] + number)
@@ -110,50 +119,66 @@ def profile_bounds(
     return u, low, high, np.array(coarse)
 
 
-def _nodes(epoch: Epoch) -> tuple[list[Node], list[int]]:
-    """Nodes as far apart as bounds between them allow, until D is negligible.
+class _Allowed(NamedTuple):
+    """Relative errors of D at a loss: at a node, and between two of them."""
 
-    And how many losses to look at from each to the next.
+    at_node: float
+    between: float
+
+
+def _allowed(u: float, log_d: float, slope: float) -> _Allowed:
+    """An error of D moves the epsilon of one epoch by the error over the slope.
+
+    But that of many epochs by the error itself.
     """
+    within = _WITHIN[sum(log_d < level for level in _LEVELS)]
+    if log_d >= _LEVELS[0]:
+        return _Allowed(within, _BETWEEN * within)
+    steep = max(1.0, u * slope)
+    near, far = _STEEP
+    return _Allowed(within * min(steep, near), _BETWEEN * within * min(steep, far))
+
+
+def _node_at(u: float, epoch: Epoch, cells: int, *, is_whole: bool) -> Node:
+    """Bounds of D at u by sums, of so many cells."""
+    hinge = float(epoch.hinge(u))
+    setting = epoch.count, epoch.shift, 0.5 * u / epoch.shift, hinge
+    below, above = (
+        sinh_sum(*setting, above=up, cells=cells, at_hinge=not is_whole) for up in _BOTH
+    )
+    gain = float(above.gain(np.array([hinge]), above=True)[0])
+    log_d = math.log(gain) + math.log(float(epoch.scale(u)))
+    return Node(u, below, above, is_whole, log_d)
+
+
+def _nodes(epoch: Epoch) -> list[Node]:
+    """Nodes as far apart as bounds between them allow, until D is negligible."""
     bins, count, shift = epoch
     nodes: list[Node] = []
-    numbers: list[int] = []
-    u, last, step, within, cells = 0.0, 0.0, 0.0, _WITHIN[0], _CELLS
+    every: list[int] = []
+    u, last, step, cells = 0.0, 0.0, 0.0, _CELLS
     # Standard deviation of the loss at much noise.
     core = 2 * shift * math.sqrt(count) / bins
-    # Whether the sums are asked at other hinges as well.
     near = 2 * shift * _APART / math.sqrt(count)
     is_along = aligned_step(epoch, 1 / core, _ALONG * _WITHIN[0]) > _FURTHER * near
     while True:
-        hinge = float(epoch.hinge(u))
-        setting = count, shift, 0.5 * u / shift, hinge
-        at_hinge = not (epoch.idle or is_along)  # the hinge is always 0
-        below, above = (
-            sinh_sum(*setting, above=up, cells=cells, at_hinge=at_hinge) for up in _BOTH
-        )
-        nodes.append(Node(u, below, above, not at_hinge))
-        least, gain = (
-            float(sums.gain(np.array([hinge]), above=up)[0])
-            for sums, up in ((below, False), (above, True))
-        )
-        log_d = math.log(gain) + math.log(float(epoch.scale(u)))
-        if step:
-            number = math.ceil(max(last - log_d, 0.0) / (_FALL * math.sqrt(within)))
-            numbers.append(min(max(number, _FINE), _FINEST))
+        # Where no step is idle the hinge is always 0.
+        node = _node_at(u, epoch, cells, is_whole=is_along or epoch.idle > 0)
+        log_d = node.log_d
+        nodes.append(node)
+        every.append(cells)
         # D falls: bounds that rise again are due to what the sums truncate.
         is_lost = last < _TAIL and log_d >= last
         if log_d < _LEAST or is_lost or len(nodes) >= _MOST:
-            return nodes, numbers
+            return _refined(nodes, every, epoch)
         # D falls by half of what it is below 1, in g, at 1.
         slope = (last - log_d) / step if step else 0.5 * math.expm1(max(-log_d, 0.0))
         slope = max(slope, 1e-3)
-        # An error of D moves the epsilon of one epoch by the error over the slope; but
-        # that of many epochs by the error itself.
-        within = _WITHIN[(log_d < _BULK) + (log_d < _TAIL)]
-        if log_d < _BULK:
-            within *= min(max(1.0, u * slope), _STEEP[log_d < _RARE])
+        within = _allowed(u, log_d, slope).at_node
+        hinge = np.array([float(epoch.hinge(u))])
+        least = node.below.gain(hinge, above=False) / node.above.gain(hinge, above=True)
         most, asked = (_MOST_ALONG, _SUMS) if is_along else (_MOST_CELLS, 1.0)
-        cells *= math.sqrt(max((1 - least / gain) / (asked * within), 1e-3))
+        cells *= math.sqrt(max((1 - float(least[0])) / (asked * within), 1e-3))
         cells = int(min(max(cells, _FEWEST), most))
         share = min(max((log_d - _USUAL) / (_LEAST - _USUAL), 0.0), 1.0)
         chord = max(_CHORD * _LOOSEST**share, 0.5 * within)
@@ -168,6 +193,33 @@ def _nodes(epoch: Epoch) -> tuple[list[Node], list[int]]:
         is_along = far > _FURTHER * near
         step = max(near, min(far, _GROWTH * max(step, near))) if is_along else near
         u, last = u + step, log_d
+
+
+def _refined(nodes: list[Node], cells: list[int], epoch: Epoch) -> list[Node]:
+    """With more nodes in the middle of cells whose bounds are too far apart."""
+    for _ in range(_HALVINGS):
+        pairs = list(itertools.pairwise(zip(nodes, cells, strict=True)))
+        more = []
+        for i, ((a, of_a), (b, of_b)) in enumerate(pairs):
+            middle = 0.5 * (a.u + b.u)
+            low, high = cell_bounds(nodes, i, np.array([a.u, middle, b.u]), epoch)
+            slope = max(a.log_d - b.log_d, 0.0) / (b.u - a.u)
+            allowed = _allowed(middle, 0.5 * (a.log_d + b.log_d), slope).between
+            # What the sums are off by themselves is none the less for another node.
+            with np.errstate(divide="ignore", invalid="ignore"):
+                off = high / low - 1
+            limit = max(allowed, _OVER_NODES * float(np.fmax(off[0], off[2])))
+            if b.log_d > _LEAST and not off[1] <= limit:
+                new = max(of_a, of_b)
+                is_whole = a.is_whole and b.is_whole
+                more.append((_node_at(middle, epoch, new, is_whole=is_whole), new))
+        if not more or len(nodes) >= _MOST:
+            break
+        both = sorted(
+            [*zip(nodes, cells, strict=True), *more], key=lambda one: one[0].u
+        )
+        nodes, cells = [one for one, _ in both], [number for _, number in both]
+    return nodes
 
 
 # --- Convex functions on either side ---

@@ -24,8 +24,8 @@ import numpy as np
 from jaxdp_episodic.numerics.exponential_means import bounds_between
 from jaxdp_episodic.numerics.signed_sums import SignedSumBound
 
-# How many nodes on either side polynomials use.
-_AROUND = 3
+# How many nodes on either side polynomials use, and the largest exponent they see.
+_AROUND, _LARGEST = 3, 250.0
 # Relative rounding error of what is computed from a mean of `signed_sums`; of a hinge.
 ROUNDING, _UNIT = 1e-11, 1e-15
 # Most of a term B, in the mean, and halvings of that range, for the hinges' way.
@@ -33,12 +33,20 @@ _MOST_OF_Y, _HALVINGS = 3.0, 40
 
 
 class Node(NamedTuple):
-    """A loss u at which D is bounded from both sides; `whole`: at every hinge."""
+    """A loss u at which D is bounded from both sides.
+
+    Attributes:
+      u: of it.
+      below, above: of S.
+      is_whole: whether they are known at every hinge.
+      log_d: upper bound of log D.
+    """
 
     u: float
     below: SignedSumBound
     above: SignedSumBound
     is_whole: bool
+    log_d: float
 
 
 class Epoch(NamedTuple):
@@ -115,9 +123,20 @@ def polynomial_bounds(
     def exponent(away: np.ndarray) -> np.ndarray:
         return away * (count * middle + 0.5 * count * away + center)
 
-    factor = np.exp(np.minimum(exponent(away), 600.0))[:, None]
+    # Others are out of float64's range then, and no bounds.
+    usable = np.abs(exponent(away)) < _LARGEST
+    if not np.all(usable[one : one + 2]):
+        return np.zeros_like(u), np.full_like(u, np.inf)
+    first = one - int(np.argmin(np.append(usable[one::-1], False))) + 1
+    last = one + int(np.argmin(np.append(usable[one:], False)))
+    kept = slice(first, last)
+    factor = np.exp(exponent(away[kept]))[:, None]
     found = bounds_between(
-        where, np.stack(low) * factor, np.stack(high) * factor, one, tilt
+        where[kept],
+        np.stack(low)[kept] * factor,
+        np.stack(high)[kept] * factor,
+        one - first,
+        tilt,
     )
     back = epoch.scale(u) * np.exp(-exponent(tilt - middle))
     return found[0] * back, found[1] * back

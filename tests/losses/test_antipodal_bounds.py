@@ -12,13 +12,13 @@ from jaxdp_episodic.accounting.pld.method import pld_bounds
 from jaxdp_episodic.accounting.question import DeltaAt, EpsilonAt
 from jaxdp_episodic.accounting.run import Run
 from jaxdp_episodic.losses import allocation_tables, antipodal_bounds
+from jaxdp_episodic.losses.allocated_antipodal import AllocatedAntipodalLoss
+from jaxdp_episodic.losses.allocated_bounds import tails_between
 from jaxdp_episodic.losses.antipodal_cells import (
     Epoch,
     aligned_bounds,
     polynomial_bounds,
 )
-from jaxdp_episodic.losses.allocated_antipodal import AllocatedAntipodalLoss
-from jaxdp_episodic.losses.allocated_bounds import tails_between
 from jaxdp_episodic.numerics.signed_sums import sinh_sum
 from jaxdp_episodic.numerics.skewed_starts import starts_for
 from jaxdp_episodic.numerics.skewed_sums import contours
@@ -177,6 +177,35 @@ def test_hinges_that_move_along_see_far():
     rough_low, rough_high = polynomial_bounds(nodes, 1, middle, epoch)
     assert rough_low <= most and least <= rough_high
     assert not rough_high < 1.1 * rough_low
+
+
+@pytest.mark.parametrize(
+    ("steps", "noise", "num_steps", "delta", "rate"),
+    [
+        # From most terms' loss to one large term's, polynomials were too far apart.
+        (103, 1.3912, 12, 2.07e-8, 1.0),
+        (103, 1.3912, 103, 1.6e-9, 1.0),
+        # There were no more nodes where one large term makes up the loss.
+        pytest.param(5891, 0.7209, 12 * 5891, 3.8e-12, 0.05, marks=pytest.mark.slow),
+    ],
+)
+def test_ends_that_were_too_wide(steps, noise, num_steps, delta, rate):
+    epoch = step(steps, noise)
+    if rate < 1:
+        drawn = jde.WithoutReplacement("pupil", size=round(100 * rate), population=100)
+        epoch = jde.GaussianStep(
+            jde.MultistageSampling(
+                jde.RandomAllocation("unit", steps_per_epoch=steps), drawn
+            ),
+            noise_multiplier=noise,
+            neighboring_relation="replace_one",
+            clip_unit="unit",
+            privacy_unit="pupil",
+        )
+    asked = {"delta": delta, "num_steps": num_steps}
+    value = jde.epsilon(epoch, **asked)
+    low, high = jde.epsilon_interval(epoch, **asked)
+    assert low <= value <= high < low + 1e-4 * max(1, value)
 
 
 @functools.cache

@@ -23,6 +23,7 @@ from jaxdp_episodic.describe.schemes import (
 )
 from jaxdp_episodic.describe.step import GaussianStep
 from jaxdp_episodic.training.episode import Episode
+from jaxdp_episodic.training.precision import as_trained, training_dtype
 
 
 class Canaries(NamedTuple):
@@ -289,7 +290,8 @@ class CanaryLearner:
 
     def params(self, params: Any) -> dict[str, Any]:
         """Returns the parameters with those of the canaries."""
-        return {MODEL: params, CANARIES: jnp.zeros(self.num_canaries, jnp.float32)}
+        dtype = training_dtype(params)
+        return {MODEL: params, CANARIES: jnp.zeros(self.num_canaries, dtype)}
 
     def loss(self, params: Any, episode: Episode) -> Array:
         """The wrapped learner's loss, or where there are canaries a steep plane."""
@@ -311,7 +313,8 @@ class CanaryLearner:
         def plain(inputs: Array) -> Array:
             size = math.prod(self.feature_shape)
             flat = inputs.reshape(-1, size + 1)[:, :-1]
-            return flat.reshape(-1, *self.feature_shape).astype(self.feature_dtype)
+            shaped = flat.reshape(-1, *self.feature_shape)
+            return as_trained(shaped.astype(self.feature_dtype), inputs.dtype)
 
         parts = (
             (episode.support_inputs, episode.support_mask),
@@ -327,7 +330,7 @@ class CanaryLearner:
     def _direction(self, marks: Array) -> Array:
         """(num_canaries,) 1 of a canary that is there, a bit of -1 of its others."""
         which = jnp.round(jnp.abs(marks)).astype(jnp.int32)
-        slots = jnp.zeros(self.num_canaries + 1, jnp.float32)
+        slots = jnp.zeros(self.num_canaries + 1, marks.dtype)
         there = slots.at[jnp.where(marks > 0, which, 0)].set(1.0)[1:]
         beside = slots.at[jnp.where(marks < 0, which, 0)].set(1.0)[1:]
         return jnp.where(there > 0, 1.0, -_OPPOSITE * beside)

@@ -11,6 +11,7 @@ import numpy as np
 
 from jaxdp_episodic.audit.canaries import Canaries
 from jaxdp_episodic.training.episode import Block, block_of, to_episode
+from jaxdp_episodic.training.precision import as_trained, training_dtype
 
 # Each canary is asked about among several random companions.
 _CONTEXTS = 8
@@ -60,6 +61,7 @@ def canary_losses(
     @jax.jit
     def losses(one: Any, block: Block) -> Any:
         def loss(unit: Block) -> Any:
+            unit = as_trained(unit, training_dtype(one))
             episode = to_episode(unit, shots=shots, is_regression=learner.is_regression)
             return learner.loss(one, episode)
 

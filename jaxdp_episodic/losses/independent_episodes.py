@@ -41,7 +41,6 @@ from jaxdp_episodic.numerics.complex_exponentials import log_complex, polar, tim
 from jaxdp_episodic.numerics.loops import (
     Array,
     fori_loop,
-    logsumexp,
     map_first,
     namespace,
     stop_gradient,
@@ -109,10 +108,9 @@ class IndependentEpisodesLoss(GaussianLoss):
         log_absent = xp.where(certain, _LOG_ZERO, log_absent)
         any_rate = xp.maximum(-xp.expm1(episodes * log_absent), SMALLEST)
         log_any = xp.log(any_rate)
-        directions = 1 if self.is_symmetric else 2
-        nothing = 1e100 * _LOG_ZERO
+        directions, nothing = 2 - self.is_symmetric, 1e100 * _LOG_ZERO
 
-        def add_terms(index: Array, totals: tuple[Array, ...]) -> tuple[Array, ...]:
+        def add_terms(index: Array, totals: tuple[Pair, ...]) -> tuple[Pair, ...]:
             """Terms k = index, (k, ...), added to what there is."""
             count = xp.minimum(index, episodes)
             log_weight = log_binomial(episodes, count) + count * xp.log(safe)
@@ -121,13 +119,15 @@ class IndependentEpisodesLoss(GaussianLoss):
             used = (s > 0) & (index <= kept)
             terms = [log_weight + term for tails in both[:directions] for term in tails]
             return tuple(
-                xp.logaddexp(total, _log_sum(xp.where(used, term, nothing)))
+                _added(total, xp.where(used, term, nothing))
                 for total, term in zip(totals, terms, strict=True)
             )
 
-        start = (xp.full_like(s, nothing),) * (2 * directions)
+        start = ((xp.full_like(s, nothing), xp.zeros_like(s)),) * (2 * directions)
         last = xp.max(kept, initial=0.0).astype(int)
-        sums = _sum_terms(add_terms, last, start, s)
+        parts = _sum_terms(add_terms, last, start, s)
+        # Logarithms of partial sums would each be rounded.
+        sums = [peak + xp.log(xp.maximum(total, SMALLEST)) for peak, total in parts]
         forward = scaled((sums[0], sums[1]), outer, eta, s)
         if self.is_symmetric:
             return forward, forward
@@ -151,12 +151,11 @@ class IndependentEpisodesLoss(GaussianLoss):
         any_rate = -xp.expm1(episodes * log_absent)
 
         def add_terms(index: Array, totals: tuple[Array, ...]) -> tuple[Array, ...]:
-            """Terms k = index, (k, n), added to what there is."""
+            """The term k = index, (1, n), added to what there is."""
             count = xp.minimum(index, episodes)
             log_weight = log_binomial(episodes, count) + count * xp.log(eta)
             rest = episodes - count
-            log_weight = log_weight - xp.log(any_rate)
-            log_weight = log_weight + xp.where(rest > 0, rest * log_absent, 0.0)
+            log_weight += xp.where(rest > 0, rest * log_absent, 0.0) - xp.log(any_rate)
 
             def flat(a: Array) -> Array:
                 return xp.broadcast_to(a, log_weight.shape).reshape(-1)
@@ -167,7 +166,7 @@ class IndependentEpisodesLoss(GaussianLoss):
             )
             total, *sums = totals
             terms = xp.where(index <= episodes, log_weight + excess, -xp.inf)
-            larger = xp.logaddexp(total, _log_sum(terms))
+            larger = xp.logaddexp(total, terms[0])
             finite = xp.where(xp.isfinite(larger), larger, 0.0)
             old, new = xp.exp(total - finite), xp.exp(terms - finite)
             means = (
@@ -307,9 +306,12 @@ class ZeroedEpisodesLoss(IndependentEpisodesLoss):
         return ZeroedGaussianLoss(one, one, any_rate, shift)
 
 
-def _log_sum(terms: Array) -> Array:
-    """`logsumexp` over the first axis; of one term the term itself."""
-    return terms[0] if terms.shape[0] == 1 else logsumexp(terms)
+def _added(total: Pair, terms: Array) -> Pair:
+    """The largest logarithm of a sum and terms, (k, ...); the sum over that term."""
+    xp = namespace(terms)
+    higher = stop_gradient(xp, xp.maximum(total[0], xp.max(terms, axis=0)))
+    ratio = total[1] * xp.exp(total[0] - higher)
+    return higher, ratio + xp.sum(xp.exp(terms - higher), axis=0)
 
 
 def _sum_terms(

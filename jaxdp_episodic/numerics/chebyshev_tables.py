@@ -27,6 +27,8 @@ _MOST_HALVED = 12
 MOST_OFF = 1e-7
 # Places at which a table is checked, and the spare factor.
 _CHECKS, _SPARE, _ROUNDING = 64, 10.0, 1e-13
+# Nats between two of them, at most, where tails are as rare as `CHECKED`.
+_CHECKS_APART = 4.0
 # Share of these places at which finer sums may fail.
 _FEW_FAIL = 0.2
 
@@ -79,7 +81,10 @@ class Table(NamedTuple):
     def further_error(self, place: np.ndarray) -> np.ndarray:
         """(m,) what may be added to `error` where tails are rarer than that is for."""
         _, panel = self._panels(place)
-        is_far = self.at(place)[0] < self.values[0, 0, 0] + CHECKED
+        far = self.values[0, 0, 0] + CHECKED
+        # The panel where that begins may have no place that is checked before it.
+        begins = self.values[0, panel, -1] < far
+        is_far = self.at(place)[0] < np.where(begins, far + _CHECKS_APART, far)
         # What checks is off there as well.
         rough = _SPARE * np.abs(self.values[0] @ _LAST.T).max(axis=1)
         off = np.maximum(2 * self.off[:2].max(axis=0), rough)
@@ -188,16 +193,20 @@ def tabulated(
         rough = last.max(axis=(0, 2))
         # The next coefficients, which are left out, are smaller than the last two.
         left_out = last[..., 1:].max(axis=2)
-        left_out[:, ~np.all(np.isfinite(values), axis=(0, 2))] = np.nan
+        unknown = ~np.all(np.isfinite(values), axis=(0, 2))
+        left_out[:, unknown] = np.nan
         rarer = np.clip(CHECKED - values[0, :, 0], 0.0, RAREST)
         # Rare tails are rough by rounding; what cannot be computed stays so in halves.
-        unknown = ~np.all(np.isfinite(values), axis=(0, 2))
         allowed = np.where((rarer > 0) | unknown, MOST_HALVINGS, most)
         again = ~(rough <= _LAST_COEFFICIENTS * np.exp(_SLACK * rarer)) & (
             depth < allowed
         )
         if most > MOST_HALVINGS:
-            again[np.argsort(rough)[:-_MOST_HALVED]] = False
+            # What cannot be computed has its own places, those nearest to the middle,
+            # as all behind it is left out.
+            for those in (again & unknown, again & ~unknown):
+                order = np.argsort(np.where(unknown, left, -rough)[those])
+                again[np.flatnonzero(those)[order[_MOST_HALVED:]]] = False
         for i in np.flatnonzero(~again).tolist():
             one = float(left[i]), float(right[i]), values[:, i], left_out[:, i]
             done[mine[i]].append(one)
@@ -223,6 +232,15 @@ def _joined(
     return Table(core, edges, values, 0.0, np.stack(left_out, axis=1))
 
 
+def _largest(rows: np.ndarray, first: np.ndarray, end: np.ndarray) -> np.ndarray:
+    """Of rows (R, T, N), from the first to before the end, (T, P) each; (R, T, P)."""
+    begins = rows.shape[-1] * np.arange(rows[..., 0].size).reshape(*rows.shape[:2], 1)
+    cuts = begins[..., None] + np.stack([first, end], axis=-1)
+    flat = np.append(rows.reshape(-1), 0.0)  # where the last one ends
+    largest = np.maximum.reduceat(flat, cuts.reshape(-1))[::2]
+    return largest.reshape(cuts.shape[:-1])
+
+
 def _with_errors(tables: list[Table], evaluate: Evaluate) -> list[Table]:
     """The tables with their errors, by finer sums between the points."""
     known = [i for i, table in enumerate(tables) if np.isfinite(table.values[0, 0, 0])]
@@ -245,8 +263,8 @@ def _with_errors(tables: list[Table], evaluate: Evaluate) -> list[Table]:
     failed = np.where(np.isnan(differ).mean(axis=(0, 2)) < _FEW_FAIL, 0.0, 1.0)
     differ = np.where(np.isnan(differ), failed[:, None], np.minimum(differ, 1.0))
     # Of a panel those next to it count as well, some have no place in them.
-    near = (places >= before[:, :-1, None] - 1) & (places <= before[:, 1:, None])
-    seen = np.max(np.where(near, differ[:, :, None], 0.0), axis=3).swapaxes(0, 1)
+    near = np.maximum(before[:, :-1] - 1, 0), np.minimum(before[:, 1:], _CHECKS - 1) + 1
+    seen = _largest(differ, *near).swapaxes(0, 1)
     error = _SPARE * np.max(np.where(counts, differ, 0.0), axis=(0, 2)) + _ROUNDING
     result = list(tables)
     for i, largest, here in zip(known, error.tolist(), seen, strict=True):

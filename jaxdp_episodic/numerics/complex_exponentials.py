@@ -112,17 +112,16 @@ def exp_complex(z: Array) -> Array:
 
 def exp_in_place(real: np.ndarray, imaginary: np.ndarray) -> None:
     """``e^{a + ib}`` in place of a and b, in NumPy."""
-    # By the tangent t of half the angle: (1 - t², 2 t) / (1 + t²).
+    # By the tangent t of half the angle: (r - 1, t r), r = 2 / (1 + t²).
     imaginary *= 0.5
     np.tan(imaginary, out=imaginary)
     np.exp(real, out=real)
-    square = imaginary * imaginary
-    square += 1
-    real /= square
-    imaginary *= 2
-    imaginary *= real
-    np.subtract(2, square, out=square)
-    real *= square
+    ratio = imaginary * imaginary
+    ratio += 1
+    np.divide(real, ratio, out=ratio)
+    ratio += ratio
+    imaginary *= ratio
+    np.subtract(ratio, real, out=real)
 
 
 def log1p_complex(real: Array, imaginary: Array) -> tuple[Array, Array]:

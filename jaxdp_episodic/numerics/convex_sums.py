@@ -262,8 +262,9 @@ def _on_places(atoms: _Atoms, plan: _Plan) -> _Distribution:
     begin = min(begin, len(values) - 2)
     end = max(end, begin + 2)
     weight, logs = masses[begin:end], np.log(values[begin:end])
-    middle = weight @ logs / weight.sum()
-    deviation = math.sqrt(weight @ (logs - middle) ** 2 / weight.sum())
+    # Of so many numbers BLAS's products wake its threads; see `quadrature.in_blocks`.
+    middle = np.sum(weight * logs) / weight.sum()
+    deviation = math.sqrt(np.sum(weight * (logs - middle) ** 2) / weight.sum())
     relative = min(_CORE * max(deviation, 1e-9), _WIDEST)
     low, high = float(values[begin]), float(values[end - 1])
     panels = _panels(low, high, relative, float(base.count), plan)

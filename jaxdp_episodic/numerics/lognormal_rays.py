@@ -241,11 +241,12 @@ def log_transform_on_rays(
 
 
 def _node(terms: Sums, path: Path, i: np.ndarray, *, slopes: bool) -> list[Pair]:
-    """Of node i, (..., 1): its mass, E, and ``e^{sy}`` and times y; (..., K)."""
+    """Of node i its mass, E, and ``e^{sy}`` and times y; of the shape of all."""
     s = terms.shift
     y, slope = _places(path, path.first + path.spacing * i)
     part = path.spacing / SQRT_2PI
-    mass = polar(0.5 * (y[1] * y[1] - y[0] * y[0]), -y[0] * y[1])
+    mass = 0.5 * (y[1] * y[1] - y[0] * y[0]), -y[0] * y[1]
+    exp_in_place(*mass)
     mass = times(mass, (part * slope[0], part * slope[1]))
     nodes = [mass, _exponent(s, y)]
     if slopes:
@@ -266,12 +267,12 @@ def _summed(
     sums = np.empty((2 + 4 * slopes, size, len(path.number)))
     whole = np.empty((2, len(path.number)))
     for rows, most in alike(path.number, size):
-        ways, every = Path(*(field[rows] for field in path)), np.arange(most)[:, None]
+        column = rows[:, None]
+        ways, every = Path(*(field[column] for field in path)), np.arange(most)
         # Behind its last one a row has that again, without mass.
-        is_there = every[:, 0] < ways.number[:, None]
+        is_there = every < ways.number
         every = np.minimum(every, ways.number - 1)
-        found = _node(terms.take(rows), ways, every, slopes=slopes)
-        mass, above, *moved = ((re.T, im.T) for re, im in found)
+        mass, above, *moved = _node(terms.take(column), ways, every, slopes=slopes)
         mass = np.where(is_there, mass[0], 0.0), np.where(is_there, mass[1], 0.0)
         whole[:, rows] = [part.sum(axis=1) for part in mass]
         # What real and imaginary parts of exponentials are multiplied with.

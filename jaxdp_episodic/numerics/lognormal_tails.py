@@ -38,15 +38,18 @@ class Rays(NamedTuple):
           contour: (R,).
           constant: k, (R, M).
         """
-        result = []
+        result = np.empty((*constant.shape, self.share[0].shape[-1]))
         for rows, most in alike(self.number[contour], _TOGETHER):
             at = contour[rows]
             each = _with_one(constant[rows])
             grown = [each @ part[at, :, :most] for part in self.parts]
             exp_in_place(*grown)
-            both = zip(grown, self.share, strict=True)
-            result.append(sum(part @ share[at, :most] for part, share in both))
-        return _in_order(result, self.number[contour])
+            first, second = (
+                part @ share[at, :most]
+                for part, share in zip(grown, self.share, strict=True)
+            )
+            result[rows] = np.add(first, second, out=first)
+        return result
 
 
 class Jumps(NamedTuple):
@@ -61,34 +64,32 @@ class Jumps(NamedTuple):
 
     def sums(self, contour: np.ndarray, constant: np.ndarray) -> np.ndarray:
         """As those of rays, over e to the last of all; (R, M, 4 or 7)."""
-        result = []
+        result = np.empty((*constant.shape, self.share.shape[-1] + 1))
         for rows, most in alike(self.number[contour], _TOGETHER):
             at = contour[rows]
             grown = _with_one(constant[rows]) @ self.parts[at, :, :most]
             largest = np.max(grown, axis=-1, keepdims=True)
             grown -= largest
             np.exp(grown, out=grown)
-            sums = grown @ self.share[at, :most]
-            result.append(np.concatenate([sums, largest], axis=-1))
-        return _in_order(result, self.number[contour])
+            result[rows, :, :-1] = grown @ self.share[at, :most]
+            result[rows, :, -1:] = largest
+        return result
 
 
 def powers(over: np.ndarray, *factors: Any) -> np.ndarray:
     """Of ``over``, the second, the first and none, times each factor, (..., 3 F)."""
-    once = [[over * over * factor, over * factor, factor] for factor in factors]
-    return np.stack(np.broadcast_arrays(*sum(once, [])), axis=-1)
+    kind = np.result_type(over, *factors)
+    result = np.empty((*over.shape, len(factors), 3), kind)
+    for i, factor in enumerate(factors):
+        result[..., i, 2] = factor
+        result[..., i, 1] = over * factor
+        result[..., i, 0] = over * result[..., i, 1]
+    return result.reshape(*over.shape, -1)
 
 
 def _with_one(constant: np.ndarray) -> np.ndarray:
     """With 1 behind each, (R, M, 2)."""
     return np.stack([constant, np.ones_like(constant)], axis=-1)
-
-
-def _in_order(parts: list[np.ndarray], number: np.ndarray) -> np.ndarray:
-    """Rows as they were before `alike`."""
-    result = np.concatenate(parts)
-    result[np.argsort(-number, kind="stable")] = result.copy()
-    return result
 
 
 class Contours(NamedTuple):

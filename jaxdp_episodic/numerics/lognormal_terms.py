@@ -39,7 +39,7 @@ _LIGHT, _LIGHT_OF_FEW, _VERY_FEW = 0.35, 0.13, 5
 # Nearer to 1 than that log K is a series in K - 1.
 _NEAR = 0.3
 # Elements that fit the cache; and rows, of which fewer take longer to call.
-_AT_ONCE, _ROWS = 2**16, 1024
+_AT_ONCE, _ROWS = 2**17, 2048
 
 
 class Sums(NamedTuple):
@@ -151,14 +151,15 @@ def transform_on_axis(
     if jumps:
         v, dv, exponent = steepest(saddle, s, gauss(*rules[1]))
         exponent = np.clip(exponent - (terms.mean * p)[:, None], -745, 700)
-        size = np.exp(exponent) / SQRT_2PI
-        size = np.where((saddle < terms.edge)[:, None], size, 0.0)
-        grown = size * np.real(dv), size * np.imag(dv)
+        size = np.exp(exponent, out=exponent)
+        size /= SQRT_2PI
+        size[~(saddle < terms.edge)] = 0.0
+        grown = size * dv[0], size * dv[1]
         jump, imaginary = (np.sum(part, axis=1) for part in grown)
         real, excess = real + jump, excess + jump
         if slopes:
             # p A is 1/s times the saddle's, turned and grown.
-            v, column = (np.real(v), np.imag(v)), s[:, None]
+            column = s[:, None]
             term = polar(column * (v[0] - saddle[:, None]), column * v[1])
             moved = times(times(grown, term), (v[0] - column, v[1]))
             jump, moved = (np.sum(part, axis=1) * saddle / s for part in moved)
@@ -185,8 +186,7 @@ def log_near(whole: Pair, excess: Pair) -> Pair:
 def alike(number: np.ndarray, each: int) -> Iterator[tuple[np.ndarray, int]]:
     """Rows of about as many nodes, (R,), and how many: what fits the cache.
 
-    Each row has so many elements a node. One after the other, rows are in the order
-    of ``argsort(-number, kind="stable")``.
+    Each row has so many elements a node.
     """
     order, begin = np.argsort(-number, kind="stable"), 0
     while begin < len(order):

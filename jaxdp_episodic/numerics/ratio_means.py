@@ -33,7 +33,7 @@ _COARSE = 0.2
 
 
 class Powers(NamedTuple):
-    """``E((W - 1) / unit)^m / m!`` of a ratio W, m = 0 .. M, (M + 1,) each.
+    """``E((W - 1) / unit)^m / m!`` of a ratio W, m = 0 .. M, (..., M + 1) each.
 
     Attributes:
       all: these.
@@ -48,24 +48,35 @@ class Powers(NamedTuple):
 
 def powers_of_means(count: np.ndarray, shift: np.ndarray, unit: np.ndarray) -> Powers:
     """Of means X of terms, (S, M + 1) each; -inf behind the last that is known."""
-    rows = zip(count.tolist(), shift.tolist(), unit.tolist(), strict=True)
-    found = [_powers_of_mean(int(n), s, one) for n, s, one in rows]
-    result = np.full((3, len(found), max(len(row.all) for row in found)), -np.inf)
-    for i, row in enumerate(found):
-        result[:, i, : len(row.all)] = row
+    most = np.clip((_FURTHEST / shift).astype(int), 2, _MOST_POWERS)
+    result = np.full((3, len(most), most.max() + 1), -np.inf)
+    # Those whose `power_factors` are alike together: none is larger for another's sake.
+    root = np.sqrt(most + 1.0).astype(int)
+    for each in np.unique(root).tolist():
+        rows = np.flatnonzero(root == each)
+        found = _powers_of_alike(count[rows], shift[rows], unit[rows], most[rows])
+        result[:, rows, : found.shape[-1]] = found
     return Powers(*result)
 
 
-def _powers_of_mean(count: int, shift: float, unit: float) -> Powers:
-    most = max(min(_MOST_POWERS, int(_FURTHEST / shift)), 2)
+def _powers_of_alike(
+    count: np.ndarray, shift: np.ndarray, unit: np.ndarray, most: np.ndarray
+) -> np.ndarray:
+    """`powers_of_means`, (3, S, M + 1), of numbers of powers of about the same root."""
     x, density = normal_places(1.0, 0.0, most * shift, 0.0)
-    away = np.expm1(shift * x - 0.5 * shift * shift) / (count * unit)
-    high, low, scale = power_factors(away, density, most)
-    one = ((high @ low.T) * scale).reshape(-1)[: most + 1]
-    one[1] = 0.0
-    jump = shift * (shift * np.arange(most + 1) + _NEAR_JUMP) - 0.5 * shift * shift
-    place = np.logaddexp(0.0, jump - math.log(count))
-    return Powers(_to_power(one[None], count)[0], count * one, place)
+    s, n, m = shift[:, None], count[:, None], np.arange(most.max() + 1)
+    away = np.expm1(s * x - 0.5 * s * s) / (n * unit[:, None])
+    with np.errstate(all="ignore"):  # behind the last one
+        high, low, scale = power_factors(away, density, len(m) - 1)
+        one = high.swapaxes(0, 1) @ low.transpose(1, 2, 0) * scale
+    one = one.reshape(len(s), -1)[:, : len(m)]
+    one[:, 1] = 0.0
+    every = np.empty_like(one)
+    for row, powers, last, number in zip(every, one, most, count, strict=True):
+        row[: last + 1] = _to_power(powers[None, : last + 1], int(number))[0]
+    jump = s * (s * m + _NEAR_JUMP) - 0.5 * s * s
+    place = np.logaddexp(0.0, jump - np.log(n))
+    return np.where(m <= most[:, None], [every, n * one, place], -np.inf)
 
 
 def powers_of_ratio(bins: int, count: int, shift: float, unit: float) -> Powers:
@@ -142,13 +153,13 @@ def _scales(most: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 def _to_power(series: np.ndarray, count: int) -> np.ndarray:
     """Powers of power series (P, M), as far as these go."""
     number = series.shape[1]
-    padded = np.zeros((len(series), 2 * number - 1))
-    rows = np.lib.stride_tricks.sliding_window_view(padded, number, axis=1)
 
     def product(a: np.ndarray, b: np.ndarray) -> np.ndarray:
         if len(a) == 1:
             return np.convolve(a[0], b[0])[None, :number]
+        padded = np.zeros((len(a), 2 * number - 1))
         padded[:, number - 1 :] = a
+        rows = np.lib.stride_tricks.sliding_window_view(padded, number, axis=1)
         return (rows @ b[:, ::-1, None])[..., 0]
 
     result: np.ndarray | None = None

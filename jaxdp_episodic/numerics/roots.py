@@ -230,4 +230,5 @@ def _share(new: Any, old: Any, before: Any) -> Array:
         fits = (phi * phi < xi) & ((1 - phi) ** 2 < 1 - xi)
         share = f1 / (f2 - f1) * f3 / (f2 - f3)
         share = share + (x3 - x1) / (x2 - x1) * f1 / (f3 - f1) * f2 / (f3 - f2)
-    return xp.where(fits & (share > 0) & (share < 1), share, 0.5)
+    # 0 and 1 are for a value of 0: next to it the sign changes.
+    return xp.where(fits & (share >= 0) & (share <= 1), share, 0.5)

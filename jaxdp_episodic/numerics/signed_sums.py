@@ -153,7 +153,8 @@ def _at_hinge(a: LatticeSum, b: LatticeSum, hinge: float, plan: Plan) -> SignedS
     y = hinge - sign * 8 * UNIT * abs(hinge)
     rounded = 4 * UNIT * (np.abs(places) + abs(a.count * plan.center))
     gains = other.gain(y - places - sign * rounded, above=plan.above)
-    gain = float(masses @ gains) + plan.unit * a.infinite * (1 + 1e-9)
+    # Of so many numbers BLAS's products wake its threads; see `quadrature.in_blocks`.
+    gain = float(np.sum(masses * gains)) + plan.unit * a.infinite * (1 + 1e-9)
     known = np.array([gain, gain if plan.above else 0.0])
     beyond = np.array([1.0 + 1e-9, 0.0]) if plan.above else np.zeros(2)
     error = a.mass_error + (8 + 4 * len(places)) * UNIT

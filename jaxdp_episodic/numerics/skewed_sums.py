@@ -293,7 +293,9 @@ def _between(known: int, nodes: int, panels: int) -> np.ndarray:
 
 def _through(rows: np.ndarray, nodes: int, panels: int) -> np.ndarray:
     """Rows (..., N, E) at Chebyshev points, at nodes of panels."""
-    return (_between(rows.shape[-2], nodes, panels) @ rows.view(float)).view(complex)
+    between = _between(rows.shape[-2], nodes, panels)
+    between = np.broadcast_to(between, (*rows.shape[:-2], *between.shape))
+    return in_blocks(between, rows.view(float)).view(complex)
 
 
 def _by_moves(fields: np.ndarray) -> np.ndarray:

@@ -13,6 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from jaxdp_episodic.numerics.complex_exponentials import (
+    Pair,
     exp_complex,
     log1p_complex,
     log_complex,
@@ -158,7 +159,7 @@ def _contracted(
     return Transforms(whole, whole if less is None else found[3], first, second)
 
 
-def steepest(x: np.ndarray, s: Array, rule: tuple) -> tuple[np.ndarray, ...]:
+def steepest(x: np.ndarray, s: Array, rule: tuple) -> tuple[Pair, Pair, np.ndarray]:
     """Nodes from the larger saddle x on: v, dv with weights and the real exponent.
 
     On ``v = x + (zeta + i y)/s`` the imaginary part is 0 where ``e^zeta sin(y)/y = 1 +
@@ -175,13 +176,9 @@ def steepest(x: np.ndarray, s: Array, rule: tuple) -> tuple[np.ndarray, ...]:
         zeta = zeta - _step(value, slope, product + zeta)
     slope = np.maximum(1 - 1 / (product + zeta), 1e-9)
     dv = (1 / y - 1 / np.tan(y)) / slope * w / s, w / s
-    exponent = (x + zeta / s) / s * (y / np.tan(y))
-    exponent = exponent - 0.5 * ((x + zeta / s) ** 2 - (y / s) ** 2)
-    v, dv = (
-        complex_of(np, *np.broadcast_arrays(*pair))
-        for pair in ((x + zeta / s, y / s), dv)
-    )
-    return v, dv, exponent
+    right = x + zeta / s
+    exponent = right / s * (y / np.tan(y)) - 0.5 * (right * right - (y / s) ** 2)
+    return (right, y / s), dv, exponent
 
 
 def transforms_on_axis(
@@ -243,7 +240,8 @@ def transforms_on_axis(
     place, weight = gauss(_NODES, 1)
     rest = end - (low + whole * width)
     sums.append(part(end - rest * (1 - place), rest * weight))
-    v, dv, exponent = steepest(saddle, s, of_jumps)
+    *both, exponent = steepest(saddle, s, of_jumps)
+    v, dv = (complex_of(np, *np.broadcast_arrays(*pair)) for pair in both)
     exponent = np.exp(np.clip(exponent, -745, 700))
     is_rare = (saddle >= too_rare(s, move))[:, None]
     grown = np.where(is_rare, 0.0, exponent * dv / SQRT_2PI)

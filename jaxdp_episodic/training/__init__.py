@@ -1,7 +1,7 @@
 """Private training on episodes: models, learners, the private gradient, the trainer.
 
-Doors: `assemble`, `episode`, `processes`, `run`, `run_files`, `search`, `search_space`,
-`statistics`, `trainer`.
+Doors: `assemble`, `episode`, `precision`, `processes`, `run`, `run_files`, `search`,
+`search_space`, `statistics`, `trainer`.
 """
 
 from jaxdp_episodic.accounting.budget import (

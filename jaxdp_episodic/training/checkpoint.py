@@ -17,6 +17,7 @@ import logging
 import os
 import secrets as system_entropy
 import shutil
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -34,11 +35,16 @@ from jaxdp_episodic.report.ledger_content import LedgerMark
 from jaxdp_episodic.training.description import refuse_other_run
 from jaxdp_episodic.training.discrete_noise import step_seed
 from jaxdp_episodic.training.optimizers import average_of
+from jaxdp_episodic.training.precision import training_dtype
 
 FORMAT = 3
 _KEPT = 2
 # How Orbax calls what is not complete.
 _UNFINISHED = ".orbax-checkpoint-tmp"
+# What Orbax meets where writes of an earlier save go on: the folder that it removed and
+# makes again is there, or not empty. How often, and how many seconds apart, it tries.
+_IN_THE_WAY = (errno.EEXIST, errno.ENOTEMPTY)
+_TRIES, _PAUSE = 40, 0.05
 # What a checkpoint's description must hold besides its format.
 _META = ("charged_steps", "sampler_entropy", "noise_key", "ledger", "run")
 
@@ -104,16 +110,17 @@ def initial_state(
 ) -> TrainingState:
     """Returns the state before the first step.
 
-    Gradients are float32, and so is what the optimizer keeps, also of parameters of
-    lower precision: it would change its type at the first step, and come back rounded
-    from a checkpoint.
+    Gradients are float32 or float64, and so is what the optimizer keeps, also of
+    parameters of lower precision: it would change its type at the first step, and come
+    back rounded from a checkpoint.
     """
+    dtype = training_dtype(params)
 
-    def in_float32(leaf: Any) -> Any:
-        low = jnp.issubdtype(leaf.dtype, jnp.floating) and leaf.dtype.itemsize < 4
-        return leaf.astype(jnp.float32) if low else leaf
+    def widened(leaf: Any) -> Any:
+        is_float = jnp.issubdtype(leaf.dtype, jnp.floating)
+        return leaf.astype(dtype) if is_float else leaf
 
-    kept = optimizer.init(jax.tree.map(in_float32, params))
+    kept = optimizer.init(jax.tree.map(widened, params))
     return TrainingState(params, as_arrays(kept), start)
 
 
@@ -203,19 +210,34 @@ class Checkpoints:
             "run": snapshot.run,
         }
         with self._or_os_error(snapshot.charged_steps):
-            self._manager.save(
+            self._commit(
                 snapshot.charged_steps,
-                args=ocp.args.Composite(
+                ocp.args.Composite(
                     state=ocp.args.StandardSave(state),
                     meta=ocp.args.JsonSave(meta),
                 ),
-                force=True,
             )
-            self._manager.wait_until_finished()
         # When one of its writes fails Orbax does not wait for the others: they may have
         # made the temporary folder again after it was removed.
         self.remove_unfinished()
         sync_folder(self.folder)
+
+    def _commit(self, step: int, content: Any) -> None:
+        """Saves by Orbax, once the writes of a save before that was cut off are over.
+
+        After a full disk, or Ctrl-C, nothing waits for them. What stopped that save
+        would else be reported as a folder that is not empty.
+        """
+        for tries_left in reversed(range(_TRIES)):
+            try:
+                self._manager.save(step, args=content, force=True)
+                self._manager.wait_until_finished()
+                return
+            except OSError as error:
+                if error.errno not in _IN_THE_WAY or not tries_left:
+                    raise
+            self.remove_unfinished()
+            time.sleep(_PAUSE)
 
     def remove_unfinished(self) -> None:
         """Removes what processes that were killed, or full disks, left of checkpoints.

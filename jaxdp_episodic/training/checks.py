@@ -20,6 +20,7 @@ from jaxdp_episodic.describe.designs import (
 from jaxdp_episodic.describe.step import STEP, GaussianStep
 from jaxdp_episodic.draw.sampler import EpisodeSampler
 from jaxdp_episodic.training.episode import default_block_size
+from jaxdp_episodic.training.precision import as_trained, training_dtype
 from jaxdp_episodic.training.statistics import PrivateStatistics
 
 _MOST_DISCRETE_ROWS = 32
@@ -149,7 +150,11 @@ def check_outputs(
     couples = getattr(learner, "couples_examples", True)
     if apply is None or ways is not None or learner.is_regression or not couples:
         return
-    outputs = jax.eval_shape(apply, params, inputs).shape
+
+    def of_data(params: Any, inputs: Any) -> Any:
+        return apply(params, as_trained(inputs, training_dtype(params)))
+
+    outputs = jax.eval_shape(of_data, params, inputs).shape
     if len(outputs) != 2 or outputs[1] < slot_shape[-2]:
         raise ValueError(
             f"apply must return at least {slot_shape[-2]} logits for each input, one a "

@@ -53,7 +53,7 @@ def on_grid(contribution: Any, l2_clip_norm: Array) -> Any:
     rules out, becomes zero: the bound holds in whole numbers, whatever float32 did.
 
     Args:
-      contribution: float32 pytree, of norm <= C.
+      contribution: pytree of float32, or float64, of norm <= C.
       l2_clip_norm: C > 0, scalar.
 
     Returns:
@@ -107,6 +107,7 @@ def released_sum(
     l2_clip_norm: float,
     noise_multiplier: float,
     normalizer: float,
+    dtype: Any = np.float32,
 ) -> Any:
     """Returns the sum with discrete noise, in the contributions' unit, divided.
 
@@ -121,9 +122,10 @@ def released_sum(
       l2_clip_norm: C.
       noise_multiplier: in (0, 1000].
       normalizer: public divisor.
+      dtype: of what is released.
 
     Returns:
-      float32 pytree of NumPy arrays, (...) for each leaf (2, ...).
+      pytree of NumPy arrays, (...) for each leaf (2, ...).
     """
     halves, structure = jax.tree.flatten(jax.device_get(total))
     sizes = [leaf[0].size for leaf in halves]
@@ -135,7 +137,7 @@ def released_sum(
         whole = (
             (leaf[0].astype(np.int64) << _HALF) + leaf[1] + part.reshape(leaf.shape[1:])
         )
-        released.append((whole * unit).astype(np.float32))
+        released.append((whole * unit).astype(dtype))
     return jax.tree.unflatten(structure, released)
 
 

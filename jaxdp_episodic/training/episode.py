@@ -127,11 +127,12 @@ def decoded(block: Block, encoding: str | None) -> Block:
     """Returns a block, or a row of one, with numbers in place of codes.
 
     They are the numbers that a table in memory has, to the last bit: looked up, because
-    a division by 255 may be compiled to a product. Slots without an example hold zeros.
+    a division by 255 may be compiled to a product; in the type of the mask, which is
+    that of training. Slots without an example hold zeros.
     """
     if encoding is None:
         return block
-    values = jnp.asarray(CODE_VALUES[encoding])
+    values = jnp.asarray(CODE_VALUES[encoding], block.slot_mask.dtype)
     numbers = values.at[block.inputs.astype(jnp.int32)].get(mode="promise_in_bounds")
     there = _column(block.slot_mask > 0, numbers.ndim)
     return block._replace(inputs=jnp.where(there, numbers, 0.0))
@@ -211,7 +212,8 @@ def classification_episode(inputs: Array, mask: Array, *, shots: int) -> Episode
       shots: support examples of each class.
     """
     ways, slots = mask.shape
-    labels = jnp.broadcast_to(jnp.arange(ways)[:, None], (ways, slots))
+    places = jnp.arange(ways, dtype=jnp.int32)
+    labels = jnp.broadcast_to(places[:, None], (ways, slots))
 
     def part(array: Array, first: int, last: int) -> Array:
         return array[:, first:last].reshape(-1, *array.shape[2:])
@@ -336,7 +338,7 @@ def _episodic_loss(
         def flat(array: Array) -> Array:
             return array.reshape(number, *within, *array.shape[len(slot_shape) :])
 
-        unit_mask = jnp.ones(number, jnp.float32)
+        unit_mask = jnp.ones(number, unit.slot_mask.dtype)
         episodes = Block(
             flat(unit.inputs), flat(unit.targets), flat(unit.slot_mask), unit_mask
         )
@@ -345,7 +347,7 @@ def _episodic_loss(
         losses = jax.lax.map(one, episodes)
         there = jnp.any(episodes.slot_mask.reshape(number, -1) > 0, axis=1)
         total = jnp.sum(jnp.where(there, losses, 0.0))
-        return total / jnp.maximum(jnp.sum(there.astype(jnp.float32)), 1.0)
+        return total / jnp.maximum(jnp.sum(there.astype(total.dtype)), 1.0)
 
     return mean_loss
 
@@ -366,10 +368,10 @@ def _supervised_loss(
 ) -> Callable[[Any, Block], Array]:
     """Mean loss over all examples in the clip unit; they are the queries."""
     number = math.prod(slot_shape)
-    kind = jnp.float32 if learner.is_regression else jnp.int32
 
     def loss(params: Any, unit: Block) -> Array:
         inputs = unit.inputs.reshape(number, *unit.inputs.shape[len(slot_shape) :])
+        kind = unit.slot_mask.dtype if learner.is_regression else jnp.int32
         targets = unit.targets.reshape(number).astype(kind)
         mask = unit.slot_mask.reshape(number)
         nobody = (inputs[:0], targets[:0], mask[:0])

@@ -27,6 +27,7 @@ from jaxdp_episodic.training.episode import (
     to_episode,
 )
 from jaxdp_episodic.training.learners import ProtoNet
+from jaxdp_episodic.training.precision import as_trained, training_dtype
 from jaxdp_episodic.training.statistics import Started
 
 _CHUNK = 50
@@ -219,15 +220,17 @@ def _scores(
     """Sum of hits (or squared errors) and number of queries, of each episode."""
 
     def one(block: Any) -> tuple[jax.Array, jax.Array]:
-        block = decoded(block, encoding)
+        block = decoded(as_trained(block, training_dtype(params)), encoding)
         episode = to_episode(block, shots=shots, is_regression=is_regression)
         predicted = learner.predict(params, episode)
-        weight = episode.query_mask.astype(jnp.float32)
+        weight = episode.query_mask
         if is_regression:
             score = jnp.square(predicted - episode.query_targets)
         else:
-            hits = jnp.argmax(predicted, axis=-1) == episode.query_targets
-            score = hits.astype(jnp.float32)
+            kind = episode.query_targets.dtype
+            best = jax.lax.argmax(predicted, predicted.ndim - 1, kind)
+            hits = best == episode.query_targets
+            score = hits.astype(weight.dtype)
         return jnp.sum(score * weight), jnp.sum(weight)
 
     return jax.lax.map(one, block)

@@ -25,6 +25,7 @@ from jaxdp_episodic.requests.training_parts import (
     SQUARED_ERROR,
 )
 from jaxdp_episodic.training.episode import Episode
+from jaxdp_episodic.training.precision import at_least_float32
 
 Apply = Callable[[Any, Array], Array]
 
@@ -82,7 +83,7 @@ class ProtoNet:
         """The episode with embeddings in place of its inputs."""
         number = len(episode.support_inputs)
         inputs = jnp.concatenate([episode.support_inputs, episode.query_inputs])
-        embedded = self.apply(params, inputs).astype(jnp.float32)
+        embedded = at_least_float32(self.apply(params, inputs))
         if self.distance == COSINE:
             embedded = _unit(embedded)
         return episode._replace(
@@ -289,19 +290,20 @@ def _unit(rows: Array) -> Array:
     return rows / jnp.sqrt(squares + _SHORT**2)
 
 
-def _support_weights(episode: Episode, ways: int) -> Array:
+def _support_weights(embedded: Episode, ways: int) -> Array:
     """(S, ways): 1 where a support example is there and of the class."""
-    of_class = jax.nn.one_hot(episode.support_targets, ways, dtype=jnp.float32)
-    return of_class * episode.support_mask[:, None]
+    kind = embedded.support_inputs.dtype
+    of_class = jax.nn.one_hot(embedded.support_targets, ways, dtype=kind)
+    return of_class * embedded.support_mask[:, None]
 
 
-def _support_count(episode: Episode, ways: int) -> Array:
-    return jnp.sum(_support_weights(episode, ways), axis=0)
+def _support_count(embedded: Episode, ways: int) -> Array:
+    return jnp.sum(_support_weights(embedded, ways), axis=0)
 
 
 def _outputs(task_loss: str, outputs: Array) -> Array:
-    """Float32; values lose their last axis, which must be of size 1."""
-    outputs = outputs.astype(jnp.float32)
+    """At least float32; values lose their last axis, which must be of size 1."""
+    outputs = at_least_float32(outputs)
     if task_loss == CROSS_ENTROPY:
         return outputs
     # (n,) would broadcast against (n, 1) targets, and silently be another loss.

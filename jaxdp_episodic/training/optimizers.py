@@ -13,6 +13,7 @@ from jax import Array
 
 from jaxdp_episodic import _validation
 from jaxdp_episodic.requests.training_parts import OptimizerConfig, checked_decay
+from jaxdp_episodic.training.precision import training_dtype
 
 
 @functools.lru_cache(maxsize=8)  # alike is the same, and is compiled once
@@ -87,7 +88,8 @@ def noise_corrected_adam(
         count = optax.safe_increment(state.count)
         first = optax.tree.update_moment(updates, state.mu, b1, 1)
         second = optax.tree.update_moment(updates, state.nu, b2, 2)
-        variance = jnp.square(jnp.asarray(noise_deviation, jnp.float32))
+        dtype = training_dtype(second)
+        variance = jnp.square(jnp.asarray(noise_deviation, dtype))
 
         def move(m: Any, v: Any) -> Any:
             return m / (jnp.sqrt(jnp.maximum(v - variance, least * variance)) + eps)
@@ -110,7 +112,7 @@ class Averaged(NamedTuple):
 
     Attributes:
       inner: the optimizer's own state.
-      sums: float32 pytree: what the parameters were, weighted.
+      sums: pytree, at least float32: what the parameters were, weighted.
       weight: sum of the weights, by which the sums are divided.
     """
 
@@ -139,8 +141,9 @@ def averaged(
     optimizer = optax.with_extra_args_support(optimizer)
 
     def init(params: Any) -> Averaged:
-        sums = jax.tree.map(lambda p: jnp.zeros(p.shape, jnp.float32), params)
-        return Averaged(optimizer.init(params), sums, jnp.zeros((), jnp.float32))
+        dtype = training_dtype(params)
+        sums = jax.tree.map(lambda p: jnp.zeros(p.shape, dtype), params)
+        return Averaged(optimizer.init(params), sums, jnp.zeros((), dtype))
 
     def update(
         updates: Any, state: Any, params: Any = None, **others: Any
@@ -148,7 +151,7 @@ def averaged(
         moves, inner = optimizer.update(updates, state.inner, params, **others)
         moved = optax.apply_updates(params, moves)
         sums = jax.tree.map(
-            lambda s, p: rate * s + (1 - rate) * p.astype(jnp.float32),
+            lambda s, p: rate * s + (1 - rate) * p.astype(s.dtype),
             state.sums,
             moved,
         )

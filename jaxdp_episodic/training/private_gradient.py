@@ -6,10 +6,11 @@ Units are worked off one after the other, so memory does not grow with the batch
 there are several devices each takes its share of every block. Noise is added once,
 after the sum over blocks, devices and processes, by the first process.
 
-The noise is float32 Gaussian noise from JAX's threefry generator: a finite set of
-values, none beyond 5.42 standard deviations. It is not hardened against attacks on
-floating-point numbers; docs/training.md, "What epsilon does not cover", says more.
-With ``noise="discrete"`` it is: see `discrete_noise`.
+All of it is float32, or float64 where a parameter is: see `precision`. The noise is
+Gaussian noise from JAX's threefry generator: a finite set of values, none of float32
+beyond 5.42 standard deviations. It is not hardened against attacks on floating-point
+numbers; docs/training.md, "What epsilon does not cover", says more. With
+``noise="discrete"`` it is: see `discrete_noise`.
 """
 
 from __future__ import annotations
@@ -27,12 +28,16 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxdp_episodic import _validation
 from jaxdp_episodic.requests.training_config import NOISES
 from jaxdp_episodic.training import discrete_noise
+from jaxdp_episodic.training.precision import as_trained, training_dtype
 from jaxdp_episodic.training.processes import all_processes
 
 _AXIS = "shard"
 # Float32 sums of squares over 10^8 numbers are good to about 1e-6: contributions are
 # clipped to a little less than the clip norm, so that rounding cannot exceed it.
 _MARGIN = 1e-5
+# Least and largest scale of a contribution's numbers: normal ones of its type, as are
+# their reciprocals.
+_SCALES = {"float32": (1e-30, 1e37), "float64": (1e-300, 1e307)}
 
 
 class Totals(NamedTuple):
@@ -110,8 +115,8 @@ class PrivateGradient:
           blocks: at least one, all rows of which together are the draw; see
             `make_blocks`. Any pytree of arrays (B, ...) with a field ``unit_mask``
             (B,), > 0 where a row holds a drawn unit. ``loss`` is given one row at a
-            time. Masked rows behind the last drawn one of a device's share cost
-            nothing.
+            time, its float32 and float64 arrays in the type that is computed in.
+            Masked rows behind the last drawn one of a device's share cost nothing.
           key: typed key of this step's noise, never used for another draw; of discrete
             noise at least 16 bytes. None in all processes but the first.
           l2_clip_norm: C, in [1e-18, 1e18].
@@ -120,7 +125,8 @@ class PrivateGradient:
           normalizer: public divisor, in [1e-18, 1e18].
 
         Returns:
-          ``(gradient, diagnostics)``: float32, of the structure of ``params``; and
+          ``(gradient, diagnostics)``: of the structure of ``params``, float64 if one
+          of these is, else float32; and
           ``num_units``, ``mean_loss``, ``mean_norm`` (before clipping),
           ``share_clipped``, ``num_not_finite`` (units whose gradient was not finite:
           they contribute zero), which are *private*.
@@ -134,13 +140,14 @@ class PrivateGradient:
         _check_blocks(blocks, self._mesh.size)
         if self._processes.is_first:
             _check_key(key, self._is_discrete)
-        clip = jnp.float32(_validation.float32_number("l2_clip_norm", l2_clip_norm))
+        norm = _validation.float32_number("l2_clip_norm", l2_clip_norm)
         noise = checked_noise(noise_multiplier, self._is_discrete)
         divisor = _validation.float32_number("normalizer", normalizer)
         if self._is_discrete:
             rows = sum(len(b.unit_mask) for b in blocks)
             discrete_noise.check_units(rows * self._processes.count)
         params = self.on_devices(params)
+        clip = jnp.asarray(norm, training_dtype(params))
         totals = jax.device_put(_no_totals(params, self._is_discrete), self._everywhere)
         for block in blocks:
             rows = jax.device_put(block, self._by_row)
@@ -157,14 +164,16 @@ class PrivateGradient:
         """The sum with its noise, divided."""
         total = self.on_devices(total)
         if not isinstance(key, bytes):
-            deviation = clip * jnp.float32(noise)
-            return self._finish(total, key, deviation, jnp.float32(divisor))
+            deviation = clip * jnp.asarray(noise, clip.dtype)
+            divided = jnp.asarray(divisor, clip.dtype)
+            return self._finish(total, key, deviation, divided)
         gradient = discrete_noise.released_sum(
             total,
             key,
             l2_clip_norm=float(clip),
             noise_multiplier=noise,
             normalizer=divisor,
+            dtype=clip.dtype,
         )
         return self.on_devices(gradient)
 
@@ -174,7 +183,8 @@ class PrivateGradient:
         It is what the compiler plans: parameters, block and sums come on top.
         """
         totals = _no_totals(params, self._is_discrete)
-        lowered = self._add.lower(params, totals, block, jnp.float32(1.0))
+        clip = jnp.ones((), training_dtype(params))
+        lowered = self._add.lower(params, totals, block, clip)
         analysis: Any = lowered.compile().memory_analysis()
         return int(analysis.temp_size_in_bytes)
 
@@ -187,20 +197,22 @@ def clip_by_norm(contribution: Any, l2_clip_norm: Array) -> tuple[Any, Array, Ar
       l2_clip_norm: C > 0, scalar.
 
     Returns:
-      ``(clipped, norm, is_finite)``: float32 pytree, norm before clipping (0 where not
-      finite, ``inf`` above float32's range), and whether every entry was finite.
+      ``(clipped, norm, is_finite)``: pytree, float64 if a leaf is, else float32; norm
+      before clipping (0 where not finite, ``inf`` above the type's range), and whether
+      every entry was finite.
     """
-    leaves = [jnp.asarray(leaf, jnp.float32) for leaf in jax.tree.leaves(contribution)]
+    dtype = training_dtype(contribution)
+    leaves = [jnp.asarray(leaf, dtype) for leaf in jax.tree.leaves(contribution)]
     finite = jnp.all(jnp.stack([jnp.all(jnp.isfinite(leaf)) for leaf in leaves]))
     leaves = [jnp.where(finite, leaf, 0.0) for leaf in leaves]
-    # Squares of large entries overflow and those of small ones vanish in float32:
+    # Squares of large entries overflow and those of small ones vanish:
     # scale by the largest first. The scale and its reciprocal, by which compilers
     # multiply, must be normal numbers: processors may take subnormal ones for zero.
     largest = jnp.stack([jnp.max(jnp.abs(leaf), initial=0.0) for leaf in leaves])
-    scale = jnp.clip(jnp.max(largest), 1e-30, 1e37)
+    scale = jnp.clip(jnp.max(largest), *_SCALES[dtype.name])
     relative = jnp.sqrt(sum((jnp.sum(jnp.square(x / scale)) for x in leaves), 0.0))
     norm = scale * relative
-    bound = l2_clip_norm * (1 - _MARGIN)
+    bound = jnp.asarray(l2_clip_norm, dtype) * (1 - _MARGIN)
     # Where norm > bound, relative >= 1 (or the norm is below the floor), so neither of
     # the two factors overflows; their product could.
     factor = bound / jnp.maximum(relative, 1.0)
@@ -222,17 +234,19 @@ def _summer(
     """Adds the clipped contributions of a block to the totals."""
 
     def one_unit(params: Any, unit: Any, clip: Array) -> Totals:
+        dtype = training_dtype(params)
+        unit = as_trained(unit, dtype)
         value, contribution = jax.value_and_grad(loss)(params, unit)
         clipped, norm, finite = clip_by_norm(contribution, clip)
         if is_discrete:
             clipped = discrete_noise.on_grid(clipped, clip)
         drawn = unit.unit_mask > 0
-        used = jnp.where(drawn, 1.0, 0.0)
+        used = drawn.astype(dtype)
         return Totals(
             jax.tree.map(
                 lambda leaf: jnp.where(drawn, leaf, jnp.zeros_like(leaf)), clipped
             ),
-            jnp.where(drawn & jnp.isfinite(value), value, 0.0).astype(jnp.float32),
+            jnp.where(drawn & jnp.isfinite(value), value, 0.0).astype(dtype),
             norm * used,
             jnp.where(norm > clip, used, 0.0),
             jnp.where(finite, 0.0, used),
@@ -241,7 +255,7 @@ def _summer(
 
     def several(params: Any, units: Any, clip: Array) -> Totals:
         each = jax.vmap(one_unit, in_axes=(None, 0, None))(params, units, clip)
-        return jax.tree.map(lambda leaf: jnp.sum(leaf, axis=0), each)
+        return jax.tree.map(lambda leaf: jnp.sum(leaf, axis=0, dtype=leaf.dtype), each)
 
     def share(params: Any, totals: Totals, block: Any, clip: Array) -> Totals:
         """What one device adds: its rows of the block."""
@@ -249,7 +263,8 @@ def _summer(
         params = jax.lax.pcast(params, _AXIS, to="varying")
         rows = len(block.unit_mask)
         at_once = min(units_at_once, rows)
-        last = jnp.max(jnp.where(block.unit_mask > 0, jnp.arange(1, rows + 1), 0))
+        places = jnp.arange(1, rows + 1, dtype=jnp.int32)
+        last = jnp.max(jnp.where(block.unit_mask > 0, places, 0))
 
         def add(i: Array, sums: Totals) -> Totals:
             if at_once == 1:
@@ -261,8 +276,11 @@ def _summer(
                 units = jax.tree.map(
                     lambda a: jax.lax.dynamic_slice_in_dim(a, start, at_once), block
                 )
-                fresh = start + jnp.arange(at_once) >= i * at_once
-                units = units._replace(unit_mask=jnp.where(fresh, units.unit_mask, 0.0))
+                slots = jnp.arange(at_once, dtype=jnp.int32)
+                fresh = start + slots >= i * at_once
+                mask = units.unit_mask
+                mask = jnp.where(fresh, mask, jnp.zeros_like(mask))
+                units = units._replace(unit_mask=mask)
                 new = several(params, units, clip)
             return jax.tree.map(jnp.add, sums, new)
 
@@ -285,19 +303,20 @@ def _with_noise(total: Any, key: Array, deviation: Array, normalizer: Array) -> 
     leaves, structure = jax.tree.flatten(total)
     keys = jax.random.split(key, len(leaves))
     noised = [
-        (leaf + deviation * jax.random.normal(k, leaf.shape, jnp.float32)) / normalizer
+        (leaf + deviation * jax.random.normal(k, leaf.shape, leaf.dtype)) / normalizer
         for leaf, k in zip(leaves, keys, strict=True)
     ]
     return jax.tree.unflatten(structure, noised)
 
 
 def _no_totals(params: Any, is_discrete: bool) -> Totals:
+    dtype = training_dtype(params)
     if is_discrete:
         gradient = discrete_noise.no_sum(params)
     else:
-        gradient = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, jnp.float32), params)
+        gradient = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, dtype), params)
     # Buffers of their own: they are donated.
-    return Totals(gradient, *(jnp.zeros((), jnp.float32) for _ in range(5)))
+    return Totals(gradient, *(jnp.zeros((), dtype) for _ in range(5)))
 
 
 def _check_blocks(blocks: Sequence[Any], num_devices: int) -> None:

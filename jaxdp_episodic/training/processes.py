@@ -90,7 +90,7 @@ class Processes:
             raise RunEndedError(said)
 
     def sum(self, tree: Any) -> Any:
-        """Returns the sum over processes of pytrees of float32 or int32 arrays.
+        """Returns the sum over processes of pytrees of arrays of floats or int32.
 
         Integers are summed exactly; every process gets the same bits.
 

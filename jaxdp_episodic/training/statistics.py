@@ -327,7 +327,12 @@ class Started:
 def _seen(start: Any, episode: Episode) -> Episode:
     """The episode with projected features."""
     inputs = episode.support_inputs, episode.query_inputs
-    seen = [projected(one, start["mean"], start["projection"]) for one in inputs]
+    seen = [
+        projected(one, start["mean"], start["projection"]).astype(mask.dtype)
+        for one, mask in zip(
+            inputs, (episode.support_mask, episode.query_mask), strict=True
+        )
+    ]
     return episode._replace(support_inputs=seen[0], query_inputs=seen[1])
 
 

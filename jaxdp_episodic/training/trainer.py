@@ -58,6 +58,7 @@ class Trainer(Standing):
     Args:
       learner: `ProtoNet`, `MAML`, `ANIL`, `Supervised`, or anything with their methods.
       params: the initial parameters, a pytree. They must not depend on private data.
+        Where one is float64 all is computed in float64, noise too; else in float32.
       data: the private training data.
       budget: of `plan_budget`, for a step with ``population=data.population``; or
         without one, its ``sampling`` then stating public bounds of the sizes, which
@@ -70,7 +71,7 @@ class Trainer(Standing):
       block_size: clip units that are worked off in one go; memory grows with it, the
         result does not depend on it. Default, and most: enough for almost every draw.
       devices: over which a block is spread. Default: all local devices.
-      noise: "gaussian", in float32; or "discrete", hardened against attacks on
+      noise: "gaussian"; or "discrete", hardened against attacks on
         low-order bits: see `discrete_noise`. The budget is the same.
       seed: None takes draws and noise from the operating system's entropy. A fixed seed
         makes the run repeatable and *not private*: whoever knows it can subtract the

@@ -411,6 +411,18 @@ def test_stated_errors_at_the_last_place():
     assert table.at(place)[0] == pytest.approx(true, abs=table.further_error(place)[0])
 
 
+def test_stated_errors_of_the_panel_in_which_tails_get_rare():
+    # 1e-8 off where 1.6e-11 was stated: no place that is compared is in that part.
+    table = allocation_tables.antipodal_table(9, 3, 0.03)
+    places = np.array([0.088, 0.0916, 0.092])
+    rows, stated = table.at(places)[0], table.error + table.further_error(places)
+    assert np.all(rows > rows.max() - 5) and np.all(rows > table.values[0, 0, 0] - 38.2)
+    for place, row, error in zip(places, rows, stated, strict=True):
+        true = log_antipodal(9, 3, 0.03, place) + np.log(9)
+        assert row == pytest.approx(true, abs=error)
+    assert stated[0] < 1e-10  # where nothing is off yet
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(8))
 def test_stated_errors_far_out(seed):

@@ -42,3 +42,20 @@ def test_what_cannot_be_computed_is_not_halved_without_end():
     place = np.linspace(0.0, 6.0, 99)
     exact = -np.arange(1.0, 4.0)[:, None] * place
     np.testing.assert_allclose(table.at(place), exact, atol=1e-9)
+
+
+def test_what_cannot_be_computed_takes_no_halvings_from_what_is_rough():
+    def turn(place):
+        return 1e-3 * np.tanh(500 * (place - 2.2))
+
+    def evaluate(_, place, *, finer=False):
+        del finer
+        lost = np.where((place > 4.0) & (place < 28.5), np.nan, 0.0)
+        return -np.arange(1.0, 4.0)[:, None] * place + turn(place) + lost
+
+    ends = np.array([1.0]), np.array([29.0])
+    (table,) = tabulated(*ends, evaluate, most=10)
+    place = np.linspace(0.0, 3.5, 9999)
+    exact = -np.arange(1.0, 4.0)[:, None] * place + turn(place)
+    # 1e-3 where the panel of the turn is halved three times
+    np.testing.assert_allclose(table.at(place), exact, atol=1e-8)

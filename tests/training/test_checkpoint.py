@@ -1,5 +1,6 @@
 """Checkpoints: complete or not there, and of this run or refused."""
 
+import errno
 import json
 import os
 import shutil
@@ -106,6 +107,42 @@ def test_a_renamed_checkpoint_is_refused(tmp_path):
         pytest.raises(ValueError, match="renamed"),
     ):
         checkpoints.restore(state(), RUN)
+
+
+@pytest.mark.parametrize(
+    "module, call, code",
+    [(shutil, "rmtree", errno.ENOTEMPTY), (os, "makedirs", errno.EEXIST)],
+)
+@pytest.mark.parametrize("tries", [1, 10_000])
+def test_writes_of_a_save_before_that_go_on_are_waited_for(
+    tmp_path, monkeypatch, module, call, code, tries
+):
+    """Orbax meets them where it removes the temporary folder, or makes it again."""
+    late = tmp_path / "3.orbax-checkpoint-tmp" / "state"
+    late.mkdir(parents=True)
+    original, met = getattr(module, call), []
+
+    def in_the_way(path, *args, **options):
+        ours = options.get("ignore_errors", False)
+        if Path(path) == late.parent and not ours and len(met) < tries:
+            met.append(code)
+            raise OSError(code, os.strerror(code))
+        original(path, *args, **options)
+        if ours and tries > 1:
+            late.mkdir(parents=True)
+
+    monkeypatch.setattr(module, call, in_the_way)
+    monkeypatch.setattr("time.sleep", lambda seconds: None)
+    with Checkpoints(tmp_path) as checkpoints:
+        if tries > 1:
+            with pytest.raises(OSError, match="step 3 could not be written") as caught:
+                checkpoints.save(snapshot(3))
+            assert caught.value.errno == code
+            return
+        checkpoints.save(snapshot(3))
+        assert checkpoints.restore(state(), RUN).charged_steps == 3
+    assert met == [code]
+    assert [path.name for path in tmp_path.iterdir()] == ["3"]
 
 
 def test_nothing_there(tmp_path):

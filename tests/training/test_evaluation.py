@@ -28,7 +28,9 @@ def test_a_perfect_and_a_blind_learner():
     evaluation = Evaluation(data, ways=4, shots=1, queries=3, num_episodes=120)
 
     def exact(e):
-        return (e.query_targets[:, None] == np.arange(4)).astype(np.float32)
+        return (e.query_targets[:, None] == np.arange(4, dtype=np.int32)).astype(
+            np.float32
+        )
 
     def always_first(e):
         return exact(e) * 0 + np.eye(4, dtype=np.float32)[0]

@@ -307,7 +307,7 @@ def test_adaptation_lowers_the_support_loss():
         query_targets=episode.support_targets,
         query_mask=episode.support_mask,
     )
-    after = computed(learner)(params, on_support)
+    after = float(computed(learner)(params, on_support))
     logits = np.float64(np.asarray(episode.support_inputs) @ params["weights"])
     scores = logits - np.log(np.exp(logits).sum(axis=1, keepdims=True))
     targets = np.asarray(episode.support_targets)

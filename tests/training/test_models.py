@@ -24,7 +24,7 @@ from jaxdp_episodic.training.models import GroupNorm
 )
 def test_the_convolution_is_that_of_flax(use_patches, stride, size):
     conv = PatchConv(2, 3, stride=stride, use_patches=use_patches, rngs=nnx.Rngs(0))
-    conv.bias[...] = jnp.arange(3.0)
+    conv.bias[...] = jnp.arange(3, dtype=jnp.float32)
     flax = nnx.Conv(2, 3, (3, 3), strides=stride, padding=1, rngs=nnx.Rngs(1))
     flax.kernel[...] = conv.kernel[...].reshape(3, 3, 2, 3)
     flax.bias[...] = conv.bias[...]
@@ -37,7 +37,8 @@ def test_the_group_normalization_is_that_of_flax():
     ours = GroupNorm(6, **settings)
     flax = nnx.GroupNorm(6, use_fast_variance=False, **settings)
     for each in (ours, flax):
-        each.scale[...], each.bias[...] = jnp.arange(6.0), jnp.arange(6.0) ** 2
+        scale = jnp.arange(6, dtype=jnp.float32)
+        each.scale[...], each.bias[...] = scale, scale**2
     images = np.random.default_rng(0).normal(3.0, size=(4, 3, 5, 6)).astype(np.float32)
     np.testing.assert_allclose(ours(images), flax(images), rtol=1e-5, atol=1e-5)
 

@@ -94,7 +94,9 @@ def lower_distribution(
 def _score(bins: LowerDistribution, grid: np.ndarray, tilt: float) -> float:
     """About the logarithm of the moment; differences of it keep their digits."""
     reach = min(tilt, 300.0 / max(float(grid[-1]), 1e-300))
-    growth = float(bins.masses @ np.expm1(reach * grid)) + float(bins.masses.sum()) - 1
+    # Of so many numbers BLAS's products wake its threads, see `quadrature.in_blocks`.
+    growth = float(np.sum(bins.masses * np.expm1(reach * grid)))
+    growth += float(bins.masses.sum()) - 1
     return float(np.log1p(max(growth, -1 + 1e-15))) + reach * bins.move
 
 

@@ -46,7 +46,8 @@ def rdp_bound(
 
     Of epsilon, ``near`` has orders to look about, of that shape; NaN: none is known. A
     ``loose`` one takes an order found sooner. Of 200 random settings half are less than
-    1e-10 above the other one and 99 % less than 4e-4; up to 1e-2 was seen.
+    1e-10 above the other one and 99 % less than 4e-4; up to 1e-2 was seen. Of 1,000 of
+    random allocation 7 are 4e-4 to 3e-3 above, half not at all; some are 2e-6 below.
 
     No epsilon is needed from a delta of the run's total variation on.
 

@@ -40,8 +40,10 @@ _APART, _CHORD, _LOOSEST, _USUAL, _LEAST, _MOST = 0.28, 1e-5, 1e3, -9.0, -42.0, 
 # below; by how many times more below the first where D falls steeply, at nodes and
 # between them; by how many times more between them, and than at both nodes; how often
 # cells are halved for it.
-_WITHIN, _LEVELS = (1.5e-5, 2.5e-5, 1e-4, 1e-3), (-7.0, -30.0, -37.0)
-_STEEP, _BETWEEN, _OVER_NODES, _HALVINGS = (8.0, 20.0), 2.5, 1.7, 2
+_WITHIN, _LEVELS = (1.5e-5, 2.5e-5, 2e-4, 1e-3), (-7.0, -30.0, -37.0)
+_STEEP, _BETWEEN, _OVER_NODES, _HALVINGS = (8.0, 20.0), 5.0, 1.7, 2
+# Of the cells of the sums there, those that are enough for what is allowed in between.
+_IN_BETWEEN = 0.7
 # Where bounds are no longer trusted to fall; and the number of cells of the sums: at
 # first, least and largest.
 _TAIL = -30.0
@@ -210,7 +212,7 @@ def _refined(nodes: list[Node], cells: list[int], epoch: Epoch) -> list[Node]:
                 off = high / low - 1
             limit = max(allowed, _OVER_NODES * float(np.fmax(off[0], off[2])))
             if b.log_d > _LEAST and not off[1] <= limit:
-                new = max(of_a, of_b)
+                new = max(int(_IN_BETWEEN * max(of_a, of_b)), _FEWEST)
                 is_whole = a.is_whole and b.is_whole
                 more.append((_node_at(middle, epoch, new, is_whole=is_whole), new))
         if not more or len(nodes) >= _MOST:

@@ -57,6 +57,8 @@ _FURTHER, _GROWTH, _ALONG, _SUMS, _MOST_ALONG = 2.5, 1.6, 0.1, 0.7, 1280
 # below D are drawn.
 _FINE, _FINEST, _FALL = 128, 1024, 0.25
 _BASES = (1, 2, 4, 8, 16, 32)
+# Where the last of them is 0 at the latest, over the last ratio; rates above 0.
+_FURTHEST, _TINY = 1e3, 1e-300
 _CACHED = 256
 _BOTH = (False, True)
 
@@ -83,7 +85,9 @@ def antipodal_bounding_pair(
 ) -> PiecewiseLinearPair:
     """The pair whose profile bounds that of one setting, from above or from below."""
     u, low, high, coarse = profile_bounds(bins, count, shift)
-    g, high = np.exp(u), np.minimum.accumulate(np.minimum(high, 1.0))  # D falls from 1
+    # D falls from 1; what is not a number is no bound.
+    g, low, high = np.exp(u), np.fmax(low, 0.0), np.fmin(high, 1.0)
+    high = np.minimum.accumulate(high)
     if above:
         # D is convex in g: chords through upper bounds are upper bounds.
         value = high * (1 + ROUNDING)
@@ -269,8 +273,9 @@ def _below_chords(
         x = left + (start - end + from_right * (right - left)) / bend
     x = np.where(bend > 0, np.clip(x, left, right), right)
     y = np.maximum(start + from_left * (x - left), end + from_right * (x - right))
-    # In the last cell, and beyond it, a single line down to 0.
-    last = g[-2] + low[-2] / -slope[-2] if slope[-2] < 0 else math.inf
+    # In the last cell, and beyond it, a single line down to 0; a steeper one is lower.
+    steepest = max(-float(slope[-2]), float(low[-2] / (_FURTHEST * g[-1])), _TINY)
+    last = g[-2] + low[-2] / steepest
     places = np.concatenate([g[first:-1], x, [last]])
     values = np.concatenate([low[first:-1], np.maximum(y, 0.0), [0.0]])
     order = np.argsort(places, kind="stable")

@@ -26,8 +26,9 @@ from jaxdp_episodic.numerics.signed_sums import SignedSumBound
 
 # How many nodes on either side polynomials use, and the largest exponent they see.
 _AROUND, _LARGEST = 3, 250.0
-# Relative rounding error of what is computed from a mean of `signed_sums`; of a hinge.
-ROUNDING, _UNIT = 1e-11, 1e-15
+# Relative rounding error of what is computed from a mean of `signed_sums`; and of one
+# operation.
+ROUNDING, _UNIT = 1e-11, 1.2e-16
 # Most of a term B, in the mean, and halvings of that range, for the hinges' way.
 _MOST_OF_Y, _HALVINGS = 3.0, 40
 
@@ -69,6 +70,13 @@ class Epoch(NamedTuple):
         """Of S."""
         return 2 * np.sinh(0.5 * u) * math.exp(0.5 * self.shift**2) * self.idle
 
+    def rounding(self, u: float) -> float:
+        """Bound of the relative rounding error of `scale` and `hinge`, and a few more.
+
+        An exponential is off by the rounding error of its exponent.
+        """
+        return _UNIT * (16 + self.shift**2 + 2 * u)
+
 
 def cell_bounds(
     nodes: list[Node], cell: int, u: np.ndarray, epoch: Epoch
@@ -87,6 +95,7 @@ def polynomial_bounds(
     """By polynomials through means of exponentials."""
     count, shift = epoch.count, epoch.shift
     hinge = epoch.hinge(u)
+    rounded = epoch.rounding(float(u[-1])) * hinge
     tilt = 0.5 * u / shift
     middle = 0.5 * float(tilt[0] + tilt[-1])
     # Nodes below 0 are the mirror images of those above.
@@ -98,8 +107,8 @@ def polynomial_bounds(
         place = 0.5 * node.u / shift
         sign = 1 if i >= 0 else -1
         bounds = [
-            sums.gain(sign * hinge, above=up)
-            for sums, up in ((node.below, False), (node.above, True))
+            sums.gain(sign * hinge - toward * rounded, above=up)
+            for sums, up, toward in ((node.below, False, -1), (node.above, True, 1))
         ]
         if i < 0:
             # E(-S - y)_+ = E(S + y)_+ - E S - y
@@ -133,8 +142,8 @@ def polynomial_bounds(
     factor = np.exp(exponent(away[kept]))[:, None]
     found = bounds_between(
         where[kept],
-        np.stack(low)[kept] * factor,
-        np.stack(high)[kept] * factor,
+        np.stack(low)[kept] * factor * (1 - ROUNDING),
+        np.stack(high)[kept] * factor * (1 + ROUNDING),
         one - first,
         tilt,
     )
@@ -176,21 +185,21 @@ def aligned_bounds(
     def bound(i: int, *, up: bool) -> np.ndarray:
         return _bound_at(nodes, i, g, c, way, epoch, up=up)
 
-    def share(begin: int, end: int) -> np.ndarray:
-        """Where g is from one node to the other."""
+    def share(begin: int, end: int) -> tuple[np.ndarray, np.ndarray]:
+        """Where g is from one node to the other, and a bound of its rounding error."""
         a, b = _ratio(nodes, begin), _ratio(nodes, end)
-        return (g - a) / (b - a)
+        error = epoch.rounding(nodes[-1].u) * (a + b + g) / abs(b - a)
+        return (g - a) / (b - a), error
 
-    part = share(cell, cell + 1)
-    above = (1 - part) * bound(cell, up=True) + part * bound(cell + 1, up=True)
+    part, error = share(cell, cell + 1)
+    start, end = bound(cell, up=True), bound(cell + 1, up=True)
+    above = (1 - part + error) * start + (part + error) * end
     below = np.zeros_like(u)
     for near, far in ((cell, cell - 1), (cell + 1, cell + 2)):
         if abs(far) < len(nodes) and nodes[abs(far)].is_whole:
-            part = share(far, near)  # more than 1: the near one lies between
-            known, taken = (
-                part * bound(near, up=False),
-                (part - 1) * bound(far, up=True),
-            )
+            part, error = share(far, near)  # more than 1: the near one lies between
+            known = (part - error) * bound(near, up=False)
+            taken = (part - 1 + error) * bound(far, up=True)
             below = np.fmax(below, known - taken - ROUNDING * (known + taken))
     return below, above * (1 + ROUNDING)
 
@@ -215,7 +224,7 @@ def _bound_at(
     sums, sign = (node.above, 1) if up else (node.below, -1)
     scale = float(epoch.scale(node.u))
     moved = c + way * (at - g)
-    slack = sign * _UNIT * (np.abs(c) + abs(way) * (at + g))
+    slack = sign * epoch.rounding(nodes[-1].u) * (np.abs(c) + abs(way) * (at + g))
     if i >= 0:
         hinge = (moved - slack) / (scale * epoch.bins)
         return scale * sums.gain(hinge, above=up)

@@ -131,6 +131,24 @@ def test_lower_corners_lie_below_and_hulls_are_convex():
         assert y[0] - 2 * slope[0] <= 1 + 1e-12
 
 
+@pytest.mark.parametrize("known", ["flat at the end", "too small to fall", "nothing"])
+def test_corners_are_numbers_where_little_is_known(known):
+    g = np.exp(np.linspace(0, 4, 200))
+    high = np.maximum(gaussian(1.1, np.log(g)), 0.05 * (known == "flat at the end"))
+    low = high.copy()
+    if known == "too small to fall":
+        low[-90:] = high[-90:] = np.geomspace(1e-307, 9e-308, 90)
+    if known == "nothing":
+        low, high = np.zeros(200), np.ones(200)
+    g, value = antipodal_bounds._convex(*antipodal_bounds._below_chords(g, low, high))
+    pair = antipodal_bounds._pair_of(g, value, 0.0)
+    assert all(np.all(np.isfinite(part)) for part in pair)
+    places = np.exp(np.linspace(0, 4, 777))
+    found = np.interp(places, np.exp(pair.loss), pair.profile)
+    true = np.interp(places, np.exp(np.linspace(0, 4, 200)), high)
+    assert np.all(found <= true * (1 + 1e-9))
+
+
 @pytest.mark.parametrize("bounds", [aligned_bounds, polynomial_bounds])
 @pytest.mark.parametrize(
     ("bins", "count", "shift", "apart", "number"),

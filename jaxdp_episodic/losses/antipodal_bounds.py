@@ -38,12 +38,12 @@ from jaxdp_episodic.numerics.signed_sums import sinh_sum
 _APART, _CHORD, _LOOSEST, _USUAL, _LEAST, _MOST = 0.28, 1e-5, 1e3, -9.0, -42.0, 400
 # Relative error allowed to D at nodes where log D is above each of the levels, and
 # below; by how many times more below the first where D falls steeply, at nodes and
-# between them; by how many times more between them, and than at both nodes; how often
-# cells are halved for it.
+# between them; by how many times more between them, above the first and below, and than
+# at both nodes; how often cells are halved for it.
 _WITHIN, _LEVELS = (1.5e-5, 2.5e-5, 2e-4, 1e-3), (-7.0, -30.0, -37.0)
-_STEEP, _BETWEEN, _OVER_NODES, _HALVINGS = (8.0, 20.0), 5.0, 1.7, 2
+_STEEP, _BETWEEN, _OVER_NODES, _HALVINGS = (8.0, 20.0), (5.0, 2.5), 1.7, 2
 # Of the cells of the sums there, those that are enough for what is allowed in between.
-_IN_BETWEEN = 0.7
+_IN_BETWEEN = 0.55
 # Where bounds are no longer trusted to fall; and the number of cells of the sums: at
 # first, least and largest.
 _TAIL = -30.0
@@ -139,10 +139,10 @@ def _allowed(u: float, log_d: float, slope: float) -> _Allowed:
     """
     within = _WITHIN[sum(log_d < level for level in _LEVELS)]
     if log_d >= _LEVELS[0]:
-        return _Allowed(within, _BETWEEN * within)
+        return _Allowed(within, _BETWEEN[0] * within)
     steep = max(1.0, u * slope)
     near, far = _STEEP
-    return _Allowed(within * min(steep, near), _BETWEEN * within * min(steep, far))
+    return _Allowed(within * min(steep, near), _BETWEEN[1] * within * min(steep, far))
 
 
 def _node_at(u: float, epoch: Epoch, cells: int, *, is_whole: bool) -> Node:

@@ -41,7 +41,7 @@ _APART, _CHORD, _LOOSEST, _USUAL, _LEAST, _MOST = 0.28, 1e-5, 1e3, -9.0, -42.0, 
 # between them; by how many times more between them, above the first and below, and than
 # at both nodes; how often cells are halved for it.
 _WITHIN, _LEVELS = (1.5e-5, 2.5e-5, 2e-4, 1e-3), (-7.0, -30.0, -37.0)
-_STEEP, _BETWEEN, _OVER_NODES, _HALVINGS = (8.0, 20.0), (5.0, 2.5), 1.7, 2
+_STEEP, _BETWEEN, _OVER_NODES, _HALVINGS = (8.0, 14.0), (6.0, 3.5), 1.7, 2
 # Of the cells of the sums there, those that are enough for what is allowed in between.
 _IN_BETWEEN = 0.55
 # Where bounds are no longer trusted to fall; and the number of cells of the sums: at

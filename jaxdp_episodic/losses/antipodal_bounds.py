@@ -49,9 +49,10 @@ _IN_BETWEEN = 0.55
 _TAIL = -30.0
 _CELLS, _FEWEST, _MOST_CELLS = 640, 256, 1024
 # Where hinges move along (`antipodal_cells.aligned_bounds`): by how many times nodes
-# must be further apart for it; how much their distance grows at once; a chord's error
-# and the sums', over what is allowed; and the number of cells.
-_FURTHER, _GROWTH, _ALONG, _SUMS, _MOST_ALONG = 2.5, 1.6, 0.1, 0.7, 1280
+# must be further apart for it; how much their distance grows at once, and how far log D
+# falls; a chord's error and the sums', over what is allowed; and the number of cells.
+_FURTHER, _GROWTH, _MOST_FALL = 2.5, 1.6, 6.0
+_ALONG, _SUMS, _MOST_ALONG = 0.1, 0.7, 1280
 # Losses in each cell between two nodes: at least, at most, and the fall of log D from
 # one to the next, over the root of the error allowed. Over how many of them lines
 # below D are drawn.
@@ -197,7 +198,9 @@ def _nodes(epoch: Epoch) -> list[Node]:
         near = near if not epoch.idle else min(near, max(core, 0.5 * u))
         far = aligned_step(epoch, slope, _ALONG * within)
         is_along = far > _FURTHER * near
-        step = max(near, min(far, _GROWTH * max(step, near))) if is_along else near
+        if is_along:
+            near = max(near, min(far, _GROWTH * max(step, near), _MOST_FALL / slope))
+        step = near
         u, last = u + step, log_d
 
 
@@ -215,7 +218,7 @@ def _refined(nodes: list[Node], cells: list[int], epoch: Epoch) -> list[Node]:
             with np.errstate(divide="ignore", invalid="ignore"):
                 off = high / low - 1
             limit = max(allowed, _OVER_NODES * float(np.fmax(off[0], off[2])))
-            if b.log_d > _LEAST and not off[1] <= limit:
+            if max(b.log_d - _LEAST, a.log_d - _TAIL) > 0 and not off[1] <= limit:
                 new = max(int(_IN_BETWEEN * max(of_a, of_b)), _FEWEST)
                 is_whole = a.is_whole and b.is_whole
                 more.append((_node_at(middle, epoch, new, is_whole=is_whole), new))

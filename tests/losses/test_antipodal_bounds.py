@@ -203,6 +203,8 @@ def test_hinges_that_move_along_see_far():
         # From most terms' loss to one large term's, polynomials were too far apart.
         (103, 1.3912, 12, 2.07e-8, 1.0),
         (103, 1.3912, 103, 1.6e-9, 1.0),
+        # D fell by 20 nats, and to nothing, from one node to the next.
+        (5, 6.4717, 2, 1.24e-10, 0.5),
         # There were no more nodes where one large term makes up the loss.
         pytest.param(5891, 0.7209, 12 * 5891, 3.8e-12, 0.05, marks=pytest.mark.slow),
     ],

@@ -14,6 +14,11 @@ from jaxdp_episodic.accounting.run import Run
 from jaxdp_episodic.losses import allocation_tables, antipodal_bounds
 from jaxdp_episodic.losses.allocated_antipodal import AllocatedAntipodalLoss
 from jaxdp_episodic.losses.allocated_bounds import tails_between
+from jaxdp_episodic.losses.antipodal_cells import (
+    Epoch,
+    aligned_bounds,
+    polynomial_bounds,
+)
 from jaxdp_episodic.numerics.signed_sums import sinh_sum
 from jaxdp_episodic.numerics.skewed_starts import starts_for
 from jaxdp_episodic.numerics.skewed_sums import contours
@@ -124,6 +129,103 @@ def test_lower_corners_lie_below_and_hulls_are_convex():
         assert np.all(np.abs(off) < 0.05)
         # With its mirror image it belongs to a pair.
         assert y[0] - 2 * slope[0] <= 1 + 1e-12
+
+
+@pytest.mark.parametrize("known", ["flat at the end", "too small to fall", "nothing"])
+def test_corners_are_numbers_where_little_is_known(known):
+    g = np.exp(np.linspace(0, 4, 200))
+    high = np.maximum(gaussian(1.1, np.log(g)), 0.05 * (known == "flat at the end"))
+    low = high.copy()
+    if known == "too small to fall":
+        low[-90:] = high[-90:] = np.geomspace(1e-307, 9e-308, 90)
+    if known == "nothing":
+        low, high = np.zeros(200), np.ones(200)
+    g, value = antipodal_bounds._convex(*antipodal_bounds._below_chords(g, low, high))
+    pair = antipodal_bounds._pair_of(g, value, 0.0)
+    assert all(np.all(np.isfinite(part)) for part in pair)
+    places = np.exp(np.linspace(0, 4, 777))
+    found = np.interp(places, np.exp(pair.loss), pair.profile)
+    true = np.interp(places, np.exp(np.linspace(0, 4, 200)), high)
+    assert np.all(found <= true * (1 + 1e-9))
+
+
+@pytest.mark.parametrize("bounds", [aligned_bounds, polynomial_bounds])
+@pytest.mark.parametrize(
+    ("bins", "count", "shift", "apart", "number"),
+    [
+        (2, 2, 0.3, 0.05, 40),
+        (9, 2, 0.5, 0.03, 12),
+        (3, 2, 1.3, 0.3, 12),
+        pytest.param(9, 2, 2.5, 0.2, 12, marks=pytest.mark.slow),
+    ],
+)
+def test_bounds_between_nodes_by_definition(bins, count, shift, apart, number, bounds):
+    epoch = Epoch(bins, count, shift)
+    nodes = [
+        antipodal_bounds._node_at(apart * i, epoch, 256, is_whole=True)
+        for i in range(number)
+    ]
+    for cell in (0, 1, number // 2, number - 3, number - 2):
+        u = apart * (cell + np.array([0.0, 0.1, 0.5, 0.8, 1.0]))
+        low, high = bounds(nodes, cell, u, epoch)
+        if bins == 2:
+            true = gaussian(shift * np.sqrt(2), u)
+        else:
+            true = np.array([allocation.antipodal(bins, count, shift, v) for v in u])
+        assert np.all(low <= true * (1 + 1e-10))
+        assert np.all(true * (1 - 1e-10) <= high)
+        seen = (true > 1e-8) & (cell < number - 2)
+        assert np.all(high[seen] <= 1.02 * low[seen])
+
+
+def test_hinges_that_move_along_see_far():
+    """One of 20,000 large terms makes up the loss: polynomials know nothing there."""
+    epoch = Epoch(20_000, 20_000, 1.8)
+    places = (0.4, 0.5, 0.6, 0.7)
+    nodes = [antipodal_bounds._node_at(u, epoch, 320, is_whole=True) for u in places]
+    middle = np.array([0.55])
+    known = antipodal_bounds._node_at(0.55, epoch, 320, is_whole=False)
+    least, most = (
+        epoch.scale(0.55) * sums.gain(np.zeros(1), above=up)
+        for sums, up in ((known.below, False), (known.above, True))
+    )
+    low, high = aligned_bounds(nodes, 1, middle, epoch)
+    assert low <= most and least <= high
+    assert high / low - 1 < 3 * (most / least - 1)
+    rough_low, rough_high = polynomial_bounds(nodes, 1, middle, epoch)
+    assert rough_low <= most and least <= rough_high
+    assert not rough_high < 1.1 * rough_low
+
+
+@pytest.mark.parametrize(
+    ("steps", "noise", "num_steps", "delta", "rate"),
+    [
+        # From most terms' loss to one large term's, polynomials were too far apart.
+        (103, 1.3912, 12, 2.07e-8, 1.0),
+        (103, 1.3912, 103, 1.6e-9, 1.0),
+        # D fell by 20 nats, and to nothing, from one node to the next.
+        (5, 6.4717, 2, 1.24e-10, 0.5),
+        # There were no more nodes where one large term makes up the loss.
+        pytest.param(5891, 0.7209, 12 * 5891, 3.8e-12, 0.05, marks=pytest.mark.slow),
+    ],
+)
+def test_ends_that_were_too_wide(steps, noise, num_steps, delta, rate):
+    epoch = step(steps, noise)
+    if rate < 1:
+        drawn = jde.WithoutReplacement("pupil", size=round(100 * rate), population=100)
+        epoch = jde.GaussianStep(
+            jde.MultistageSampling(
+                jde.RandomAllocation("unit", steps_per_epoch=steps), drawn
+            ),
+            noise_multiplier=noise,
+            neighboring_relation="replace_one",
+            clip_unit="unit",
+            privacy_unit="pupil",
+        )
+    asked = {"delta": delta, "num_steps": num_steps}
+    value = jde.epsilon(epoch, **asked)
+    low, high = jde.epsilon_interval(epoch, **asked)
+    assert low <= value <= high < low + 1e-4 * max(1, value)
 
 
 @functools.cache

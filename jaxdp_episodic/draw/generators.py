@@ -1,17 +1,88 @@
-"""The random generators of a run's draws: functions of its entropy."""
+"""The randomness of a run: keys that are used once, and the streams they expand to.
+
+A key is 32 bytes. Of a private run each is fresh from the operating system, made for
+one draw or for one step's noise, and forgotten with it: what is on no disk cannot be
+read from one, and what is never made twice cannot be used twice.
+"""
 
 from __future__ import annotations
 
+import hashlib
+import secrets
+
 import numpy as np
+from randomgen import ChaCha
+
+from jaxdp_episodic import _validation
+
+# Bytes of a key: ChaCha20 takes 256 bits.
+KEY_BYTES = 32
+# Of ChaCha: the number of RFC 8439, with the full margin against attacks.
+_ROUNDS = 20
+
+
+def generator(key: bytes) -> np.random.Generator:
+    """Returns the random generator of a key: NumPy's on the stream of ChaCha20.
+
+    Whoever sees part of the stream, and not the key, cannot tell the rest from fair
+    coins by any attack known.
+
+    Args:
+      key: 32 secret bytes, used for nothing else.
+
+    Raises:
+      TypeError: no bytes.
+      ValueError: another number of them.
+
+    Reference: Bernstein (2008), "ChaCha, a variant of Salsa20"; RFC 8439.
+    """
+    if not isinstance(key, bytes):
+        raise TypeError(f"key must be bytes, got {type(key).__name__}")
+    if len(key) != KEY_BYTES:
+        raise ValueError(f"key must have {KEY_BYTES} bytes, got {len(key)}")
+    number = int.from_bytes(key, "little")
+    return np.random.Generator(ChaCha(key=number, rounds=_ROUNDS))
+
+
+class Keys:
+    """Where a run's keys come from.
+
+    Args:
+      seed: None for fresh entropy of the operating system at every call. A whole
+        number >= 0 makes every key a function of it, of what it is for and of the
+        step: repeatable, and *not private*.
+
+    Attributes:
+      is_seeded: whether there is a seed.
+
+    Raises:
+      TypeError: a seed that is no whole number.
+      ValueError: a negative one.
+    """
+
+    def __init__(self, seed: int | None) -> None:
+        self.is_seeded = seed is not None
+        self._seed = 0
+        if seed is not None:
+            self._seed = _validation.whole_number("seed", seed, minimum=0)
+
+    def new(self, purpose: str, number: int) -> bytes:
+        """Returns 32 bytes for one use, which the caller sees to.
+
+        Args:
+          purpose: a word, such as "draw" or "noise".
+          number: of the step, or of the epoch.
+        """
+        if not self.is_seeded:
+            return secrets.token_bytes(KEY_BYTES)
+        return _hashed(purpose, self._seed, number)
 
 
 def step_generator(entropy: int, step: int) -> np.random.Generator:
-    """Returns the random generator of one step, a function of its arguments only.
+    """Returns the random generator of one draw, a function of its arguments only.
 
-    So a resumed run draws what the interrupted one would have drawn, with the same
-    version of NumPy. The generator (PCG64DXSM, seeded through a 128-bit hash) is
-    statistically strong, not cryptographically: whoever sees many raw numbers of it
-    could predict others. Draws therefore stay secret, and so does the entropy.
+    For loops of one's own that have to repeat a draw: the entropy has to stay secret
+    for as long as the draws do. `Trainer` does not need it.
 
     Args:
       entropy: whole number >= 0 of any size; from the operating system, of 128 bits or
@@ -22,24 +93,24 @@ def step_generator(entropy: int, step: int) -> np.random.Generator:
       TypeError: an argument that is not a whole number.
       ValueError: a negative one.
     """
-    return _generator(entropy=entropy, step=step)
+    return _derived("draw", entropy=entropy, step=step)
 
 
 def epoch_generator(entropy: int, epoch: int) -> np.random.Generator:
-    """Returns that of an epoch, counted from 0; see `step_generator`.
-
-    Its stream is none of a step's: the words of a number end in one that is not 0,
-    unless it is 0 itself, and those of an epoch in a 0 behind its number.
-    """
-    return _generator(0, entropy=entropy, epoch=epoch)
+    """Returns that of an epoch, counted from 0; see `step_generator`."""
+    return _derived("epoch", entropy=entropy, epoch=epoch)
 
 
-def _generator(*more: int, entropy: int, **number: int) -> np.random.Generator:
+def _derived(purpose: str, *, entropy: int, **number: int) -> np.random.Generator:
     for name, value in {"entropy": entropy, **number}.items():
         if isinstance(value, bool) or not isinstance(value, int | np.integer):
             raise TypeError(f"{name} must be a whole number >= 0, got {value!r}")
         if value < 0:
             raise ValueError(f"{name} must be a whole number >= 0, got {value}")
-    key = (*map(int, number.values()), *more)
-    seed = np.random.SeedSequence(int(entropy), spawn_key=key)
-    return np.random.Generator(np.random.PCG64DXSM(seed))
+    (last,) = number.values()
+    return generator(_hashed(purpose, int(entropy), int(last)))
+
+
+def _hashed(purpose: str, entropy: int, number: int) -> bytes:
+    """SHA3-256 of all three, which spaces keep apart."""
+    return hashlib.sha3_256(f"{purpose} {number} {entropy:x}".encode()).digest()

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import secrets
+from typing import Any
 
 import numpy as np
 from randomgen import ChaCha
@@ -41,7 +42,8 @@ def generator(key: bytes) -> np.random.Generator:
     if len(key) != KEY_BYTES:
         raise ValueError(f"key must have {KEY_BYTES} bytes, got {len(key)}")
     number = int.from_bytes(key, "little")
-    return np.random.Generator(ChaCha(key=number, rounds=_ROUNDS))
+    stream: Any = ChaCha(key=number, rounds=_ROUNDS)  # NumPy knows it by its methods
+    return np.random.Generator(stream)
 
 
 class Keys:

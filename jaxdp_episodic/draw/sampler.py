@@ -309,6 +309,12 @@ class EpisodeSampler:
             self._epoch = drawn = (key, number), epoch
         return self.draw(generator, drawn[1][place])
 
+    @property
+    def steps_per_epoch(self) -> int | None:
+        """Steps of an epoch; None where every step draws anew."""
+        rows = self._rows
+        return rows.steps_per_epoch if isinstance(rows, EpochRows) else None
+
     def begin_epoch(self, generator: np.random.Generator) -> Epoch:
         """Returns who takes part in which step of an epoch, freshly drawn.
 

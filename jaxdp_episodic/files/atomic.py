@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -61,6 +62,40 @@ def atomic_path(path: Path) -> Iterator[Path]:
             temporary.unlink()
         raise
     sync_folder(path.parent)
+
+
+@contextmanager
+def atomic_folder(path: Path) -> Iterator[Path]:
+    """Gives a temporary folder, which becomes ``path`` if the body succeeds.
+
+    What stood there under other names stays; what stood there under the same is
+    replaced, all of it at once.
+
+    Raises:
+      OSError: see `write_atomically`.
+    """
+    word = secrets.token_hex(6)
+    new, old = (
+        path.with_name(f"{path.name}{TEMPORARY}{x}{word}") for x in ("", "old-")
+    )
+    new.mkdir(parents=True)
+    try:
+        yield new
+        for file in new.iterdir():
+            _sync(file, os.O_RDWR)
+        sync_folder(new)
+        if path.exists():
+            for other in path.iterdir():
+                if not (new / other.name).exists():
+                    copy = shutil.copytree if other.is_dir() else shutil.copy2
+                    copy(other, new / other.name)
+            path.rename(old)
+        new.rename(path)
+    except BaseException:
+        shutil.rmtree(new, ignore_errors=True)
+        raise
+    sync_folder(path.parent)
+    shutil.rmtree(old, ignore_errors=True)
 
 
 def sync_folder(folder: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from jaxdp_episodic.files.atomic import atomic_path
+from jaxdp_episodic.files.atomic import atomic_path, owner_only
 from jaxdp_episodic.files.optional import require
 
 SUFFIXES = (".png", ".svg")
@@ -51,8 +51,13 @@ def check_suffix(path: str | Path) -> Path:
     return path
 
 
-def save(figure: Any, path: Path) -> None:
+def save(figure: Any, path: Path, *, is_private: bool = False) -> None:
     """Writes a figure, whole or not at all, as its suffix says; without a date.
+
+    Args:
+      figure: of matplotlib.
+      path: of the file.
+      is_private: nobody but its owner may read it.
 
     Raises:
       OSError: a file that cannot be written.
@@ -64,5 +69,6 @@ def save(figure: Any, path: Path) -> None:
         figure.set_layout_engine(None)
     kind = path.suffix[1:].lower() or "png"
     metadata = {"metadata": {"Date": None}} if kind == "svg" else {}
-    with atomic_path(path) as file:
+    opener = owner_only if is_private else None
+    with atomic_path(path) as temporary, open(temporary, "xb", opener=opener) as file:
         figure.savefig(file, format=kind, dpi=_DPI, **metadata)

@@ -26,7 +26,8 @@ def draw_run(
     """Draws loss, scores and epsilon against the step, one above the other.
 
     Args:
-      path: of the picture, .png or .svg.
+      path: of the picture, .png or .svg; readable by its owner only, as losses are
+        private.
       epsilons: steps, and what was spent after each.
       losses: steps and training losses, which are private; may be empty.
       scores: steps, and for each part of the held-out data its score as in the log;
@@ -64,7 +65,7 @@ def draw_run(
     bottom.set_ylabel("epsilon (nats)")
     bottom.set_xlabel("step" + ("\n\n" + meaning if meaning else ""))
     plain(*panels)
-    save(figure, path)
+    save(figure, path, is_private=True)
 
 
 def _draw_losses(axes: Any, losses: np.ndarray) -> None:

@@ -1,9 +1,9 @@
 """The state of a run, and checkpoints: everything that it is, in one atomic commit.
 
-A checkpoint holds parameters, optimizer state, the number of steps charged, a mark of
-the ledger, the entropy of the sampler and the noise key, and a description of the run.
-It is secret: with the noise key the noise can be subtracted from what was released.
-What may leave the house is made by `jaxdp_episodic.training.report`, without a key.
+A checkpoint holds parameters, optimizer state, the number of steps that they contain, a
+mark of the ledger and a description of the run. All of it follows from what was
+released: no key of any noise or draw is in it. It is private all the same, as it names
+the data; what may leave the house is made by `jaxdp_episodic.training.report`.
 
 Orbax writes into a temporary folder and renames it when it is complete, so a run that
 is killed at any moment leaves either the old checkpoint or the new one.
@@ -13,9 +13,10 @@ from __future__ import annotations
 
 import errno
 import functools
+import hashlib
+import json
 import logging
 import os
-import secrets as system_entropy
 import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -29,15 +30,14 @@ import numpy as np
 import optax
 import orbax.checkpoint as ocp
 
-from jaxdp_episodic import _validation
 from jaxdp_episodic.files.atomic import sync_folder
+from jaxdp_episodic.files.json_file import differences
 from jaxdp_episodic.report.ledger_content import LedgerMark
-from jaxdp_episodic.training.description import refuse_other_run
-from jaxdp_episodic.training.discrete_noise import step_seed
+from jaxdp_episodic.training.description import RunMismatchError, refuse_other_run
 from jaxdp_episodic.training.optimizers import average_of
 from jaxdp_episodic.training.precision import training_dtype
 
-FORMAT = 3
+FORMAT = 4
 _KEPT = 2
 # How Orbax calls what is not complete.
 _UNFINISHED = ".orbax-checkpoint-tmp"
@@ -46,19 +46,7 @@ _UNFINISHED = ".orbax-checkpoint-tmp"
 _IN_THE_WAY = (errno.EEXIST, errno.ENOTEMPTY)
 _TRIES, _PAUSE = 40, 0.05
 # What a checkpoint's description must hold besides its format.
-_META = ("charged_steps", "sampler_entropy", "noise_key", "ledger", "run")
-
-
-class Secrets(NamedTuple):
-    """What makes a run reproducible, and must never be released.
-
-    Attributes:
-      sampler_entropy: whole number of up to 256 bits, from which the draws follow.
-      noise_key: (2,) uint32, key data of the noise.
-    """
-
-    sampler_entropy: int
-    noise_key: np.ndarray
+_META = ("charged_steps", "ledger", "run", "state")
 
 
 class Snapshot(NamedTuple):
@@ -66,8 +54,7 @@ class Snapshot(NamedTuple):
 
     Attributes:
       state: pytree of arrays: parameters and optimizer state.
-      charged_steps: steps charged to the budget when it was taken.
-      secrets: see there.
+      charged_steps: steps that it contains, those given up included.
       run: what the run is; see `described_run`.
       ledger: the run's ledger as it was, which it must contain for ever; None if there
         is no ledger.
@@ -75,7 +62,6 @@ class Snapshot(NamedTuple):
 
     state: Any
     charged_steps: int
-    secrets: Secrets
     run: Mapping[str, Any]
     ledger: LedgerMark | None = None
 
@@ -204,11 +190,11 @@ class Checkpoints:
         meta = {
             "format": FORMAT,
             "charged_steps": snapshot.charged_steps,
-            "sampler_entropy": f"{snapshot.secrets.sampler_entropy:x}",
-            "noise_key": [int(word) for word in snapshot.secrets.noise_key],
             "ledger": None if ledger is None else list(ledger),
             "run": snapshot.run,
+            "state": _kinds(state),
         }
+        meta["sha256"] = _checksum(meta)
         with self._or_os_error(snapshot.charged_steps):
             self._commit(
                 snapshot.charged_steps,
@@ -275,7 +261,8 @@ class Checkpoints:
 
         Raises:
           FileNotFoundError: no complete checkpoint.
-          RunMismatchError: a checkpoint of another run; the message lists what differs.
+          RunMismatchError: a checkpoint of another run, or of another model or
+            optimizer; the message lists what differs.
           ValueError: a checkpoint that is damaged or of an unknown format.
         """
         step = self.latest
@@ -285,6 +272,7 @@ class Checkpoints:
         with _quiet():
             meta = self._meta(step)
             refuse_other_run(saved=meta["run"], wanted=run)
+            _refuse_other_state(meta["state"], _kinds(like))
             with _or_damaged(path):
                 restored = self._manager.restore(
                     step, args=ocp.args.Composite(state=ocp.args.StandardRestore(like))
@@ -295,12 +283,9 @@ class Checkpoints:
                 "charged: it was renamed or edited"
             )
         with _or_damaged(path):
-            secrets = Secrets(
-                int(meta["sampler_entropy"], 16), np.array(meta["noise_key"], np.uint32)
-            )
             mark = meta["ledger"]
             ledger = None if mark is None else LedgerMark(*mark)
-        return Snapshot(restored["state"], step, secrets, meta["run"], ledger)
+        return Snapshot(restored["state"], step, meta["run"], ledger)
 
     def _meta(self, step: int) -> dict[str, Any]:
         path = self.folder / str(step)
@@ -313,6 +298,11 @@ class Checkpoints:
             raise ValueError(
                 f"checkpoint {path}: format must be {FORMAT}, "
                 f"got {meta.get('format') if isinstance(meta, dict) else meta!r}"
+            )
+        if meta.pop("sha256", None) != _checksum(meta):
+            raise ValueError(
+                f"checkpoint {path} is damaged or edited: the checksum of its meta is "
+                "another"
             )
         missing = [name for name in _META if name not in meta]
         if missing or not isinstance(meta["run"], dict):
@@ -330,32 +320,31 @@ class Checkpoints:
             self._manager.close()
 
 
-def new_secrets(seed: int | None) -> Secrets:
-    """Returns fresh secrets; those of a seed, which somebody knows, are none.
-
-    Raises:
-      TypeError: a seed that is no number.
-      ValueError: one that is negative, or several.
-    """
-    if seed is None:
-        key = np.frombuffer(system_entropy.token_bytes(8), np.uint32)
-        return Secrets(system_entropy.randbits(256), key)
-    entropy = _validation.whole_number("seed", seed, minimum=0)
-    sampler, noise = np.random.SeedSequence(entropy).spawn(2)
-    words = sampler.generate_state(8, np.uint32)
-    return Secrets(
-        int.from_bytes(words.tobytes(), "little"), noise.generate_state(2, np.uint32)
-    )
+def _checksum(meta: Mapping[str, Any]) -> str:
+    """SHA-256 of what is said of a checkpoint, however its keys are ordered."""
+    text = json.dumps(meta, sort_keys=True, allow_nan=False)
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
-def noise_key(secrets: Secrets, step: int, noise: str) -> Any:
-    """Returns the key of a step's noise: bytes of discrete noise, else a typed key."""
-    if noise == "discrete":
-        return step_seed(secrets.sampler_entropy, secrets.noise_key, step)
-    # The type of key is part of what a checkpoint holds: not the default's matter.
-    words = jnp.asarray(secrets.noise_key)
-    key = jax.random.wrap_key_data(words, impl="threefry2x32")
-    return jax.random.fold_in(key, step)
+def _kinds(state: Any) -> dict[str, str]:
+    """Types and shapes of a state's arrays, by their places."""
+    leaves = jax.tree_util.tree_leaves_with_path(state)
+    return {
+        jax.tree_util.keystr(place): f"{leaf.dtype} {tuple(leaf.shape)}"
+        for place, leaf in leaves
+    }
+
+
+def _refuse_other_state(saved: Mapping[str, str], wanted: Mapping[str, str]) -> None:
+    """Refuses arrays that the state of this run has no place for."""
+    found = differences(saved, wanted, "in the checkpoint", "now")
+    if found:
+        first = "; ".join(f"{key}: {words}" for key, words in list(found.items())[:5])
+        more = f"; and {len(found) - 5} more" if len(found) > 5 else ""
+        raise RunMismatchError(
+            "the checkpoint is of another model or optimizer: resume with the run's "
+            f"own ({first}{more})"
+        )
 
 
 @contextmanager

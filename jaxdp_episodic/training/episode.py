@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, NamedTuple, Protocol, TypeVar
 
@@ -154,25 +154,24 @@ def _column(array: Any, num_axes: int) -> Any:
 
 
 def prefetched(
-    make: Callable[[int], T], first: int, last: int
+    make: Callable[..., T], arguments: Iterable[tuple[Any, ...]]
 ) -> Generator[T, None, None]:
-    """Yields ``make(first), ..., make(last)``, made ahead by another thread.
+    """Yields ``make(*each)`` of the arguments, made ahead by another thread.
 
-    ``make`` must depend on its argument only. What it raises is raised here, when its
-    item is due. A consumer that may stop early closes it, which waits for at most the
-    item being made. Left to Python's collector it would wait in whatever thread that
-    runs in, perhaps for a lock which that very thread holds.
+    The arguments are taken in the caller's thread. What ``make`` raises is raised here,
+    when its item is due. A consumer that may stop early closes it, which waits for at
+    most the item being made. Left to Python's collector it would wait in whatever
+    thread that runs in, perhaps for a lock which that very thread holds.
 
-    Of a trainer's steps it makes the draw and reads the data, before the step is
-    charged: a draw is a function of the run's secret and the step's number, so it is
-    the same whenever it is made, and nothing leaves this process before the charge is
-    on the disk. If the process ends, what was made ahead is gone with it.
+    Of a trainer's steps it makes draw and noise and reads the data, before the step is
+    charged: nothing leaves this process before the charge is on the disk. What was made
+    ahead and is not used is forgotten.
     """
     with ThreadPoolExecutor(1, thread_name_prefix="draw") as pool:
         waiting: list[Future[T]] = []
         try:
-            for number in range(first, last + 1):
-                waiting.append(pool.submit(make, number))
+            for each in arguments:
+                waiting.append(pool.submit(make, *each))
                 if len(waiting) > _AHEAD:
                     yield waiting.pop(0).result()
             while waiting:

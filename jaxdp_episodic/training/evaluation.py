@@ -167,7 +167,8 @@ class Evaluation:
             part = draw._replace(examples=examples, mask=mask, holds_null=None)
             return make_blocks(part, self._data, block_size=size)[0]
 
-        return prefetched(made, 0, math.ceil(len(draw.mask) / size) - 1)
+        places = range(math.ceil(len(draw.mask) / size))
+        return prefetched(made, ((place,) for place in places))
 
 
 def evaluated(

@@ -4,18 +4,16 @@ The contract, whatever ends a process at whatever moment:
 
     released steps <= charged steps <= released steps + one per crash
 
-A charge is appended to the run's ledger, and on the disk, before anything of the step
-is drawn or computed; nothing is charged ahead. A step that was charged and then lost is
-taken again with the same draw and noise, which is the same release, and not charged
-again; where it could come out differently it is given up (see
-`description.described_environment`). The format is `report.ledger_file`'s.
+A charge is appended to the run's ledger, and on the disk, before the step's sum is
+computed; nothing is charged ahead. A step that was charged and broken off before its
+release (see `journal`) is given up: taken again it would be another release. The format
+is `report.ledger_file`'s.
 """
 
 from __future__ import annotations
 
 import os
 import secrets
-import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -24,7 +22,7 @@ from typing import Any, Self
 from jaxdp_episodic.accounting.budget import BudgetExhaustedError, PrivacyBudget
 from jaxdp_episodic.describe.step import GaussianStep
 from jaxdp_episodic.files.atomic import is_locked_by_us, write_atomically
-from jaxdp_episodic.report.ledger_content import LedgerContent, LedgerMark
+from jaxdp_episodic.report.ledger_content import LedgerMark
 from jaxdp_episodic.report.ledger_file import (
     CHARGE,
     Chain,
@@ -95,13 +93,13 @@ class Ledger:
 
     @contextmanager
     def writing_to(
-        self, file: LedgerFile, environment: Mapping[str, Any]
+        self, file: LedgerFile, opening: Mapping[str, Any]
     ) -> Iterator[None]:
         """Charges to a file; steps that only we know of are charged there first.
 
         Args:
           file: of this run.
-          environment: see `description.described_environment`.
+          opening: of this process; see `described_opening`.
 
         Raises:
           FileExistsError: steps are charged there that this run knows nothing of.
@@ -116,7 +114,7 @@ class Ledger:
             )
         # One more than we count is a charge that was interrupted, or failed.
         self.charged = self._begun = max(self.charged, file.charged)
-        file.note_opening(environment)
+        file.note_opening(opening)
         while self.charged > file.charged:
             charge_next(file, self._budget)
         self._file = file
@@ -126,25 +124,13 @@ class Ledger:
             self._file, self.mark = None, file.mark
 
 
-def taken_up(
-    path: Path,
-    snapshot: Snapshot,
-    budget: PrivacyBudget,
-    environment: Mapping[str, Any],
-) -> tuple[Ledger, int]:
-    """Returns the ledger of a resumed run, and up to which step the run stands.
-
-    That is less than what is charged where steps charged after the checkpoint are to be
-    taken again, which they are if they come out the same to the last bit. If not, the
-    same noise would be added to another sum, and the difference of the two would be
-    free of noise: they are then given up, with a warning, and the run goes on behind
-    them.
+def taken_up(path: Path, snapshot: Snapshot, budget: PrivacyBudget) -> Ledger:
+    """Returns the ledger of a resumed run.
 
     Args:
       path: of the run's ledger.
       snapshot: its checkpoint.
       budget: its budget.
-      environment: this process's; see `description.described_environment`.
 
     Raises:
       FileNotFoundError: no ledger.
@@ -167,35 +153,7 @@ def taken_up(
             f"ledger {path} has {charged} steps charged, of which the checkpoint "
             f"contains {taken} and the target permits {budget.permitted_steps}"
         )
-    ledger = Ledger(budget, charged=charged, mark=content.end)
-    same = _comes_out_the_same(content, taken, environment)
-    return ledger, taken if same else charged
-
-
-def _comes_out_the_same(
-    content: LedgerContent, taken: int, environment: Mapping[str, Any]
-) -> bool:
-    """Whether the steps charged after ``taken`` can be repeated; warns if not."""
-    if content.charged == taken:
-        return True
-    ends = [opening.charged for opening in content.openings[1:]] + [content.charged]
-    theirs = [
-        opening.environment
-        for opening, end in zip(content.openings, ends, strict=True)
-        if end > max(taken, opening.charged)
-    ]
-    odd = {k for e in theirs for k in environment if e.get(k) != environment[k]}
-    if environment["repeats"] and theirs and not odd:
-        return True
-    reason = "such devices do not give the same bits twice"
-    if odd:
-        reason = f"they were taken with another {', '.join(sorted(odd))}"
-    warnings.warn(
-        f"steps {taken + 1} to {content.charged} were charged, are in no checkpoint "
-        f"and cannot be repeated bit for bit ({reason}): they are given up",
-        stacklevel=5,
-    )
-    return False
+    return Ledger(budget, charged=charged, mark=content.end)
 
 
 class LedgerFile:
@@ -259,9 +217,9 @@ class LedgerFile:
         self._append(step_line(self._chain, step))
         self.num_described += 1
 
-    def note_opening(self, environment: Mapping[str, Any]) -> None:
-        """Notes that this process begins, and on what."""
-        record = {"opened": dict(environment), "charged": self.charged}
+    def note_opening(self, opening: Mapping[str, Any]) -> None:
+        """Notes that this process begins, and with what."""
+        record = {"opened": dict(opening), "charged": self.charged}
         self._append(self._chain.line(record))
         self._is_sealed = False
 

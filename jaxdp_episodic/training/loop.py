@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from jaxdp_episodic.accounting.budget import SpentAhead
 from jaxdp_episodic.training import checks, run_files
-from jaxdp_episodic.training.checkpoint import Checkpoints, Snapshot
-from jaxdp_episodic.training.episode import Block
+from jaxdp_episodic.training.checkpoint import Checkpoints
+from jaxdp_episodic.training.description import described_opening
+from jaxdp_episodic.training.journal import Journal
 from jaxdp_episodic.training.ledger import LedgerFile
 from jaxdp_episodic.training.run_files import PRIVATE, RunLog, StepProgress
 
 
 def take_all_steps(
     run: Any,
-    drawn: Iterable[list[Block] | None],
     folder: Path,
     evaluate: Callable[[], dict[str, Any]],
     every: tuple[int | None, int, int],
@@ -26,12 +26,12 @@ def take_all_steps(
 ) -> list[dict[str, Any]]:
     """Takes a trainer's steps in a folder that is locked and holds its run or none.
 
-    An interruption, or the end of another process, goes back to the last step whose
-    evaluation and record are there as well, and commits it.
+    At an interruption, or the end of another process, the last step that was released
+    is committed. Its evaluation, if it was broken off, is made up for when the run goes
+    on.
 
     Args:
       run: a `Trainer`.
-      drawn: what each of its steps is given.
       folder: with its ledger.
       evaluate: returns what belongs to the log's records.
       every: steps between evaluations (None: at the ends), checkpoints and records.
@@ -40,7 +40,7 @@ def take_all_steps(
     Returns:
       The records.
     """
-    start, budget = run.num_steps_taken, run.budget
+    budget = run.budget
     last, before = budget.num_steps, len(budget.before)
     spent = SpentAhead(budget)
 
@@ -49,41 +49,43 @@ def take_all_steps(
         return step in (last, before) or (often is not None and step % often == 0)
 
     noted: list[dict[str, Any]] = []
-    with _opened(run, folder) as (log, commit):
+    with _opened(run, folder) as (log, journal, commit):
 
         def note(record: dict[str, Any]) -> None:
             noted.append(record)
             log.write(record)
 
-        if start == 0 and not run_files.read_log(folder / run_files.LOG):
+        start, told = run.num_steps_taken, log.last_step
+        if told is None and start == 0:
             note({"step": 0, "epsilon": 0.0, **evaluate()})
-        complete = run.snapshot()
+        elif (told is None or told < start) and (is_due(0, start) or is_due(2, start)):
+            held_out = evaluate() if is_due(0, start) else {}
+            note({"step": start, "epsilon": spent.at(start), **held_out})
         try:
-            for blocks in drawn:
-                begun = time.perf_counter()
-                diagnostics = run.step(blocks)
-                step = run.num_steps_taken
-                held_out = evaluate() if is_due(0, step) else {}
-                progress = None
-                if is_due(2, step) or held_out:
-                    private: dict[str, Any] = dict(diagnostics)
-                    private["seconds"] = time.perf_counter() - begun
-                    epsilon = spent.at(step)
-                    public = {"step": step, "epsilon": epsilon}
-                    note({**public, PRIVATE: private, **held_out})
-                    progress = StepProgress(step, last, epsilon, noted[-1])
-                complete = run.snapshot()
-                if on_step is not None and progress is not None:
-                    on_step(progress)
-                if is_due(1, step):
-                    commit(complete)
+            with run.ahead() as ahead:
+                for prepared in ahead:
+                    begun = time.perf_counter()
+                    diagnostics = run.step(prepared)
+                    step = run.num_steps_taken
+                    held_out = evaluate() if is_due(0, step) else {}
+                    progress = None
+                    if is_due(2, step) or held_out:
+                        private: dict[str, Any] = dict(diagnostics)
+                        private["seconds"] = time.perf_counter() - begun
+                        epsilon = spent.at(step)
+                        public = {"step": step, "epsilon": epsilon}
+                        note({**public, PRIVATE: private, **held_out})
+                        progress = StepProgress(step, last, epsilon, noted[-1])
+                    if on_step is not None and progress is not None:
+                        on_step(progress)
+                    if is_due(1, step) or journal.is_full:
+                        commit()
+            commit()
         except (KeyboardInterrupt, ConnectionError) as end:
-            # Whoever calls `train` again takes the rest again, charged already.
-            run.go_back_to(complete)
             try:
-                commit(complete)
+                commit()
             except Exception as error:  # of the disk, or of Orbax, cut off in a save
-                step = complete.charged_steps  # an earlier one is there
+                step = run.num_steps_taken  # an earlier one is there, and the journal
                 end.add_note(f"no checkpoint of step {step}: {error}")
             raise
     return noted
@@ -92,8 +94,8 @@ def take_all_steps(
 @contextmanager
 def _opened(
     run: Any, folder: Path
-) -> Iterator[tuple[RunLog, Callable[[Snapshot], None]]]:
-    """A run's log, and what makes a checkpoint, with the log up to it on the disk.
+) -> Iterator[tuple[RunLog, Journal, Callable[[], None]]]:
+    """A run's log and journal, and what makes a checkpoint, the log before it.
 
     Charges go to the run's ledger meanwhile. The ledger comes first, then a checkpoint:
     whatever has a log can be gone on with.
@@ -103,26 +105,35 @@ def _opened(
       LedgerError: the ledger is damaged or another run's.
       OSError: something cannot be read or written.
     """
-    with (
-        LedgerFile(folder / run_files.LEDGER, contains=run.ledger.mark) as ledger,
-        run.ledger.writing_to(ledger, run.environment),
-        Checkpoints(folder / run_files.CHECKPOINTS) as checkpoints,
-    ):
-        checkpoints.remove_unfinished()
-        now, latest = run.snapshot(), checkpoints.latest
-        if latest is None:
-            checkpoints.save(now._replace(ledger=ledger.mark))
-        elif latest > now.charged_steps:
-            raise FileExistsError(
-                f"{folder} has a checkpoint of step {latest}, this run is at "
-                f"step {now.charged_steps}; resume it again"
-            )
+    with LedgerFile(folder / run_files.LEDGER, contains=run.ledger.mark) as ledger:
+        name, charged = ledger.mark.run, run.ledger.charged
+        if ledger.charged < charged:  # of steps taken elsewhere
+            run.keep_epoch(folder, name, charged)
+        with (
+            run.ledger.writing_to(ledger, described_opening(run.versions)),
+            Checkpoints(folder / run_files.CHECKPOINTS) as checkpoints,
+            run.journaling(folder, name) as journal,
+        ):
+            checkpoints.remove_unfinished()
 
-        def commit(snapshot: Snapshot) -> None:
-            checks.check_finite(snapshot.state.params, snapshot.charged_steps)
-            log.sync()
-            if checkpoints.latest != snapshot.charged_steps:
-                checkpoints.save(snapshot._replace(ledger=ledger.mark))
+            def save() -> None:
+                state, taken, _, _ = snapshot = run.snapshot()
+                checks.check_finite(state.params, taken)
+                if checkpoints.latest != taken:
+                    checkpoints.save(snapshot._replace(ledger=ledger.mark))
+                journal.cut(taken)
 
-        with RunLog(folder / run_files.LOG, keep_through=now.charged_steps) as log:
-            yield log, commit
+            taken = run.num_steps_taken
+            if (checkpoints.latest or 0) > taken:
+                raise FileExistsError(
+                    f"{folder} has a checkpoint of step {checkpoints.latest}, this run "
+                    f"is at step {taken}; resume it again"
+                )
+            save()
+            with RunLog(folder / run_files.LOG, keep_through=taken) as log:
+
+                def commit() -> None:
+                    log.sync()
+                    save()
+
+                yield log, journal, commit

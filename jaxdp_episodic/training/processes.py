@@ -131,12 +131,16 @@ class Processes:
 
     def shared_value(self, value: Any) -> Any:
         """Returns the first process's value, which JSON can hold."""
+        return json.loads(self.shared_bytes(json.dumps(value).encode()))
+
+    def shared_bytes(self, content: bytes) -> bytes:
+        """Returns the first process's bytes."""
         if self.count == 1:
-            return value
-        data = np.frombuffer(json.dumps(value).encode(), np.uint8)
+            return content
+        data = np.frombuffer(content, np.uint8)
         number = int(self.shared(np.array(len(data), np.int32)))
         data = data if self.is_first else np.zeros(number, np.uint8)
-        return json.loads(np.asarray(self.shared(data)).tobytes())
+        return np.asarray(self.shared(data)).tobytes()
 
     def gathered(self, value: Any) -> list[Any]:
         """Returns every process's value, small and no secret, in their order."""

@@ -19,6 +19,7 @@ import numpy as np
 from jaxdp_episodic.accounting.budget import PrivacyBudget, public_budget
 from jaxdp_episodic.describe.step import ComposedSteps, GaussianStep, compose
 from jaxdp_episodic.files.archive import read_arrays, write_arrays
+from jaxdp_episodic.files.atomic import atomic_folder
 from jaxdp_episodic.plots.labels import upward
 from jaxdp_episodic.report.privacy_statement import PrivacyReport
 from jaxdp_episodic.report.report import privacy_report
@@ -260,7 +261,7 @@ def export_run(
     """Writes the releasable part of a run and returns the files.
 
     Args:
-      folder: made if missing; files of these names are replaced.
+      folder: made if missing; files of these names are replaced, all at once.
       params: the parameters after the last step.
       statement: what is protected, how well and under which conditions (Markdown).
       log: the run's full log, whose public compartment is copied.
@@ -272,20 +273,20 @@ def export_run(
       OSError: a file that cannot be written.
       TypeError: facts that JSON cannot hold.
     """
-    folder.mkdir(parents=True, exist_ok=True)
     arrays = {
         path: np.asarray(leaf, np.float32) if leaf.dtype == jax.numpy.bfloat16 else leaf
         for path, leaf in flat_params(params).items()
     }
-    write_arrays(folder / PARAMETERS, arrays)
     records = releasable_records(read_log(log)) if has_public_epsilon else []
     texts = {
         STATEMENT: statement,
         PUBLIC_LOG: "".join(json.dumps(record) + "\n" for record in records),
         "run.json": json.dumps(facts, indent=2, allow_nan=False) + "\n",
     }
-    for name, text in texts.items():
-        (folder / name).write_text(text, encoding="utf-8")
+    with atomic_folder(folder) as whole:
+        write_arrays(whole / PARAMETERS, arrays)
+        for name, text in texts.items():
+            (whole / name).write_text(text, encoding="utf-8")
     return [folder / name for name in (PARAMETERS, *texts)]
 
 

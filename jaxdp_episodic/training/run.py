@@ -20,6 +20,7 @@ from jaxdp_episodic._progress import ProgressBar
 from jaxdp_episodic.accounting.attacker import true_positive_rate
 from jaxdp_episodic.accounting.budget import PrivacyBudget, public_budget
 from jaxdp_episodic.describe.schemes import Poisson, WithoutReplacement
+from jaxdp_episodic.files.atomic import write_atomically
 from jaxdp_episodic.files.json_file import plain
 from jaxdp_episodic.plots.run import draw_run
 from jaxdp_episodic.requests.training_config import TrainingConfig
@@ -106,8 +107,9 @@ def run_training(
 ) -> Result:
     """Trains as the config says; everything that it leaves is in ``folder``.
 
-    ``checkpoints/``, ``features/``, ``ledger.jsonl``, ``log.jsonl``, ``report.md`` and
-    ``report.png`` are private; ``release/`` is what may be published.
+    ``checkpoints/``, ``features/``, ``journal``, ``ledger.jsonl``, ``log.jsonl``,
+    ``report.md`` and ``report.png`` are private, as is ``epoch`` while one runs;
+    ``release/`` is what may be published.
 
     After ``jax.distributed.initialize`` every process calls this, with the same
     arguments; the first one writes everything, and ``folder`` is its own.
@@ -115,8 +117,8 @@ def run_training(
     Args:
       config: the run.
       folder: made if missing. It must not hold another run.
-      resume: go on with the checkpoint in ``folder``; a run that ended before its
-        first begins anew, as nothing was charged.
+      resume: go on with the run in ``folder``; one that ended before its first
+        checkpoint begins anew, as nothing was charged.
       title: of the report.
       base: folder that paths in the config are relative to.
       console: where progress is shown; None: standard error.
@@ -314,7 +316,7 @@ def _finish(
     page = markdown_report(
         records, title=title, facts=private_facts, statement=statement, picture=picture
     )
-    (folder / REPORT).write_text(page, encoding="utf-8")
+    write_atomically(folder / REPORT, page, is_private=True)
     export_run(
         folder / RELEASE,
         params=trainer.params,

@@ -29,6 +29,7 @@ from jaxdp_episodic.files.json_file import json_lines, plain
 from jaxdp_episodic.report.ledger_file import has_charges
 
 LOG, CHECKPOINTS, LEDGER = "log.jsonl", "checkpoints", "ledger.jsonl"
+JOURNAL, EPOCH = "journal", "epoch"
 
 _held: ContextVar[frozenset[Path]] = ContextVar("held", default=frozenset())
 
@@ -118,14 +119,18 @@ class RunLog:
 
     Args:
       path: the file; made with its folders' permissions, mode 600.
-      keep_through: on a resume, records of later steps than this are dropped: they
-        belong to steps that will be taken again. None keeps all.
+      keep_through: on a resume, records of later steps than this are dropped: of
+        steps whose release is not on the disk. None keeps all.
+
+    Attributes:
+      last_step: of the last record that was there; None if there was none.
     """
 
     def __init__(self, path: Path, *, keep_through: int | None = None) -> None:
         self._path = path
+        self.last_step: int | None = None
         if path.exists() and keep_through is not None:
-            _rewrite(path, keep_through)
+            self.last_step = _rewrite(path, keep_through)
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         self._file = os.fdopen(descriptor, "a", encoding="utf-8")
 
@@ -175,11 +180,12 @@ def releasable_records(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [record for record in public if record.keys() - {"step"}]
 
 
-def _rewrite(path: Path, keep_through: int) -> None:
-    """Drops the records of later steps, atomically."""
+def _rewrite(path: Path, keep_through: int) -> int | None:
+    """Drops the records of later steps, atomically; returns the last one's step."""
     kept = [r for r in read_log(path) if r.get("step", 0) <= keep_through]
     text = "".join(json.dumps(record) + "\n" for record in kept)
     atomic.write_atomically(path, text, is_private=True)
+    return kept[-1].get("step", 0) if kept else None
 
 
 class StepProgress(NamedTuple):

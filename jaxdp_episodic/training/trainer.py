@@ -6,16 +6,15 @@ import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import optax
 
 from jaxdp_episodic import _validation
 from jaxdp_episodic.accounting.budget import PrivacyBudget
-from jaxdp_episodic.data.stored_features import StoredFeatures
 from jaxdp_episodic.data.table import ExampleTable
-from jaxdp_episodic.draw.generators import step_generator
+from jaxdp_episodic.draw.generators import Keys, generator
 from jaxdp_episodic.draw.sampler import EpisodeSampler
 from jaxdp_episodic.requests.training_config import NOISES
 from jaxdp_episodic.training import checks, episode, run_files
@@ -23,14 +22,10 @@ from jaxdp_episodic.training.checkpoint import (
     TrainingState,
     as_arrays,
     initial_state,
-    new_secrets,
     updater,
 )
-from jaxdp_episodic.training.description import (
-    described_environment,
-    described_run,
-    described_types,
-)
+from jaxdp_episodic.training.description import described_run
+from jaxdp_episodic.training.draws import DrawSecret, RunDraws
 from jaxdp_episodic.training.evaluation import Evaluation, evaluated
 from jaxdp_episodic.training.ledger import create_ledger
 from jaxdp_episodic.training.loop import take_all_steps
@@ -45,6 +40,18 @@ from jaxdp_episodic.training.statistics import PrivateStatistics
 
 _SINGLE_EXAMPLES_AT_ONCE = 64  # small and quick gradients: many side by side
 _EVERY = ("evaluate_every", "checkpoint_every", "log_every")
+
+
+class PreparedStep(NamedTuple):
+    """What a step needs beyond the parameters, made ahead by another thread.
+
+    Attributes:
+      blocks: of its draw.
+      noise: for its sum; in the first process alone.
+    """
+
+    blocks: list[episode.Block]
+    noise: Any
 
 
 class Trainer(Standing):
@@ -77,11 +84,11 @@ class Trainer(Standing):
       devices: over which a block is spread. Default: all local devices.
       noise: "gaussian"; or "discrete", hardened against attacks on
         low-order bits: see `discrete_noise`. The budget is the same.
-      seed: None takes draws and noise from the operating system's entropy. A fixed seed
-        makes the run repeatable and *not private*: whoever knows it can subtract the
-        noise.
-      settings: further plain values that must not change when a run is resumed, such as
-        a description of the optimizer.
+      seed: None makes draws and noise of every step from fresh entropy of the operating
+        system, which is kept nowhere. A fixed seed makes the run repeatable and *not
+        private*: whoever knows it can subtract the noise.
+      settings: further plain values that describe the run, such as a description of the
+        optimizer; `resume` warns where they have changed.
       start: private statistics of ``data`` to release first, the budget's ``before``;
         learner and model then see the features that they project.
 
@@ -140,7 +147,6 @@ class Trainer(Standing):
         number = len(self._devices) * all_processes().count
         rows = checks.rows_a_device(block_size, self.sampler, number, noise)
         self._block_size = rows * len(self._devices)
-        exact = noise == "discrete"
         couples = getattr(learner, "couples_examples", True)
         gradient = PrivateGradient(
             loss,
@@ -151,7 +157,9 @@ class Trainer(Standing):
         statistics = () if start is None else start.initial()
         deviation = float(step.noise_multiplier) * self.l2_clip_norm / self.normalizer
         self._update = updater(optimizer, deviation)
-        self.is_seeded = seed is not None
+        keys = Keys(seed)
+        first = len(budget.before) + 1
+        self._draws = RunDraws(self.sampler, keys, all_processes(), first)
         run = described_run(
             budget,
             data,
@@ -162,28 +170,18 @@ class Trainer(Standing):
             shots=shots,
             noise=noise,
             settings=dict(settings or {}),
-            **described_types(params),
         )
-        super().__init__(
-            gradient,
-            initial_state(optimizer, params, statistics),
-            new_secrets(seed),
-            run,
-            budget,
-            described_environment(
-                self._devices, rows if exact else self._block_size, sums_are_exact=exact
-            ),
-            noise,
-        )
+        state = initial_state(optimizer, params, statistics)
+        super().__init__(gradient, state, keys, run, budget, noise)
 
-    def step(self, blocks: list[episode.Block] | None = None) -> dict[str, Any]:
+    def step(self, prepared: PreparedStep | None = None) -> dict[str, Any]:
         """Charges and takes one step; returns its private diagnostics.
 
-        The charge is on the disk only while `train` runs; steps taken outside of it are
-        written to the ledger of a folder when `train` opens it.
+        Charge and release are on the disk only while `train` runs; steps taken outside
+        of it are in the ledger and checkpoint of a folder when `train` opens it.
 
         Args:
-          blocks: what `draw_blocks` made for this step; None makes them here.
+          prepared: what was made ahead for this step; None makes it here.
 
         Returns:
           Realised number of units, mean loss, mean norm before clipping and the share
@@ -196,70 +194,100 @@ class Trainer(Standing):
         """
         self._join()
         with self._processes.together():
-            return self._step(blocks)
+            return self._step(prepared)
 
-    def _step(self, blocks: list[episode.Block] | None) -> dict[str, Any]:
+    def _step(self, prepared: PreparedStep | None) -> dict[str, Any]:
+        self._give_up_unreleased()
         state, taken = self._now
-        # A step that was broken off is charged already, and the same release again.
-        number = taken + 1 if taken < self.ledger.charged else self.ledger.charge()
+        number = taken + 1
+        if number > self.ledger.charged:
+            if self._journal is not None and number <= self.budget.permitted_steps:
+                self.keep_epoch(self._journal.path.parent, self._journal.run, number)
+            self.ledger.charge()
         self._processes.meet()  # the first has charged
         if number <= len(self.budget.before):
             return self._release_statistic(state, number)
-        blocks = self.draw_blocks(number) if blocks is None else blocks
+        if prepared is None:
+            prepared = self._prepared(number, self._draws.secret(number))
         gradient, diagnostics = self._gradient(
             state.params,
-            blocks,
-            self._noise_key(number),
+            prepared.blocks,
+            prepared.noise,
             l2_clip_norm=self.l2_clip_norm,
             noise_multiplier=float(self.budget.step.noise_multiplier),
             normalizer=self.normalizer,
         )
         if self._processes.is_first:
-            state = self._update(state, gradient)
+            state = self._let_out(state, number, gradient)
         params = self._shared(state.params)
         self._now = (state._replace(params=params), number)
+        if self._journal is not None:
+            self._end_epoch(self._journal.path.parent, number)
         return diagnostics
 
     def _release_statistic(self, state: TrainingState, number: int) -> dict[str, Any]:
         """Takes a step of the start, which has no diagnostics."""
         assert self._start is not None
         if self._processes.is_first:
-            start = self._start.release(
+            noised = self._start.noised_sum(
                 state.start,
                 number - 1,
-                step_generator(self._secrets.sampler_entropy, number),
-                self._noise_key(number),
+                generator(self._keys.new("draw", number)),
+                self._keys.new("noise", number),
                 float(self.budget.before[number - 1].noise_multiplier),
             )
-            state = self._gradient.on_devices(state._replace(start=start))
+            state = self._let_out(state, number, noised)
         self._now = (state._replace(start=self._shared(state.start)), number)
         return {}
 
-    def draw_blocks(self, step: int) -> list[episode.Block]:
-        """Returns the blocks of a step, a function of the run's entropy and ``step``.
+    def _after(self, state: TrainingState, number: int, released: Any) -> TrainingState:
+        """The state that follows from a release: post-processing, whenever it is."""
+        place = number - 1
+        if place >= len(self.budget.before):
+            return self._update(state, self._gradient.on_devices(released))
+        assert self._start is not None
+        noise = float(self.budget.before[place].noise_multiplier)
+        start = self._start.with_sum(state.start, place, released, noise)
+        return self._gradient.on_devices(state._replace(start=start))
 
-        Drawing them twice is the same draw, so a resumed run repeats what it repeats.
-        Of several processes each gets its share.
+    def draw_blocks(self, step: int) -> list[episode.Block]:
+        """Returns the blocks of a fresh draw, as one step makes it.
+
+        Of several processes, which all call it, each gets its share.
         """
         self._join()  # or each would draw from entropy of its own
+        return self._blocks(self._draws.secret(step))
+
+    def _blocks(self, secret: DrawSecret) -> list[episode.Block]:
         start = self._start
         return episode.make_blocks(
-            self.sampler.draw_step(
-                self._secrets.sampler_entropy, step, first=len(self.budget.before) + 1
-            ),
+            self._draws.draw(secret),
             self.data if start is None else start.table(self.state.start),
             block_size=self._block_size,
             num_shards=len(self._devices),
             share=(self._processes.index, self._processes.count),
         )
 
+    def _prepared(self, step: int, secret: DrawSecret) -> PreparedStep:
+        """What a step needs: its draw, and noise, which depends on nobody's data."""
+        noise = None
+        if self._processes.is_first:
+            noise = self._gradient.noise(
+                self.state.params,
+                self._keys.new("noise", step),
+                float(self.budget.step.noise_multiplier),
+            )
+        return PreparedStep(self._blocks(secret), noise)
+
     @contextmanager
-    def _drawn(self) -> Iterator[Iterator[list[episode.Block] | None]]:
+    def ahead(self) -> Iterator[Iterator[PreparedStep | None]]:
         """What each step from here on is given; statistics are given nothing."""
         taken, before = self.num_steps_taken, len(self.budget.before)
         first = max(taken, before) + 1
-        last = self.budget.num_steps
-        with closing(episode.prefetched(self.draw_blocks, first, last)) as ahead:
+        # Here and not in the other thread: processes share the secrets in one order.
+        steps = range(first, self.budget.num_steps + 1)
+        secrets = ((step, self._draws.secret(step)) for step in steps)
+        with closing(episode.prefetched(self._prepared, secrets)) as ahead:
             yield itertools.chain(itertools.repeat(None, first - taken - 1), ahead)
 
     def train(
@@ -275,16 +303,18 @@ class Trainer(Standing):
         """Takes all steps of the budget; leaves a log and checkpoints in ``folder``.
 
         Goes on where the run stands: call `resume` first to go on with a checkpoint.
-        An interruption (Ctrl-C) commits the last step that was finished, its evaluation
-        and record included, before it is raised again.
+        An interruption (Ctrl-C) commits the last step that was released before it is
+        raised again; one that was charged and not released yet is given up.
 
         Args:
-          folder: made if missing; ``ledger.jsonl``, ``log.jsonl`` and ``checkpoints/``
-            in it. All are private. No other run's may be there.
+          folder: made if missing; ``ledger.jsonl``, ``journal``, ``log.jsonl`` and
+            ``checkpoints/`` in it, and ``epoch`` while one runs. All are private. No
+            other run's may be there.
           evaluations: by name ("validation"), on held-out data; run before the first
             step, every ``evaluate_every`` steps and after the last.
           evaluate_every: None evaluates at the two ends only.
-          checkpoint_every: steps between checkpoints; there is one after the last step.
+          checkpoint_every: steps between checkpoints; there is one after the last step,
+            and whenever the journal exceeds 256 MiB.
           log_every: steps between log records.
           on_step: is called after every logged step.
 
@@ -306,10 +336,11 @@ class Trainer(Standing):
         for name, often in zip(_EVERY, every, strict=True):
             _validation.whole_number(name, 1 if often is None else often)
         self._join()
-        with self._processes.together(), self._drawn() as drawn:
+        with self._processes.together():
             if not self._processes.is_first:
-                for blocks in drawn:
-                    self.step(blocks)
+                with self.ahead() as ahead:
+                    for prepared in ahead:
+                        self.step(prepared)
                 self._processes.meet()  # the first has committed
                 return []
             with run_files.locked(folder):
@@ -319,32 +350,27 @@ class Trainer(Standing):
                     create_ledger(path, self.budget, is_seeded=self.is_seeded)
                     self._folder = folder.resolve()
                 records = take_all_steps(
-                    self,
-                    drawn,
-                    folder,
-                    lambda: self._evaluate(evaluations),
-                    every,
-                    on_step,
+                    self, folder, lambda: self._evaluate(evaluations), every, on_step
                 )
             self._processes.meet()
             return records
 
     def resume(self, folder: Path) -> int:
-        """Takes up the latest checkpoint in ``folder``; returns its number of steps.
+        """Takes up a run where it stands; returns up to which step that is.
 
-        From there on the run is bit for bit the one that was interrupted, on the same
-        machine and devices: steps charged since then are taken again with the same draw
-        and noise. Where they could come out differently they are given up instead, with
-        a warning, and counted as taken.
+        That is its latest checkpoint and what was released since, which goes through
+        the optimizer again. Steps that were charged and not released are given up, with
+        a warning, and counted as taken; of a run with a seed they are taken again.
+        Models, versions and machines may have changed: nothing is released twice.
 
         Raises:
           FileNotFoundError: there is none, or the run's ledger is gone.
           RunMismatchError: it is of a run with other settings; the message says which.
           LedgerError: the ledger is damaged, edited, rolled back or another run's.
+          JournalError: so is the journal of releases.
           RunEndedError: another process has ended.
           ValueError: the checkpoint is damaged, or this trainer has taken steps of its
-            own, which the checkpoint's ledger knows nothing of; or steps are to be
-            taken again, and features on the disk are no longer those of their checksum.
+            own, which the checkpoint's ledger knows nothing of.
         """
         if self.ledger.charged:
             raise ValueError(
@@ -357,12 +383,7 @@ class Trainer(Standing):
             if self._processes.is_first:
                 self._take_up(folder)
             self._share()
-            features = self.data.features
-            if self.num_steps_taken < self.num_steps_charged and isinstance(
-                features, StoredFeatures
-            ):
-                features.check()  # or the same noise would be added to another sum
-        return self._num_resumed
+        return self.num_steps_taken
 
     def _evaluate(self, evaluations: Mapping[str, Evaluation] | None) -> dict[str, Any]:
         scores = evaluated(evaluations or {}, self._judged, self.params)

@@ -142,18 +142,6 @@ class Processes:
         data = data if self.is_first else np.zeros(number, np.uint8)
         return np.asarray(self.shared(data)).tobytes()
 
-    def gathered(self, value: Any) -> list[Any]:
-        """Returns every process's value, small and no secret, in their order."""
-        if self.count == 1:
-            return [value]
-        place = f"{_KEYS}/values/{self._meetings}"
-        with self._or_ended():
-            self._client.key_value_set(f"{place}/{self.index:06d}", json.dumps(value))
-        self.meet()
-        with self._or_ended():
-            found = sorted(self._client.key_value_dir_get(place))
-        return [json.loads(text) for _, text in found]
-
     @contextmanager
     def together(self) -> Iterator[None]:
         """Tells the others if the body fails, so that all end with the reason."""

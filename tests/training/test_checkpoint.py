@@ -16,13 +16,11 @@ import pytest
 
 from jaxdp_episodic.training.checkpoint import (
     Checkpoints,
-    Secrets,
     Snapshot,
 )
 from jaxdp_episodic.training.description import RunMismatchError, refuse_other_run
 
-RUN = {"delta": 1e-5, "step": {"sizes": [1, 2]}}
-SECRETS = Secrets(2**200 + 7, np.array([3, 4_000_000_000], np.uint32))
+RUN = {"target": {"delta": 1e-5}, "step": {"sizes": [1, 2]}}
 
 
 def state(value=1.0):
@@ -30,7 +28,7 @@ def state(value=1.0):
 
 
 def snapshot(step, value=1.0, run=RUN):
-    return Snapshot(state(value), step, SECRETS, run)
+    return Snapshot(state(value), step, run)
 
 
 def test_saved_and_restored(tmp_path):
@@ -43,8 +41,6 @@ def test_saved_and_restored(tmp_path):
         restored = checkpoints.restore(state(), RUN)
     assert restored.charged_steps == 10
     np.testing.assert_array_equal(restored.state["w"], np.full((3, 2), 10.5))
-    assert restored.secrets.sampler_entropy == SECRETS.sampler_entropy
-    np.testing.assert_array_equal(restored.secrets.noise_key, SECRETS.noise_key)
     assert sorted(p.name for p in (tmp_path / "c").iterdir()) == ["10", "5"]
     assert (tmp_path / "c").stat().st_mode & 0o077 == 0
 
@@ -52,19 +48,23 @@ def test_saved_and_restored(tmp_path):
 def test_another_run_is_refused_with_what_differs(tmp_path):
     with Checkpoints(tmp_path) as checkpoints:
         checkpoints.save(snapshot(1))
-        other = {"delta": 1e-6, "step": {"sizes": [1, 3]}}
+        other = {"target": {"delta": 1e-6}, "step": {"sizes": [1, 3]}}
         with pytest.raises(RunMismatchError) as caught:
             checkpoints.restore(state(), other)
-    assert "delta: 1e-05 in the checkpoint, 1e-06 now" in str(caught.value)
+    assert "target.delta: 1e-05 in the checkpoint, 1e-06 now" in str(caught.value)
     assert "step.sizes[1]: 2 in the checkpoint, 3 now" in str(caught.value)
 
 
 def test_missing_and_new_settings_are_named():
     with pytest.raises(
-        RunMismatchError, match="b: 1 in the checkpoint, \\(nothing\\) now"
+        RunMismatchError, match="data: 1 in the checkpoint, \\(nothing\\) now"
     ):
-        refuse_other_run({"a": 1, "b": 1}, {"a": 1})
-    refuse_other_run({"a": [1, 2]}, {"a": (1, 2)})
+        refuse_other_run({"a": 1, "data": 1}, {"a": 1})
+    refuse_other_run({"units": [1, 2]}, {"units": (1, 2)})
+    with pytest.raises(RunMismatchError, match=r"before\[0\].x: 1 in"):
+        refuse_other_run({"before": [{"x": 1}]}, {"before": [{"x": 2}]})
+    with pytest.warns(UserWarning, match="goes on with other settings.*learner.a: 1"):
+        refuse_other_run({"learner": {"a": 1}}, {"learner": {"a": 2}})
 
 
 @pytest.mark.parametrize("where", ["state", "meta"])
@@ -81,7 +81,7 @@ def test_a_damaged_checkpoint_is_said_so(tmp_path, where):
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("noise_key", None), ("run", []), ("sampler_entropy", "0xyz"), ("ledger", ["a"])],
+    [("charged_steps", 1.0), ("run", []), ("state", {}), ("ledger", ["a"])],
 )
 def test_an_edited_description_is_refused(tmp_path, name, value):
     with Checkpoints(tmp_path) as checkpoints:

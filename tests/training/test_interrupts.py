@@ -33,6 +33,9 @@ class Interrupted:
     def __init__(self, function, call):
         self.function, self.left = function, call
 
+    def __getattr__(self, name):
+        return getattr(self.function, name)
+
     def __call__(self, *args, **kwargs):
         self.left -= 1
         if self.left == 0:
@@ -86,7 +89,8 @@ def test_a_step_broken_off_is_taken_again(tmp_path, whole, attribute, again):
     assert run.snapshot().charged_steps == 2
     if again == "a new trainer":
         run = trainer()
-        assert run.resume(folder) == 2
+        # A release that the optimizer had not seen is in the journal.
+        assert run.resume(folder) == (2 if attribute == "_gradient" else 3)
     run.train(folder, evaluations=held_out())
     assert_same(run, whole[0])
     assert run.num_steps_charged == run.num_steps_taken == 6
@@ -104,7 +108,7 @@ def test_an_evaluation_broken_off_is_done_again(tmp_path, whole, which, same):
     again = run
     if not same:
         again = trainer()
-        assert again.resume(folder) == (0 if which == 1 else 5)
+        assert again.resume(folder) == (0 if which == 1 else 6)
     again.train(folder, evaluations=held_out())
     assert again.num_steps_taken == 6
     assert_same(again, whole[0])

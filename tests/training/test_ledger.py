@@ -27,7 +27,7 @@ from jaxdp_episodic.training.ledger import Ledger, LedgerFile, create_ledger
 from training_runs import classes, flat_step, grouped_step, plain_trainer
 
 DELTA = 1e-5
-HERE = {"repeats": True, "machine": "this one"}
+HERE = {"machine": "this one"}
 
 
 def budget(step=None, *, steps=50, permitted=100):
@@ -505,8 +505,8 @@ def stopped_at(folder, number):
 def test_resume_charges_no_step_twice_and_forgets_none(tmp_path):
     stopped_at(tmp_path, 5)
     run = plain_trainer()
-    assert run.resume(tmp_path) == 4
-    assert (run.num_steps_taken, run.num_steps_charged) == (4, 5)
+    assert run.resume(tmp_path) == 5
+    assert (run.num_steps_taken, run.num_steps_charged) == (5, 5)
     run.train(tmp_path)
     assert read_ledger(tmp_path / run_files.LEDGER).charged == 6
 
@@ -553,48 +553,6 @@ def test_a_checkpoint_without_a_ledger_is_refused(tmp_path):
         checkpoints.save(run.snapshot())
     with pytest.raises(LedgerError, match="made without a ledger"):
         plain_trainer().resume(tmp_path)
-
-
-@pytest.mark.parametrize(
-    ("change", "reason"),
-    [
-        ({"numpy": "1.0"}, "another numpy"),
-        ({"block_size": 1, "cores": 0}, "another block_size, cores"),
-        ({"repeats": False}, "another repeats"),
-    ],
-)
-def test_steps_that_would_come_out_differently_are_given_up(tmp_path, change, reason):
-    """The same noise on other sums: their difference would have none."""
-    stopped_at(tmp_path, 5)
-    run = plain_trainer()
-    run.environment |= change
-    with pytest.warns(UserWarning, match=f"steps 5 to 5 .*{reason}.*given up"):
-        assert run.resume(tmp_path) == 4
-    assert run.num_steps_taken == run.num_steps_charged == 5
-    drawn, draw = [], run.draw_blocks
-    run.draw_blocks = lambda step: drawn.append(step) or draw(step)
-    run.train(tmp_path)
-    assert drawn == [6]  # neither draw nor key of step 5 is used again
-    assert read_ledger(tmp_path / run_files.LEDGER).charged == 6
-    here = plain_trainer()
-    assert here.resume(tmp_path) == 6
-
-
-def test_a_device_that_repeats_nothing_gives_up_steps(tmp_path):
-    first = plain_trainer()
-    first.environment |= {"repeats": False}
-
-    def stop(progress):
-        if progress.step == 3:
-            raise RuntimeError("device lost")
-
-    with pytest.raises(RuntimeError, match="device lost"):
-        first.train(tmp_path, on_step=stop)
-    run = plain_trainer()
-    run.environment |= {"repeats": False}
-    with pytest.warns(UserWarning, match="steps 1 to 3 .*the same bits twice"):
-        assert run.resume(tmp_path) == 0
-    assert run.num_steps_taken == 3
 
 
 # --- Epsilon from the file alone ---

@@ -86,6 +86,7 @@ def test_everything_is_left_in_the_folder(train, finished, tmp_path, capsys):
     assert {p.name for p in out.iterdir()} == {
         ".lock",
         "checkpoints",
+        "journal",
         "ledger.jsonl",
         "log.jsonl",
         "release",
@@ -98,6 +99,8 @@ def test_everything_is_left_in_the_folder(train, finished, tmp_path, capsys):
     report = (out / "report.md").read_text()
     assert report.startswith("# tiny\n") and "Private: this page" in report
     assert (out / "report.png").read_bytes().startswith(b"\x89PNG")
+    private = (path for path in out.iterdir() if path.name != "release")
+    assert all(path.stat().st_mode & 0o077 == 0 for path in private)
     released = {p.name for p in (out / "release").iterdir()}
     assert released == {"parameters.npz", "privacy.md", "log.jsonl", "run.json"}
     statement = (out / "release" / "privacy.md").read_text()

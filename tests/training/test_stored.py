@@ -132,30 +132,6 @@ def test_a_disk_that_fails_ends_the_run_by_name_and_charges_nothing(tables, tmp_
     assert again.num_steps_charged == taken
 
 
-def test_steps_are_taken_again_on_unchanged_files_only(tmp_path):
-    """The same noise on another sum: their difference would be free of it."""
-    np.savez(tmp_path / "in.npz", images=IMAGES)
-    folder = tmp_path / "out"
-    assert cli.run(["data", "import", str(tmp_path / "in.npz"), str(folder)]) == 0
-
-    def run():
-        return plain_trainer(data=two_columns(load_stored(folder)), num_steps=4)
-
-    def fail(progress):
-        raise OSError("as a kill would leave it")
-
-    with pytest.raises(OSError, match="as a kill"):
-        run().train(tmp_path / "run", on_step=fail)
-    path = folder / "train" / "features.npy"
-    content = path.read_bytes()
-    path.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
-    with pytest.raises(ValueError, match=r"features\.npy has changed"):
-        run().resume(tmp_path / "run")
-    path.write_bytes(content)
-    again = run()
-    assert again.resume(tmp_path / "run") == 0 < again.num_steps_charged
-
-
 def _numbers(rows):
     return np.concatenate([rows, rows**2, rows[:, :1] * 3], axis=1)
 

@@ -2,9 +2,11 @@
 
 import dataclasses
 import json
+import secrets
 
 import jax
 import numpy as np
+import optax
 import pytest
 from flax import nnx
 
@@ -12,17 +14,19 @@ import jaxdp_episodic as jde
 from jaxdp_episodic.accounting.budget import BudgetExhaustedError, plan_budget
 from jaxdp_episodic.data.sinusoids import make_sinusoids
 from jaxdp_episodic.data.table import ExampleTable
-from jaxdp_episodic.draw.sampler import step_generator
+from jaxdp_episodic.draw.generators import generator
 from jaxdp_episodic.training.description import RunMismatchError
 from jaxdp_episodic.training.evaluation import Evaluation
 from jaxdp_episodic.training.learners import MAML, Supervised
 from jaxdp_episodic.training.models import MLP, split_model
+from jaxdp_episodic.training.private_gradient import PrivateGradient
 from jaxdp_episodic.training.run_files import HELD_OUT, PRIVATE, read_log
 from training_runs import (
     GROUPED,
     assert_same,
     classes,
     grouped_step,
+    plain_trainer,
     protonet,
     sinusoid_learner,
     trainer,
@@ -56,7 +60,7 @@ def test_a_step_is_charged_before_it_is_computed(monkeypatch):
     def broken(*args, **kwargs):
         raise RuntimeError("device lost")
 
-    monkeypatch.setattr(run, "_gradient", broken)
+    monkeypatch.setattr(PrivateGradient, "__call__", broken)
     with pytest.raises(RuntimeError, match="device lost"):
         run.step()
     assert run.num_steps_charged == 1 and run.num_steps_taken == 0
@@ -81,12 +85,28 @@ def test_the_seed_decides_everything(tmp_path):
     )
 
 
-def test_without_a_seed_no_two_runs_share_draws_or_noise():
-    runs = [trainer(seed=None) for _ in range(2)]
-    secrets = [run.snapshot().secrets for run in runs]
-    assert secrets[0].sampler_entropy != secrets[1].sampler_entropy
-    assert np.any(secrets[0].noise_key != secrets[1].noise_key)
-    assert secrets[0].sampler_entropy.bit_length() > 200
+def test_without_a_seed_no_key_is_used_twice(tmp_path, monkeypatch):
+    """Of two runs, a repeated draw included; none of them is on the disk."""
+    made, fresh = [], secrets.token_bytes
+
+    def noted(number):
+        key = fresh(number)
+        if number == 32:  # others name files
+            made.append(key)
+        return key
+
+    monkeypatch.setattr(secrets, "token_bytes", noted)
+    for place in range(2):
+        run = trainer(seed=None)
+        run.train(tmp_path / str(place))
+        drawn = [run.draw_blocks(3)[0].inputs for _ in range(3)]
+        assert not all(np.array_equal(drawn[0], other) for other in drawn[1:])
+    assert len(made) == len(set(made)) == 2 * (6 * 2 + 3)
+    written = b"".join(p.read_bytes() for p in tmp_path.rglob("*") if p.is_file())
+    for key in made:
+        number = int.from_bytes(key, "little")
+        for form in (key, key.hex().encode(), str(number).encode(), f"{number:x}"):
+            assert (form if isinstance(form, bytes) else form.encode()) not in written
 
 
 @pytest.mark.parametrize(
@@ -98,8 +118,7 @@ def test_without_a_seed_no_two_runs_share_draws_or_noise():
     ],
 )
 def test_resume_is_bit_exact(tmp_path, interrupted_after):
-    whole = trainer(seed=None)
-    secrets = whole.snapshot().secrets
+    whole = trainer()
     whole.train(tmp_path / "whole")
 
     class Stop(Exception):
@@ -109,13 +128,10 @@ def test_resume_is_bit_exact(tmp_path, interrupted_after):
         if progress.step == interrupted_after + 1:
             raise Stop
 
-    first = trainer(seed=None)
-    first._secrets = secrets
     with pytest.raises(Stop):
-        first.train(tmp_path / "parts", on_step=stop, checkpoint_every=1)
-    second = trainer(seed=None)
-    assert second.resume(tmp_path / "parts") == interrupted_after
-    assert second.num_steps_taken == interrupted_after
+        trainer().train(tmp_path / "parts", on_step=stop, checkpoint_every=4)
+    second = trainer()
+    assert second.resume(tmp_path / "parts") == interrupted_after + 1
     second.train(tmp_path / "parts", checkpoint_every=1)
     assert_same(whole, second)
     logs = [read_log(tmp_path / name / "log.jsonl") for name in ("whole", "parts")]
@@ -154,10 +170,8 @@ def finished(tmp_path_factory):
         ({"data": classes(seed=3)}, "data: "),
         ({"epsilon": 4.0}, "target.epsilon"),
         ({"num_steps": 7}, "target.num_steps"),
-        ({"normalizer": 3.0}, "normalizer"),
         ({"seed": 2}, "seed: 1 in the checkpoint, 2 now"),
         ({"step": grouped_step(classes(), rate=0.4)}, "sampling_probability"),
-        ({"settings": {"model": "another"}}, "settings.model"),
         (
             {"step": grouped_step(classes(), neighboring_relation="replace_one")},
             "step.neighboring_relation",
@@ -181,6 +195,23 @@ def test_another_run_is_refused_with_the_difference(finished, changes, named):
     assert other.num_steps_taken == 0
     for a, b in zip(before, leaves(other), strict=True):
         np.testing.assert_array_equal(a, b)
+
+
+def test_what_nobody_accounts_may_change_with_a_warning(finished, tmp_path):
+    other = trainer(normalizer=3.0, settings={"model": "another"}, shots=2)
+    with pytest.warns(UserWarning, match="normalizer: .*settings.model.*shots: 1 in"):
+        assert other.resume(finished) == 6
+    plain_trainer().train(tmp_path)
+    longer = protonet()[0], {**protonet()[1], "more": np.zeros(3, np.float32)}
+    for changes, named in [
+        (
+            {"optimizer": optax.sgd(0.1)},
+            r"optimizer_state\[0\].* in the checkpoint, \(",
+        ),
+        ({"learner": longer}, r"params\['more'\]: \(nothing\) in the checkpoint"),
+    ]:
+        with pytest.raises(RunMismatchError, match=f"another model or opt.*{named}"):
+            plain_trainer(**changes).resume(tmp_path)
 
 
 def test_nothing_to_resume(tmp_path):
@@ -313,17 +344,17 @@ def test_single_examples_are_clipped_one_by_one():
         normalizer=1.0,
         l2_clip_norm=0.8,
     )
-    (block, *more) = run.draw_blocks(1)
+    secret = run._draws.secret(1)
     gradient, _ = run._gradient(
         params,
-        [block, *more],
-        jax.random.key(0),
+        run._blocks(secret),
+        run._gradient.noise(params, bytes(32), 0.0),
         l2_clip_norm=0.8,
         noise_multiplier=0.0,
         normalizer=1.0,
     )
     total = np.zeros(4)
-    drawn = run.sampler.draw(step_generator(run.snapshot().secrets.sampler_entropy, 1))
+    drawn = run.sampler.draw(generator(secret.key))
     for example in drawn.examples:
         label = data.class_places[example]
 
@@ -462,8 +493,6 @@ def test_the_log_keeps_private_things_apart(tmp_path):
     for line in text.splitlines():
         record = json.loads(line)
         assert record.keys() <= {"step", "epsilon", PRIVATE, HELD_OUT}
-    key = run.snapshot().secrets.noise_key
-    assert all(str(int(word)) not in text for word in key)
     assert (tmp_path / "log.jsonl").stat().st_mode & 0o077 == 0
     assert (tmp_path / "checkpoints").stat().st_mode & 0o077 == 0
 
@@ -471,7 +500,7 @@ def test_the_log_keeps_private_things_apart(tmp_path):
 def test_what_the_draw_thread_raises_is_raised(tmp_path, monkeypatch):
     run = trainer()
 
-    def broken(generator):
+    def broken(generator, members):
         raise RuntimeError("bad draw")
 
     monkeypatch.setattr(run.sampler, "draw", broken)

@@ -10,9 +10,10 @@ journal has it), independently of the ledger. After every kill:
 * no step was released twice.
 
 After every finished run its ledger has exactly its steps. Every second run has a seed,
-and then its parameters are those of a run that nobody disturbed. ``summary.json`` and ``summary.md`` say how it went;
-the exit code is 1 if anything was not so. ``--fault NAME`` plants a fault that must be
-noticed: "charge-late" charges after the release, "forget" resumes from an older ledger.
+and then its parameters are those of a run that nobody disturbed. ``summary.json`` and
+``summary.md`` say how it went; the exit code is 1 if anything was not so. ``--fault
+NAME`` plants a fault that must be noticed: "charge-late" charges after the release,
+"forget" resumes from an older ledger.
 """
 
 from __future__ import annotations

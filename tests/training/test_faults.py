@@ -31,7 +31,7 @@ from jaxdp_episodic.cli.process import Terminated, ended_by_sigterm
 from jaxdp_episodic.data.folders import load_class_folders
 from jaxdp_episodic.data.table import ExampleTable
 from jaxdp_episodic.draw.sampler import Draw
-from jaxdp_episodic.report.ledger_file import read_ledger
+from jaxdp_episodic.report.ledger_file import LedgerError, read_ledger
 from jaxdp_episodic.training import ProtoNet, Trainer, run_files
 from jaxdp_episodic.training.checkpoint import Checkpoints
 from jaxdp_episodic.training.description import RunMismatchError
@@ -144,27 +144,28 @@ def test_what_is_left_at_any_moment_is_gone_on_with(tmp_path, monkeypatch, rig, 
     monkeypatch.setattr(rig.optax, "adam", adam)
     moments = [
         (PrivateGradient, "__call__", 2),  # charged and not released
-        (Checkpoints, "save", 2),  # of step 6
+        (Checkpoints, "save", 2),  # of step 3
         (Trainer, "step", 5),  # between steps 7 and 8
     ]
     folder, found, wrong = tmp_path / "run", [], []
     folder.mkdir()
+    late = pytest.raises(LedgerError, match="release of step 3, and the ledger 2")
     for number, moment in enumerate(moments, 1):
         left = tmp_path / str(number)
-        with monkeypatch.context() as patch, pytest.raises(Killed):
+        ends = late if fault and number == 3 else pytest.raises(Killed)
+        with monkeypatch.context() as patch, ends:
             kill_at(patch, *moment, folder, left)
             rig.train_in(folder, 0, fault)
+        if ends is late:
+            break
         folder = left
         kill, complaints = rig.inspected(folder, number)
         found.append((kill.released, kill.charged))
         wrong += complaints
     if fault is not None:
-        assert wrong == [
-            "6 steps released, 5 charged, 2 killed",
-            "7 steps released, 6 charged, 3 killed",
-        ]
+        assert wrong == ["3 steps released, 2 charged, 2 killed"]
         return
-    assert not wrong and found == [(1, 2), (6, 6), (7, 7)]
+    assert not wrong and found == [(1, 2), (3, 3), (7, 7)]
     whole = tmp_path / "whole"
     whole.mkdir()
     for place in (folder, whole):
@@ -225,8 +226,8 @@ def test_a_disk_that_is_full_at_a_checkpoint(tmp_path, monkeypatch, whole):
         )
 
     monkeypatch.setattr(Trainer, "train", with_a_late_write)
-    assert gone_on_with(tmp_path, whole) == 2
-    assert {p.name for p in complete.iterdir()} == {"2", "6"}  # no debris
+    assert gone_on_with(tmp_path, whole) == 4
+    assert {p.name for p in complete.iterdir()} == {"4", "6"}  # no debris
 
 
 @pytest.fixture
@@ -284,7 +285,7 @@ def test_a_disk_that_is_full_at_a_charge(tmp_path, monkeypatch, whole):
     monkeypatch.undo()
     assert run.num_steps_taken == 3
     assert read_ledger(ledger).charged in (3, 4)
-    assert gone_on_with(tmp_path, whole) == 2
+    assert gone_on_with(tmp_path, whole) == 3
 
 
 # --- SIGTERM ---

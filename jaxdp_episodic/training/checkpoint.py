@@ -348,14 +348,9 @@ def new_secrets(seed: int | None) -> Secrets:
     )
 
 
-def noise_key(secrets: Secrets, step: int, noise: str) -> Any:
-    """Returns the key of a step's noise: bytes of discrete noise, else a typed key."""
-    if noise == "discrete":
-        return step_seed(secrets.sampler_entropy, secrets.noise_key, step)
-    # The type of key is part of what a checkpoint holds: not the default's matter.
-    words = jnp.asarray(secrets.noise_key)
-    key = jax.random.wrap_key_data(words, impl="threefry2x32")
-    return jax.random.fold_in(key, step)
+def noise_key(secrets: Secrets, step: int) -> bytes:
+    """Returns the key of a step's noise."""
+    return step_seed(secrets.sampler_entropy, secrets.noise_key, step)
 
 
 @contextmanager

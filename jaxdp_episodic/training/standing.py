@@ -104,10 +104,17 @@ class Standing:
         """Goes back to a step before; those behind it stay charged."""
         self._now = (snapshot.state, snapshot.charged_steps)
 
-    def _noise_key(self, number: int) -> Any:
-        """The key of a step's noise, which is in the first process's hands alone."""
-        is_first = self._processes.is_first
-        return noise_key(self._secrets, number, self.noise) if is_first else None
+    def _noise_key(self, number: int) -> bytes:
+        """The key of a step's noise."""
+        return noise_key(self._secrets, number)
+
+    def _noise(self, number: int) -> Any:
+        """A step's noise, which is in the first process's hands alone."""
+        if not self._processes.is_first:
+            return None
+        multiplier = float(self.budget.step.noise_multiplier)
+        key = self._noise_key(number)
+        return self._gradient.noise(self.state.params, key, multiplier)
 
     def _shared(self, tree: Any) -> Any:
         """The first process's arrays, on this one's devices."""

@@ -46,6 +46,15 @@ num_episodes = 20
 """
 
 
+KEY = bytes(range(32))
+
+
+def noised(gradient, params, blocks, key=KEY, **settings):
+    """What a `PrivateGradient` returns with the noise of a key."""
+    noise = gradient.noise(params, key, settings["noise_multiplier"])
+    return gradient(params, blocks, noise, **settings)
+
+
 def flat_step(*, noise_multiplier=1.0, rate=0.02):
     sampling = jde.Poisson("user", sampling_probability=rate)
     return jde.GaussianStep(sampling, noise_multiplier=noise_multiplier)

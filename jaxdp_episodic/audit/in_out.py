@@ -24,7 +24,7 @@ from jaxdp_episodic.describe.designs import (
 )
 from jaxdp_episodic.describe.schemes import ShuffledEpochs, WithoutReplacement
 from jaxdp_episodic.describe.step import GaussianStep
-from jaxdp_episodic.requests.training_config import TrainingConfig
+from jaxdp_episodic.requests.training_config import DISCRETE, TrainingConfig
 from jaxdp_episodic.training.assemble import Tables, run_parts, statistics_of
 from jaxdp_episodic.training.statistics import PrivateStatistics
 from jaxdp_episodic.training.trainer import Trainer
@@ -47,7 +47,7 @@ class Training:
       l2_clip_norm: C.
       normalizer: or None.
       block_size: or None.
-      noise: "gaussian" or "discrete".
+      noise: "discrete" or "gaussian".
       start: makes the private statistics of a table that the run begins with, the
         budget's ``before``; None: it does not.
       make_trainer: the trainer, or one with a fault that an audit should find.
@@ -62,7 +62,7 @@ class Training:
     l2_clip_norm: float
     normalizer: float | None = None
     block_size: int | None = None
-    noise: str = "gaussian"
+    noise: str = DISCRETE
     start: Callable[[ExampleTable], PrivateStatistics] | None = None
     make_trainer: Callable[..., Trainer] = Trainer
 
@@ -140,7 +140,7 @@ class MarkedStatistics:
         self._inner, self._marks = make(bare), data.features[:, -1:]
         self.steps, self.dimensions = self._inner.steps, self._inner.dimensions + 1
         self.initial, self.release = self._inner.initial, self._inner.release
-        self.learner = self._inner.learner
+        self.learner, self.noise = self._inner.learner, self._inner.noise
         self._made: tuple[Any, ExampleTable] | None = None
 
     def table(self, state: Any) -> ExampleTable:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import jax
 import numpy as np
 
 from jaxdp_episodic.audit.in_out import Training
@@ -16,6 +15,7 @@ from jaxdp_episodic.audit.release import (
 )
 from jaxdp_episodic.data.table import ExampleTable
 from jaxdp_episodic.describe.population import Population
+from jaxdp_episodic.draw.generators import Keys
 from jaxdp_episodic.requests.training_parts import MIXED
 from jaxdp_episodic.requests.training_start import StartConfig, contribution_norm
 
@@ -45,7 +45,7 @@ def audit_statistics(
       num_draws: of all releases with the canary, and as many without; at least 100.
       deltas: at which the claim is tested; all bounds hold together.
       confidence: of the bounds.
-      seed: of the table. Pairs are never seeded.
+      seed: of the table. Pairs and noise are never seeded.
       on_draws: see `audit_release`.
 
     Raises:
@@ -60,20 +60,17 @@ def audit_statistics(
     noises = [float(step.noise_multiplier) for step in steps]
     pairs = np.random.default_rng()
 
-    def sums(is_in: bool, key: jax.Array, scale: float) -> list[np.ndarray]:
+    def sums(is_in: bool, scale: float) -> list[np.ndarray]:
         own = without_and_with[is_in]
-        state, keys = own.initial(), jax.random.split(key, len(noises))
+        state, fresh = own.initial(), Keys(None)
         return [
-            own.noised_sum(state, place, pairs, keys[place], scale * noise)
-            for place, noise in enumerate(noises)
+            own.noised_sum(state, place, pairs, fresh.new("noise", place), scale * one)
+            for place, one in enumerate(noises)
         ]
 
-    some = jax.random.key(seed)
     means = []
     for is_in in (False, True):
-        evaluated = zip(
-            *(sums(is_in, some, 0.0) for _ in range(_EVALUATIONS)), strict=True
-        )
+        evaluated = zip(*(sums(is_in, 0.0) for _ in range(_EVALUATIONS)), strict=True)
         means.append(
             [np.mean(sums_of_release, axis=0) for sums_of_release in evaluated]
         )
@@ -88,7 +85,7 @@ def audit_statistics(
         return float(sum(np.sum(total * way) / v for total, way, v in parts))
 
     return audit_release(
-        lambda key, with_unit: sums(with_unit, key, 1.0),
+        lambda _, with_unit: sums(with_unit, 1.0),
         claimed=claimed_epsilons(training.budget.run(len(steps)), deltas=deltas),
         deltas=deltas,
         num_draws=num_draws,

@@ -4,16 +4,20 @@
 (Canonne, Kamath and Steinke 2020). Added to integers it leaves no low-order bits that
 could tell two sums apart, and no probability is computed in floating point: a sample is
 a function of uniform bits that has exactly this distribution.
+
+Samples come from a ziggurat (Marsaglia and Tsang 2000) of whole numbers: points are
+thrown into layers of equal area that cover the curve, and kept if they are below it.
+Nearly all are for certain, by a comparison of whole numbers.
 """
 
 from __future__ import annotations
 
 import decimal
-import hashlib
+import itertools
 import math
 from decimal import Decimal
 from fractions import Fraction
-from functools import cache
+from functools import cached_property, lru_cache
 
 import numpy as np
 
@@ -21,16 +25,24 @@ SMOOTHING = 16
 """Variance, in squared grid steps, by which discrete noise exceeds what it stands for.
 """
 
-LARGEST_VARIANCE = 2**52
-"""Beyond it squares of samples leave 64 bits."""
+LARGEST_VARIANCE = 2**112
+"""Beyond it samples, of which one in 10^22 is past ten deviations, near 64 bits."""
 
-# Comparisons closer than this are decided by exact arithmetic; float64 exponentials
-# and sums of a few of them are good to 2^-50.
+# Comparisons closer than this are decided by exact arithmetic; float64 exponentials of
+# exponents below 64, and sums of a few of them, are good to 2^-44.
 _DOUBT = 2.0**-40
-_WORD = 2.0**-64
-_AT_ONCE = 2**17
-# Quotients above it have probability 2^-65 in all; exact arithmetic takes them up.
-_QUOTIENTS = 10
+_LAYERS = 256  # a byte of each word says which
+# Deviations at which layers end; what is beyond has a probability of 10^-23.
+_END = 10.0
+# Layers are cut into blocks, at most 2^17 of them; 32 bits of a word say which.
+_BLOCK_BITS = 17
+# Bits of a word that nothing else takes: place within a block.
+_SPARE_BITS = 23
+# Area that is lost at first, as numbers are whole; more where they are few.
+_FIRST_EXCESS = 1.01
+# How often what is lost is halved: to less than 1 in 10^4, in milliseconds.
+_HALVINGS = 7
+_AT_ONCE = 2**15  # candidates; their arrays fit into a processor's cache
 
 
 def covering_variance(deviation: float) -> int:
@@ -49,10 +61,10 @@ def covering_variance(deviation: float) -> int:
       deviation: in grid steps, >= 0, finite.
 
     Raises:
-      ValueError: a negative deviation, or one of more than 2^26.
+      ValueError: a negative deviation, or one of more than 2^56 - 16.
     """
-    if not 0 <= deviation <= math.isqrt(LARGEST_VARIANCE):
-        raise ValueError(f"deviation must be in [0, 2**26], got {deviation!r}")
+    if not 0 <= deviation <= math.isqrt(LARGEST_VARIANCE) - SMOOTHING:
+        raise ValueError(f"deviation must be in [0, 2**56 - 16], got {deviation!r}")
     return math.ceil(Fraction(deviation) ** 2) + SMOOTHING
 
 
@@ -74,178 +86,231 @@ def log_ratio_bound(num_entries: int, num_steps: int = 1) -> float:
     return 5.0 * eta * num_entries * num_steps
 
 
-def sample_discrete_gaussian(variance: int, count: int, seed: bytes) -> np.ndarray:
+def sample_discrete_gaussian(
+    variance: int, count: int, generator: np.random.Generator
+) -> np.ndarray:
     """Returns independent samples of ``N_Z(0, variance)``, (count,) int64.
 
-    *Exact*: a rejection sampler (after Karney 2016) whose every comparison is decided
-    in float64 only where it is clear there, and by exact arithmetic otherwise. The
-    uniform bits are SHAKE-256 of the seed. The time taken depends on the samples.
+    *Exact* if the generator's bits are uniform: every comparison is decided in float64
+    only where it is clear there, and by exact arithmetic otherwise. Each sample takes
+    little more than one word of 64 bits. The time taken depends on the samples.
 
     Args:
-      variance: V, a whole number in [1, 2^52].
+      variance: V, a whole number in [1, 2^112].
       count: >= 0.
-      seed: at least 16 secret bytes, never used for other samples.
+      generator: of the bits.
 
     Raises:
       TypeError: a variance that is no whole number.
-      ValueError: one out of range, a negative count or a short seed.
+      ValueError: one out of range, or a negative count.
     """
     if not isinstance(variance, int):
         raise TypeError(f"variance must be a whole number, got {variance!r}")
     if not 1 <= variance <= LARGEST_VARIANCE:
-        raise ValueError(f"variance must be in [1, 2**52], got {variance}")
+        raise ValueError(f"variance must be in [1, 2**112], got {variance}")
     if count < 0:
         raise ValueError(f"count must be >= 0, got {count}")
-    if len(seed) < 16:
-        raise ValueError(f"seed must have at least 16 bytes, got {len(seed)}")
-    bits = _Bits(seed)
-    parts = [np.zeros(0, np.int64)]
-    missing = count
-    while missing > 0:
-        # Seven of ten candidates are kept.
-        some = min(_AT_ONCE, missing + missing // 2 + 16)
-        kept = _candidates(variance, some, bits)[:missing]
-        parts.append(kept)
-        missing -= len(kept)
-    return np.concatenate(parts)
+    layers, samples, done = _layers(variance), np.empty(count, np.int64), 0
+    while done < count:
+        missing = count - done
+        # Nearly all candidates are kept.
+        some = min(_AT_ONCE, missing + missing // 64 + 16)
+        kept = _candidates(layers, some, generator)[:missing]
+        samples[done : done + len(kept)] = kept
+        done += len(kept)
+    return samples
 
 
-class _Bits:
-    """Uniform bits that follow from a seed."""
+class _Layers:
+    """Layers of equal area, one on the other, that cover the curve exp(-x^2 / (2 V)).
 
-    def __init__(self, seed: bytes) -> None:
-        self._seed = hashlib.sha3_256(seed).digest()
-        self._calls = 0
+    Layer i is as wide as the curve may be above its bottom: all whole numbers from 0 up
+    to ``widths[i]`` blocks. What the last number of the lowest one covers stands for
+    the tail from there on, which is far less. Layers that cover the curve have at least
+    its area; so the lowest is 1 / 2600 high at least, and those above it end before it.
 
-    def words(self, count: int) -> np.ndarray:
-        """The next words, (count,) uint64."""
-        label = self._calls.to_bytes(8, "little")
-        self._calls += 1
-        stream = hashlib.shake_256(self._seed + label).digest(8 * count)
-        return np.frombuffer(stream, "<u8")
-
-    def extension(self, place: int) -> _Extension:
-        """More bits behind one word of the latest call."""
-        label = self._calls.to_bytes(8, "little") + place.to_bytes(8, "little")
-        return _Extension(self._seed + label)
-
-
-class _Extension:
-    """A uniform number in [0, 1) of which more and more bits are looked at."""
-
-    def __init__(self, seed: bytes) -> None:
-        self._seed = seed
-
-    def digits(self, word: int, num_bits: int) -> int:
-        """The first 64 bits, which are given, and ``num_bits`` more."""
-        more = hashlib.shake_256(self._seed).digest(num_bits // 8)
-        return (word << num_bits) | int.from_bytes(more, "big")
-
-
-def _candidates(variance: int, count: int, bits: _Bits) -> np.ndarray:
-    """The accepted ones of so many candidates.
-
-    A candidate is ``+-(t k + j)`` with ``t = ceil(sqrt(V))``, the quotient ``k`` of
-    probability proportional to ``exp(-k^2 / 2)`` and ``j`` uniform below ``t``. It is
-    accepted with probability ``exp(-(x^2 - k^2 V) / (2 V)) <= 1``.
+    Attributes:
+      variance: V.
+      shift: a block is ``2**shift`` numbers.
+      widths: (layers,) uint64, in blocks.
+      surplus: (layers,) uint64, ``2**32 % widths``.
+      sure: (layers,) int64: numbers below it are below the curve in all of the layer.
+      bottoms: (layers + 1,) float64, heights between layers.
+      last: the last number of the lowest layer.
     """
-    width = math.isqrt(variance - 1) + 1
-    quotients = _quotients(count, bits)
-    # Words beyond the last multiple of the width would favour small remainders.
-    words = bits.words(count)
-    fair = words <= np.uint64(2**64 - 1 - 2**64 % width)
-    places = (words % np.uint64(width)).astype(np.int64)
-    value = width * quotients + places
-    excess = value * value - quotients * quotients * variance
-    accepted = fair & _below_exponential(excess, 2 * variance, count, bits)
-    negative = (bits.words(count) & np.uint64(1)).astype(bool)
-    accepted &= ~(negative & (value == 0))  # zero counts once
+
+    def __init__(self, variance: int, excess: float) -> None:
+        """Builds layers of so many times the area that they need if none is lost."""
+        self.variance, self._deviation = variance, math.sqrt(variance)
+        end = math.ceil(_END * self._deviation)
+        self.shift = max(0, end.bit_length() - _BLOCK_BITS)
+        needed = math.sqrt(math.pi / 2) * self._deviation / 2**self.shift
+        self._area = excess * needed / _LAYERS
+        widths, sure, bottoms = [(end >> self.shift) + 1], [], [0.0]
+        for place in range(_LAYERS):
+            top = bottoms[-1] + self._area / widths[place]
+            bottoms.append(top)
+            # One number is below the curve there, the other above it, by a margin.
+            sure.append(self._reach(top * (1 + _DOUBT)) + 1)
+            beyond = self._reach(top * (1 - _DOUBT)) + 1
+            widths.append((beyond >> self.shift) + 1)
+        self.widths = np.array(widths[:-1], np.uint64)
+        self.surplus = np.uint64(2**32) % self.widths
+        self.sure = np.array(sure, np.int64)
+        self.bottoms = np.array(bottoms)
+        self.last = (widths[0] << self.shift) - 1
+
+    def _reach(self, height: float) -> int:
+        """Where the curve is so high, rounded down; -1 if it is nowhere above that."""
+        if height >= 1:
+            return -1
+        return int(math.sqrt(-2 * math.log(height)) * self._deviation)
+
+    @property
+    def cover(self) -> bool:
+        """Whether they end above the curve, whose height is 1 at 0."""
+        return bool(self.bottoms[-1] * (1 - _DOUBT) >= 1)
+
+    @cached_property
+    def exact_bottoms(self) -> list[Fraction]:
+        """What `bottoms` are up to rounding."""
+        area = Fraction(self._area)
+        heights = (area / int(width) for width in self.widths)
+        return list(itertools.accumulate(heights, initial=Fraction(0)))
+
+
+@lru_cache(maxsize=32)  # of a run, its private statistics included
+def _layers(variance: int) -> _Layers:
+    """Layers that cover the curve, and lose little."""
+    low, high = 1.0, _FIRST_EXCESS
+    found = _Layers(variance, high)
+    while not found.cover:
+        low, high = high, 1 + 2 * (high - 1)
+        found = _Layers(variance, high)
+    for _ in range(_HALVINGS):
+        middle = (low + high) / 2
+        tried = _Layers(variance, middle)
+        if tried.cover:
+            high, found = middle, tried
+        else:
+            low = middle
+    return found
+
+
+def _words(count: int, generator: np.random.Generator) -> np.ndarray:
+    """Uniform words, (count,) uint64."""
+    most = np.iinfo(np.uint64).max
+    return generator.integers(0, most, count, dtype=np.uint64, endpoint=True)
+
+
+def _candidates(
+    layers: _Layers, count: int, generator: np.random.Generator
+) -> np.ndarray:
+    """The accepted ones of so many candidates, each of one word.
+
+    Bits of a word: 8 say the layer, one the sign, 23 the place within a block and 32
+    the block.
+    """
+    words = _words(count, generator)
+    layer = (words & np.uint64(_LAYERS - 1)).astype(np.intp)
+    blocks = (words >> np.uint64(32)) * layers.widths[layer]
+    # Some of the 2^32 would favour some blocks (Lemire 2019).
+    fair = (blocks & np.uint64(2**32 - 1)) >= layers.surplus[layer]
+    value = (blocks >> np.uint64(32)).astype(np.int64)
+    if layers.shift:
+        value = (value << layers.shift) + _places(words, layers.shift, generator)
+    accepted = value < layers.sure[layer]
+    open_ones = np.flatnonzero(~accepted)
+    accepted[open_ones] = _below_curve(
+        layers, layer[open_ones], value[open_ones], generator
+    )
+    for place in open_ones[value[open_ones] == layers.last]:
+        found = _from_tail(layers, generator)
+        accepted[place] = found is not None
+        value[place] = layers.last if found is None else found
+    negative = (words & np.uint64(_LAYERS)).astype(bool)
+    accepted &= fair & (~negative | (value != 0))  # zero counts once
     return np.where(negative, -value, value)[accepted]
 
 
-def _quotients(count: int, bits: _Bits) -> np.ndarray:
-    """Whole numbers k >= 0 with probability proportional to exp(-k^2 / 2)."""
-    words = bits.words(count)
-    uniform = words * _WORD
-    steps = np.array([float(c) for c in _cumulative(40)])
-    quotients = np.searchsorted(steps, uniform, side="right")
-    above = np.abs(steps[np.minimum(quotients, _QUOTIENTS)] - uniform)
-    below = np.abs(uniform - steps[np.maximum(quotients - 1, 0)])
-    doubtful = (np.minimum(above, below) < _DOUBT) | (quotients > _QUOTIENTS)
-    for place in np.flatnonzero(doubtful):
-        more = bits.extension(int(place))
-        quotients[place] = _exact_quotient(int(words[place]), more)
-    return quotients.astype(np.int64)
-
-
-def _below_exponential(
-    excess: np.ndarray, denominator: int, count: int, bits: _Bits
+def _places(
+    words: np.ndarray, num_bits: int, generator: np.random.Generator
 ) -> np.ndarray:
-    """Whether uniform numbers are below ``exp(-excess / denominator)``, (count,)."""
-    words = bits.words(count)
-    uniform = words * _WORD
-    chance = np.exp(-excess / denominator)
-    below = uniform < chance
-    for place in np.flatnonzero(np.abs(uniform - chance) < _DOUBT):
-        more = bits.extension(int(place))
-        exponent = Fraction(int(excess[place]), denominator)
-        below[place] = _exactly_below(int(words[place]), exponent, more)
+    """Places within blocks, of spare bits of the words where these are enough."""
+    if num_bits <= _SPARE_BITS:
+        words = words >> np.uint64(32 - _SPARE_BITS)
+    else:
+        words = _words(len(words), generator)
+    return (words & np.uint64(2**num_bits - 1)).astype(np.int64)
+
+
+def _below_curve(
+    layers: _Layers,
+    layer: np.ndarray,
+    value: np.ndarray,
+    generator: np.random.Generator,
+) -> np.ndarray:
+    """Whether points at uniform heights in their layers are below the curve."""
+    words = _words(len(value), generator)
+    bottom, top = layers.bottoms[layer], layers.bottoms[layer + 1]
+    height = bottom + (top - bottom) * (words * 2.0**-64)
+    curve = np.exp(-0.5 * np.square(value / math.sqrt(layers.variance)))
+    below = height < curve
+    for place in np.flatnonzero(np.abs(height - curve) < _DOUBT):
+        start, end = layers.exact_bottoms[layer[place] : layer[place] + 2]
+        exponent = Fraction(int(value[place]) ** 2, 2 * layers.variance)
+        word = int(words[place])
+        below[place] = _is_below(start, end - start, word, exponent, generator)
     return below
 
 
-def _exactly_below(word: int, exponent: Fraction, more: _Extension) -> bool:
-    """Whether a uniform number is below ``exp(-exponent)``."""
-    if exponent == 0:
-        return True
-    num_bits = 128
+def _from_tail(layers: _Layers, generator: np.random.Generator) -> int | None:
+    """A number of the tail, with what is its share of the area that stands for it.
+
+    Proposed are numbers from the last of the lowest layer on, in steps of a deviation,
+    each half as likely as the one before, and all alike within one. The tail falls by
+    more than that, exp(-10) a step.
+    """
+    step = math.isqrt(layers.variance - 1) + 1
+    start, chance = layers.last, Fraction(1, 2 * step)
+    while int(generator.integers(2)):
+        start, chance = start + step, chance / 2
+    value = start + int(generator.integers(step))
+    height = layers.exact_bottoms[1] * chance
+    word = int(_words(1, generator)[0])
+    exponent = Fraction(value * value, 2 * layers.variance)
+    return value if _is_below(Fraction(0), height, word, exponent, generator) else None
+
+
+def _is_below(
+    bottom: Fraction,
+    height: Fraction,
+    word: int,
+    exponent: Fraction,
+    generator: np.random.Generator,
+) -> bool:
+    """Whether ``bottom + height u < exp(-exponent)``, exactly.
+
+    Args:
+      bottom: in [0, 1].
+      height: in (0, 1].
+      word: the first 64 bits of the uniform number u; as many more are drawn as it
+        takes.
+      exponent: >= 0.
+      generator: of these.
+    """
+    known, num_bits = word, 64
     while True:
-        low, high, digits = _between(word, num_bits, more)
+        for more in _words(num_bits // 64, generator):
+            known = (known << 64) | int(more)
+        num_bits *= 2
+        digits = int(num_bits * math.log10(2)) + 20
+        low = bottom + height * known / 2**num_bits
+        high = low + height / 2**num_bits
         with decimal.localcontext(prec=digits):
-            chance = (-Decimal(exponent.numerator) / exponent.denominator).exp()
+            curve = (-Decimal(exponent.numerator) / exponent.denominator).exp()
             error = Decimal(10) ** (5 - digits)
-            if high < chance - error:
+            if Decimal(high.numerator) / high.denominator < curve - error:
                 return True
-            if low > chance + error:
+            if Decimal(low.numerator) / low.denominator > curve + error:
                 return False
-        num_bits *= 2
-
-
-def _exact_quotient(word: int, more: _Extension) -> int:
-    """The quotient that a uniform number stands for."""
-    num_bits = 128
-    while True:
-        low, high, digits = _between(word, num_bits, more)
-        error = Decimal(10) ** (5 - digits)
-        for quotient, step in enumerate(_cumulative(digits)):
-            if high < step - error:
-                return quotient
-            if low <= step + error:
-                break  # too near to tell
-        num_bits *= 2
-
-
-def _between(
-    word: int, num_bits: int, more: _Extension
-) -> tuple[Decimal, Decimal, int]:
-    """Ends of the interval in which a uniform number lies, and digits to compare to."""
-    total = 64 + num_bits
-    digits = int(total * math.log10(2)) + 20
-    known = more.digits(word, num_bits)
-    with decimal.localcontext(prec=digits):
-        unit = Decimal(2) ** -total
-        return known * unit, (known + 1) * unit, digits
-
-
-@cache
-def _cumulative(digits: int) -> tuple[Decimal, ...]:
-    """Probabilities of quotients up to k, to that many digits, k = 0, 1, ..."""
-    with decimal.localcontext(prec=digits + 10):
-        # exp(-k^2 / 2) is below 10^-(digits + 10) from this k on.
-        last = math.isqrt(5 * (digits + 10)) + 2
-        terms = [(-Decimal(k * k) / 2).exp() for k in range(last)]
-        total = sum(terms, Decimal(0))
-        sums, so_far = [], Decimal(0)
-        for term in terms:
-            so_far += term
-            sums.append(so_far / total)
-        return tuple(sums)

@@ -34,8 +34,10 @@ from jaxdp_episodic.requests.training_parts import (
 )
 from jaxdp_episodic.requests.training_start import StartConfig
 
-NOISES = ("gaussian", "discrete")
-"""What can be added to a sum: float32 Gaussian noise, or the hardened discrete one."""
+DISCRETE, GAUSSIAN = "discrete", "gaussian"
+NOISES = (DISCRETE, GAUSSIAN)
+"""What can be added to a sum: the hardened discrete noise, or float64 Gaussian noise.
+"""
 
 # What an untrusted config may ask of an evaluation.
 _MOST_EPISODES = 10**7
@@ -186,7 +188,7 @@ class TrainingConfig(Spec):
       block_size: clip units worked off in one go; see `Trainer`.
       evaluation: on held-out data; None: none.
       checkpoint_every: steps between checkpoints.
-      noise: "gaussian", or "discrete"; see `Trainer`.
+      noise: "discrete", or "gaussian"; see `Trainer`.
       seed: None: the operating system's entropy. A number is *not private*.
     """
 
@@ -216,7 +218,7 @@ class TrainingConfig(Spec):
     block_size: int | None = None
     evaluation: EvaluationConfig | None = None
     checkpoint_every: int = 100
-    noise: str = "gaussian"
+    noise: str = DISCRETE
     seed: int | None = None
 
     def __post_init__(self) -> None:

@@ -190,7 +190,7 @@ def statistics_of(
     last = step.design.schemes[-1]
     slots = None if last.population is None else int(np.asarray(last.population))
     who = _who_is_protected(step)
-    return PrivateStatistics(data, config.start, **who, slots=slots)
+    return PrivateStatistics(data, config.start, **who, slots=slots, noise=config.noise)
 
 
 def _ways(config: TrainingConfig) -> int | None:

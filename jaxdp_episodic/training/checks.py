@@ -53,8 +53,8 @@ def check_start(
     """Refuses statistics that are not those that the budget charges first.
 
     Raises:
-      ValueError: other steps, statistics of another table than the run's, or discrete
-        noise, which statistics do not have.
+      ValueError: other steps, or statistics of another table than the run's, or with
+        another kind of noise.
     """
     steps = () if start is None else start.steps
     planned = [
@@ -73,9 +73,9 @@ def check_start(
                 "start must be made of the run's data, got statistics of another table "
                 f"({start.data.population!r} against {data.population!r})"
             )
-    if steps and noise != "gaussian":
+    if start is not None and start.noise != noise:
         raise ValueError(
-            f"noise must be 'gaussian' with private statistics, got {noise!r}"
+            f"start must have noise={noise!r} as the run has, got {start.noise!r}"
         )
 
 

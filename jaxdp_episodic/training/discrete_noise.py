@@ -19,30 +19,21 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from jaxdp_episodic.numerics.discrete_gaussian import (
-    covering_variance,
-    sample_discrete_gaussian,
-)
-
 # Squares of numbers up to 2^16 fit in 32 bits.
 GRID = 60_000
 """Grid steps in a clip norm."""
 
-LARGEST_NOISE = 1_000.0
-"""Largest noise multiplier; with it the noise is within 64 bits many times over."""
+MOST_ROWS = 2**15
+"""Most rows of a block: their sum stays within 32 bits."""
 
 MOST_UNITS = 2**22
-"""Most clip units of a step: sums of the lower halves stay within 32 bits."""
+"""Most clip units of a step: sums of the upper halves stay within 32 bits."""
 
-# A sum is kept as two: multiples of 256, and the rest.
+# The sum over blocks is kept as two: multiples of 256, and the rest.
 _HALF = 8
+# The sum of squares is kept in base 2^16, in sums of 2^15 numbers at most.
 _BASE = 16
 _CHUNK = 2**15
-
-
-def no_sum(params: Any) -> Any:
-    """Returns the empty sum: int32 pytree, (2, ...) for each leaf (...)."""
-    return jax.tree.map(lambda leaf: jnp.zeros((2, *leaf.shape), jnp.int32), params)
 
 
 def on_grid(contribution: Any, l2_clip_norm: Array) -> Any:
@@ -57,19 +48,31 @@ def on_grid(contribution: Any, l2_clip_norm: Array) -> Any:
       l2_clip_norm: C > 0, scalar.
 
     Returns:
-      int32 pytree, (2, ...) for each leaf (...): ``256 a + b`` is the number.
+      int32 pytree.
     """
     leaves, structure = jax.tree.flatten(contribution)
     steps = steps_in_norm(sum(leaf.size for leaf in leaves))
     # Divided first: no product that could leave float32's range.
     rounded = [jnp.round(leaf / l2_clip_norm * steps) for leaf in leaves]
-    largest = jnp.stack([jnp.max(jnp.abs(x), initial=0.0) for x in rounded])
-    small = jnp.max(largest) <= GRID  # false for NaN too
-    whole = [jnp.where(small, x, 0.0).astype(jnp.int32) for x in rounded]
-    fits = small & _is_within_grid(whole)
-    whole = [jnp.where(fits, x, 0) for x in whole]
-    halves = [jnp.stack([x >> _HALF, x & (2**_HALF - 1)]) for x in whole]
-    return jax.tree.unflatten(structure, halves)
+    # No entry is cast that has no integer; false for NaN too.
+    whole = [jnp.where(jnp.abs(x) <= GRID, x, 0.0).astype(jnp.int32) for x in rounded]
+    fits = _is_within_grid(whole)
+    return jax.tree.unflatten(structure, [jnp.where(fits, x, 0) for x in whole])
+
+
+def no_sum(params: Any) -> Any:
+    """Returns the empty sum: int32 pytree, (2, ...) for each leaf (...)."""
+    return jax.tree.map(lambda leaf: jnp.zeros((2, *leaf.shape), jnp.int32), params)
+
+
+def halves(block_sum: Any) -> Any:
+    """Returns a block's sum of whole numbers as (2, ...) a leaf, to be added up.
+
+    ``256 a + b`` is the number.
+    """
+    return jax.tree.map(
+        lambda x: jnp.stack([x >> _HALF, x & (2**_HALF - 1)]), block_sum
+    )
 
 
 def steps_in_norm(num_entries: int) -> float:
@@ -87,58 +90,35 @@ def steps_in_norm(num_entries: int) -> float:
     return steps
 
 
-def check_units(rows: int) -> None:
+def check_rows(rows: list[int], num_processes: int) -> None:
     """Refuses more rows of clip units than sums have room for.
 
+    Args:
+      rows: of each block.
+      num_processes: with as many each.
+
     Raises:
-      ValueError: more than `MOST_UNITS`.
+      ValueError: a block of more than `MOST_ROWS`, or in all more than `MOST_UNITS`.
     """
-    if rows > MOST_UNITS:
+    if max(rows) > MOST_ROWS:
+        raise ValueError(
+            f"a block of discrete noise takes up to {MOST_ROWS:,} rows, got "
+            f"{max(rows):,}"
+        )
+    number = num_processes * sum(rows)
+    if number > MOST_UNITS:
         raise ValueError(
             f"a step with discrete noise takes up to {MOST_UNITS:,} rows of clip "
-            f"units, got {rows:,}"
+            f"units, got {number:,}"
         )
 
 
-def released_sum(
-    total: Any,
-    seed: bytes,
-    *,
-    l2_clip_norm: float,
-    noise_multiplier: float,
-    normalizer: float,
-    dtype: Any = np.float32,
-) -> Any:
-    """Returns the sum with discrete noise, in the contributions' unit, divided.
-
-    The noise is that of `covering_variance` at ``noise_multiplier`` times `GRID` steps,
-    the most that a contribution can be: as private as Gaussian noise of
-    ``noise_multiplier`` clip norms, at any number of entries and steps that can be run
-    (see `log_ratio_bound`). All that follows it is post-processing.
-
-    Args:
-      total: sums of what `on_grid` returned.
-      seed: secret bytes, of this step alone.
-      l2_clip_norm: C.
-      noise_multiplier: in (0, 1000].
-      normalizer: public divisor.
-      dtype: of what is released.
-
-    Returns:
-      pytree of NumPy arrays, (...) for each leaf (2, ...).
-    """
-    halves, structure = jax.tree.flatten(jax.device_get(total))
-    sizes = [leaf[0].size for leaf in halves]
-    variance = covering_variance(noise_multiplier * GRID * (1 + 1e-12))
-    noise = sample_discrete_gaussian(variance, sum(sizes), seed)
-    unit = l2_clip_norm / steps_in_norm(sum(sizes)) / normalizer
-    released = []
-    for leaf, part in zip(halves, np.split(noise, np.cumsum(sizes)[:-1]), strict=True):
-        whole = (
-            (leaf[0].astype(np.int64) << _HALF) + leaf[1] + part.reshape(leaf.shape[1:])
-        )
-        released.append((whole * unit).astype(dtype))
-    return jax.tree.unflatten(structure, released)
+def whole_sum(total: Any) -> list[np.ndarray]:
+    """Returns the sums of what `halves` returned, int64, a leaf each."""
+    return [
+        (leaf[0].astype(np.int64) << _HALF) + leaf[1]
+        for leaf in jax.tree.leaves(jax.device_get(total))
+    ]
 
 
 def step_seed(sampler_entropy: int, noise_key: np.ndarray, step: int) -> bytes:
@@ -163,25 +143,28 @@ def _is_within_grid(whole: list[Array]) -> Array:
 
     Each entry is at most `GRID`. Sums are kept in base 2^16 so that none overflows.
     """
-    high, low = _digits([jnp.square(x.reshape(-1).astype(jnp.uint32)) for x in whole])
+    squares = [jnp.square(x.reshape(-1).astype(jnp.uint32)) for x in whole]
+    high = jnp.concatenate([_chunk_sums(x >> _BASE) for x in squares])
+    low = jnp.concatenate([_chunk_sums(x & (2**_BASE - 1)) for x in squares])
+    most = jnp.uint32(2**_BASE)
+    while True:
+        # Up to 2^15 numbers below 2^16 each, and as many of at most 2^16.
+        high, low = jnp.minimum(high + (low >> _BASE), most), low & (most - 1)
+        if high.size == 1:
+            break
+        high, low = _chunk_sums(high), _chunk_sums(low)
+    high, low = high.reshape(()), low.reshape(())
     limit_high, limit_low = GRID**2 >> _BASE, GRID**2 & (2**_BASE - 1)
     return (high < limit_high) | ((high == limit_high) & (low <= limit_low))
 
 
-def _digits(squares: list[Array]) -> tuple[Array, Array]:
-    """Sum of numbers in base 2^16: the higher digits, at most 2^16, and the lowest."""
-    most = jnp.uint32(2**_BASE)
-    high = [x >> _BASE for x in squares]
-    low = [x & (most - 1) for x in squares]
-    highs, lows = jnp.concatenate(high), jnp.concatenate(low)
-    while highs.size > 1:
-        rest = -highs.size % _CHUNK if highs.size > _CHUNK else 0
-        width = min(highs.size + rest, _CHUNK)
-        # Up to 2^15 numbers below 2^16 each, and as many of at most 2^16.
-        lows, highs = (
-            jnp.sum(jnp.pad(x, (0, rest)).reshape(-1, width), axis=1, dtype=jnp.uint32)
-            for x in (lows, highs)
-        )
-        highs = jnp.minimum(highs + (lows >> _BASE), most)
-        lows = lows & (most - 1)
-    return highs.reshape(()), lows.reshape(())
+def _chunk_sums(numbers: Array) -> Array:
+    """Sums of numbers, `_CHUNK` of them at a time, the last ones apart.
+
+    Numbers that are padded take compilers several times as long.
+    """
+    full = numbers.size // _CHUNK * _CHUNK
+    parts = [numbers[:full].reshape(-1, _CHUNK), numbers[full:].reshape(1, -1)]
+    return jnp.concatenate(
+        [jnp.sum(x, axis=1, dtype=jnp.uint32) for x in parts if x.size]
+    )

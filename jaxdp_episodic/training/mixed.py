@@ -16,12 +16,12 @@ unbiased prediction).
 
 from __future__ import annotations
 
-import functools
+import itertools
 import math
+import operator
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
@@ -29,13 +29,8 @@ from jax import Array
 from jaxdp_episodic import _validation
 from jaxdp_episodic.requests.training_start import MOST_SLOPES, StartConfig
 from jaxdp_episodic.training.episode import Episode
-from jaxdp_episodic.training.plda import (
-    MARGIN,
-    OF_NOISE,
-    noise_edge,
-    outer_products,
-    unit,
-)
+from jaxdp_episodic.training.plda import OF_NOISE, noise_edge
+from jaxdp_episodic.training.whole_rows import STEPS, on_grid, outer_products, unit
 
 # Of the residual's deviation: where residuals of a pair are cut.
 _CUT = 2.0
@@ -137,56 +132,54 @@ class MixedModel:
             jnp.zeros(own, jnp.float32),
         )
 
-    def pooled_moment(self, rows: Any, weights: Any) -> np.ndarray:
-        """(p + 1, p + 1) the weighted sum of outer products of ``(d, y) / sqrt(2)``.
+    def pooled_moment(self, rows: np.ndarray, shares: np.ndarray) -> np.ndarray:
+        """The sum of outer products of ``(d, y) / sqrt(2)``, (p + 1, p + 1) int64.
 
         Args:
           rows: (n, D + 1) features, then the target, which is cut to its bound. d is
             scaled to norm 1, and y, as a part of its bound, by the same factor.
-          weights: (n,).
+          shares: (n,) by what each is divided; see `sum_of_rows`.
         """
-        return outer_products(self._pooled_rows(rows, weights))
+        with np.errstate(all="ignore"):  # what has no finite norm is zero
+            lines, _ = self._rows(rows[:, :-1].astype(np.float64), np)
+            lines = unit(lines)  # the first entry is the factor, as that of d is 1
+            values = self._cut(rows[:, -1], self.target_bound, np) * lines[:, 0]
+        return _products(np.concatenate([lines, values[:, None]], axis=1), shares)
 
-    @functools.partial(jax.jit, static_argnums=0)
-    def _pooled_rows(self, rows: Array, weights: Array) -> Array:
-        lines, _ = self._rows(rows[:, :-1])
-        lines = unit(lines)  # the first entry is the factor, as that of d is 1
-        values = self._cut(rows[:, -1], self.target_bound) * lines[:, 0]
-        return _weighed(jnp.concatenate([lines, values[:, None]], axis=1), weights)
-
-    def pair_moment(self, rows: Any, weights: Any, state: Mixed) -> np.ndarray:
-        """The weighted sum of outer products of ``(z z', r r) / sqrt(2)`` of pairs.
+    def pair_moment(
+        self, rows: np.ndarray, shares: np.ndarray, state: Mixed
+    ) -> np.ndarray:
+        """The sum of outer products of ``(z z', r r) / sqrt(2)`` of pairs.
 
         Args:
           rows: (n, 2 D + 2) features and target of one, then of the other. Both z are
             scaled to norm 1, and the residuals r, cut, by the same factors.
-          weights: (n,).
+          shares: see `pooled_moment`.
           state: of the releases before.
 
         Returns:
-          (m + 1, m + 1) with m entries of a symmetric matrix, those beside the
+          (m + 1, m + 1) int64, with m entries of a symmetric matrix, those beside the
           diagonal times sqrt(2).
         """
-        return outer_products(self._pair_rows(rows, weights, state))
-
-    @functools.partial(jax.jit, static_argnums=0)
-    def _pair_rows(self, rows: Array, weights: Array, state: Mixed) -> Array:
         half, scaled = rows.shape[1] // 2, []
-        cut = _CUT * jnp.sqrt(state.variance)
+        cut = _CUT * math.sqrt(float(state.variance))
+        coefficients = np.asarray(state.coefficients, np.float64)
         for part in (rows[:, :half], rows[:, half:]):
-            lines, own = self._rows(part[:, :-1])
-            own = unit(own)
-            target = self.target_bound * self._cut(part[:, -1], self.target_bound)
-            off = self._cut(target - lines @ state.coefficients, cut)
-            scaled.append((own, off * own[:, 0]))
+            with np.errstate(all="ignore"):
+                lines, own = self._rows(part[:, :-1].astype(np.float64), np)
+                off = self.target_bound * self._cut(part[:, -1], self.target_bound, np)
+                # One by one: a sum in another order may be rounded otherwise.
+                for column, coefficient in zip(lines.T, coefficients, strict=True):
+                    off = off - column * coefficient
+                own = unit(own)
+                scaled.append((own, self._cut(off, cut, np) * own[:, 0]))
         (one, first), (other, second) = scaled
         products = one[:, :, None] * other[:, None, :]
         products = (products + products.transpose(0, 2, 1)) / 2
         above, factors = _above(1 + self.slopes)
-        entries = products[:, *above] * factors.astype(np.float32)
-        return _weighed(
-            jnp.concatenate([entries, (first * second)[:, None]], axis=1), weights
-        )
+        entries = products[:, *above] * factors
+        values = (first * second)[:, None]
+        return _products(np.concatenate([entries, values], axis=1), shares)
 
     def with_line(self, state: Mixed, moment: np.ndarray, noise: float) -> Mixed:
         """The line of all, and the variance around it, of a noised pooled moment."""
@@ -223,26 +216,24 @@ class MixedModel:
             variance=jnp.asarray(own, jnp.float32),
         )
 
-    def _rows(self, inputs: Array) -> tuple[Array, Array]:
+    def _rows(self, inputs: Any, xp: Any = jnp) -> tuple[Any, Any]:
         """``d(x)``, (n, p), and ``z(x)``, (n, k), of inputs (n, ...)."""
-        flat = inputs.reshape(len(inputs), -1).astype(jnp.float32)
-        one = jnp.ones((len(flat), 1), jnp.float32)
-        powers = [flat**power for power in range(1, self.powers + 1)]
+        flat = inputs.reshape(len(inputs), math.prod(inputs.shape[1:]))
+        one = xp.ones((len(flat), 1), flat.dtype)
+        # Products are rounded the same wherever they stand; functions may not be.
+        powers = itertools.accumulate([flat] * self.powers, operator.mul)
         own = flat[:, : self.slopes]
-        return jnp.concatenate([one, *powers], axis=1), jnp.concatenate([one, own], 1)
+        return xp.concatenate([one, *powers], axis=1), xp.concatenate([one, own], 1)
 
     @staticmethod
-    def _cut(values: Array, bound: Any) -> Array:
+    def _cut(values: Any, bound: Any, xp: Any) -> Any:
         """Values as parts of a bound, cut to [-1, 1]; 0 where there is no number."""
-        return jnp.nan_to_num(jnp.clip(values / bound, -1.0, 1.0), nan=0.0)
+        return xp.nan_to_num(xp.clip(values / bound, -1.0, 1.0), nan=0.0)
 
 
-def _weighed(rows: Array, weights: Array) -> Array:
-    """Rows / sqrt(2), of norm at most 1, times the roots of their weights."""
-    rows = rows / math.sqrt(2)
-    norms = jnp.linalg.norm(rows, axis=1, keepdims=True)
-    rows = jnp.where(jnp.isfinite(norms), rows, 0.0) / jnp.fmax(norms, 1.0)
-    return rows * ((1 - MARGIN) * jnp.sqrt(weights))[:, None]
+def _products(rows: np.ndarray, shares: np.ndarray) -> np.ndarray:
+    """Outer products of rows / sqrt(2), of norm at most 1, on the grid."""
+    return outer_products(on_grid(rows / math.sqrt(2), STEPS**2 // shares))
 
 
 def _ridge(matrix: np.ndarray, towards: np.ndarray, edge: float) -> np.ndarray:

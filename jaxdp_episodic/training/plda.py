@@ -1,28 +1,36 @@
-"""A private PLDA from its sums: what is noised, and what follows from it.
+"""A private PLDA from its sums: what each gives, and what follows from it.
 
-What each gives is float32, of norm a little less than 1; sums and noise are float64, on
-the host. In float32 tens of thousands of terms round by more than that little: whoever
-is missing changes how all others are rounded.
+Contributions are whole numbers, of norm at most `PRODUCT_STEPS`: see `whole_rows`. What
+follows from the noised sums, in their own unit, is float64, on the host.
 """
 
 from __future__ import annotations
 
-import functools
 import math
-import operator
-from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-# Rows are cut to a little less than norm 1, so that rounding cannot exceed it.
-MARGIN = 1e-5
-ROWS = 4096  # a product; always as many, so that it is compiled once
+from jaxdp_episodic.training.noise import drawn_noise
+from jaxdp_episodic.training.whole_rows import (
+    STEPS,
+    on_grid,
+    outer_products,
+    times,
+    totals,
+    unit,
+)
+
 # Of the noise's largest eigenvalue: what is added to those of a covariance.
 OF_NOISE = 0.7
+# The one that is counted, in steps of a row: at least the root of a half of them, so
+# that the product of two contributions to a mean is not below zero.
+_ONE = math.isqrt(STEPS**2 // 2) + 1
+COUNTED = _ONE * STEPS
+"""Steps by which a mean's contribution counts, besides its row: ``1 / sqrt(2)``."""
+
 # Variance within classes that is left in a whitened direction, of its mean.
 _LEFT = 1.2
 # Directions that must stand out of the noise, or none is weighed.
@@ -60,11 +68,11 @@ def projected(features: Array, mean: Array, projection: Array) -> Array:
       mean: (D,) is taken off.
       projection: (D, d).
     """
-    flat = unit(features.reshape(len(features), -1).astype(jnp.float32))
-    return unit((flat - mean) @ projection)
+    flat = _unit(features.reshape(len(features), -1).astype(jnp.float32))
+    return _unit((flat - mean) @ projection)
 
 
-def unit(rows: Array) -> Array:
+def _unit(rows: Array) -> Array:
     """Rows scaled to norm 1; those that are not finite, or too short, are zero."""
     largest = jnp.max(jnp.abs(rows), axis=1, keepdims=True)
     # Every entry by itself: a compiled maximum may pass over NaN.
@@ -74,95 +82,71 @@ def unit(rows: Array) -> Array:
     return scaled / jnp.maximum(norms, 1.0)  # the largest entry is 1, or all are 0
 
 
-_compiled_unit = jax.jit(unit)
+def sum_of_rows(rows: np.ndarray, shares: np.ndarray) -> np.ndarray:
+    """Returns the sum of ``x / sqrt(2)``, x rows scaled to norm 1, (D,) int64.
 
-
-def unit_rows(features: np.ndarray) -> np.ndarray:
-    """Rows of an array on the host, scaled to norm 1."""
-    all_alike = np.ones(len(features), np.float32)
-    parts = [
-        np.asarray(_compiled_unit(rows)) for rows, _ in chunks(features, all_alike)
-    ]
-    return np.concatenate(parts)[: len(features)]
-
-
-def chunks(
-    features: Any, weights: np.ndarray
-) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Rows and what they count, `ROWS` at a time; behind the last one zeros."""
-    for start in range(0, max(len(features), 1), ROWS):
-        rows = features[start : start + ROWS].astype(np.float32, copy=False)
-        shares = weights[start : start + ROWS]
-        rest = ROWS - len(rows)
-        if rest:
-            rows = np.concatenate([rows, np.zeros((rest, rows.shape[1]), np.float32)])
-            shares = np.concatenate([shares, np.zeros(rest, np.float32)])
-        yield rows, shares
-
-
-def sum_of(parts: Iterable[np.ndarray]) -> np.ndarray:
-    """The sum of arrays, at least one, in their order."""
-    return functools.reduce(operator.add, parts)
-
-
-def sum_with_count(rows: Any, weights: Any) -> np.ndarray:
-    """(D + 1,) float64: the weighted sum of ``(x, 1) / sqrt(2)``, x of norm <= 1."""
-    return np.sum(np.asarray(_with_count(rows, weights), np.float64), axis=0)
-
-
-@jax.jit
-def _with_count(rows: Array, weights: Array) -> Array:
-    rows = jnp.concatenate([unit(rows), jnp.ones((len(rows), 1), jnp.float32)], axis=1)
-    return weights[:, None] * rows * ((1 - MARGIN) / math.sqrt(2))
-
-
-def second_moment(rows: Any, weights: Any, center: Any, whitening: Any) -> np.ndarray:
-    """(D, D) the weighted sum of outer products of whitened rows of norm 1."""
-    return outer_products(_whitened_rows(rows, weights, center, whitening))
-
-
-def outer_products(rows: Any) -> np.ndarray:
-    """(D, D) float64: the sum of the outer products of rows (n, D)."""
-    wide = np.asarray(rows, np.float64)
-    return wide.T @ wide
-
-
-@jax.jit
-def _whitened_rows(
-    rows: Array, weights: Array, center: Array, whitening: Array
-) -> Array:
-    highest = jax.lax.Precision.HIGHEST
-    white = unit(jnp.matmul(rows - center, whitening, precision=highest))
-    return white * ((1 - MARGIN) * jnp.sqrt(weights))[:, None]
-
-
-def with_noise(total: np.ndarray, normal: Array, noise: float) -> np.ndarray:
-    """Adds normal numbers, ``noise`` times as large, to a float64 sum.
-
-    What comes out has float32's digits, as the noise has: the sum's own, below them,
-    would stand there without any.
+    Args:
+      rows: (n, D).
+      shares: (n,) by what each is divided: the rows of its class where that is clipped.
     """
-    if not noise:
-        return total
-    noised = total + noise * np.asarray(normal, np.float64)
-    return noised.astype(np.float32).astype(np.float64)
+    whole = on_grid(unit(rows), STEPS**2 - _ONE**2)
+    # Toward zero: no entry, and so no class's sum of them, gets longer.
+    return totals(np.trunc(whole * STEPS / shares[:, None]))
 
 
-@functools.partial(jax.jit, static_argnums=1)
-def symmetric_noise(key: Array, number: int) -> Array:
-    """(D, D) noise that is independent in an orthonormal basis of symmetric matrices.
+def whole_rows(features: np.ndarray) -> np.ndarray:
+    """Rows scaled to norm 1, as whole numbers."""
+    return on_grid(unit(features), STEPS**2)
 
-    So the diagonal has variance 1 and each other entry half of it.
+
+def second_moment(
+    whole: np.ndarray, shares: np.ndarray, whitening: Any, center: Any = None
+) -> np.ndarray:
+    """Returns the sum of outer products of whitened rows of norm 1, (D, D) int64.
+
+    Args:
+      whole: (n, D) of `whole_rows`; or differences of two, then without a center.
+      shares: see `sum_of_rows`.
+      whitening: (D, k).
+      center: (D,) is taken off.
     """
-    normal = jax.random.normal(key, (number, number), jnp.float32)
-    above = jnp.triu(normal, 1) / math.sqrt(2)
-    return above + above.T + jnp.diag(jnp.diag(normal))
+    white = whitened_rows(whole, whitening, center)
+    return outer_products(on_grid(white, STEPS**2 // shares))
+
+
+def whitened_rows(whole: np.ndarray, whitening: Any, center: Any = None) -> np.ndarray:
+    """Rows in another space, scaled to norm 1; arguments as of `second_moment`."""
+    longest = 2.0 * STEPS
+    if center is not None:
+        middle = np.rint(np.asarray(center, np.float64) * STEPS)
+        whole, longest = whole - middle, STEPS + float(np.linalg.norm(middle))
+    return unit(times(whole, np.asarray(whitening), longest))
+
+
+def symmetric_noise(
+    kind: str, deviation: float, number: int, generator: np.random.Generator
+) -> np.ndarray:
+    """Returns (D, D) noise, independent in an orthonormal basis of symmetric matrices.
+
+    So each entry on the diagonal has this deviation, and every other one, which stands
+    there twice, 1 / sqrt(2) of it. Arguments are those of `drawn_noise`.
+    """
+    diagonal = drawn_noise(kind, deviation, number, generator)
+    beside = number * (number - 1) // 2
+    below = drawn_noise(kind, deviation / math.sqrt(2), beside, generator)
+    matrix = np.zeros((number, number), below.dtype)
+    matrix[np.tri(number, k=-1, dtype=bool)] = below
+    return matrix + matrix.T + np.diag(diagonal)
 
 
 def with_mean(state: Start, noised: np.ndarray) -> Start:
-    """The mean: a noised sum over a noised count, which is taken to be at least 1."""
+    """The mean: a noised sum over a noised count, which is taken to be at least 1.
+
+    It is cut to norm 1, as that of rows of norm 1 is.
+    """
     count = max(math.sqrt(2) * noised[-1], 1.0)
     mean = math.sqrt(2) * noised[:-1] / count
+    mean /= max(float(np.linalg.norm(mean)), 1.0)
     return state._replace(
         mean=jnp.asarray(mean, jnp.float32), count=jnp.asarray(count, jnp.float32)
     )

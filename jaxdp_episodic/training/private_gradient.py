@@ -6,16 +6,14 @@ Units are worked off one after the other, so memory does not grow with the batch
 there are several devices each takes its share of every block. Noise is added once,
 after the sum over blocks, devices and processes, by the first process.
 
-All of it is float32, or float64 where a parameter is: see `precision`. The noise is
-Gaussian noise from JAX's threefry generator: a finite set of values, none of float32
-beyond 5.42 standard deviations. It is not hardened against attacks on floating-point
-numbers; docs/training.md, "What epsilon does not cover", says more. With
-``noise="discrete"`` it is: see `discrete_noise`.
+Contributions are float32, or float64 where a parameter is: see `precision`. Noise is
+drawn and added by the host: see `noise`, and `discrete_noise` for the default.
 """
 
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -26,8 +24,10 @@ from jax import Array
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxdp_episodic import _validation
-from jaxdp_episodic.requests.training_config import NOISES
+from jaxdp_episodic.draw.generators import generator
+from jaxdp_episodic.requests.training_config import DISCRETE, NOISES
 from jaxdp_episodic.training import discrete_noise
+from jaxdp_episodic.training.noise import Noise, checked_noise, drawn_noise
 from jaxdp_episodic.training.precision import as_trained, training_dtype
 from jaxdp_episodic.training.processes import all_processes
 
@@ -65,8 +65,7 @@ class PrivateGradient:
       units_at_once: units whose gradients are computed side by side. One is fastest and
         smallest for episodes on a CPU; for single examples take 32 or more. With
         discrete noise one is taken, so that no unit changes how another's are rounded.
-      noise: "gaussian", or "discrete": hardened against attacks on low-order bits, and
-        slower, as it is drawn by the host.
+      noise: "discrete", hardened against attacks on low-order bits, or "gaussian".
 
     Raises:
       ValueError: another noise.
@@ -78,10 +77,11 @@ class PrivateGradient:
         *,
         devices: Sequence[Any] | None = None,
         units_at_once: int = 1,
-        noise: str = "gaussian",
+        noise: str = DISCRETE,
     ) -> None:
         _validation.choice("noise", noise, NOISES)
-        self._is_discrete = noise == "discrete"
+        self._kind = noise
+        self._is_discrete = noise == DISCRETE
         self._processes = all_processes()
         chosen = list(devices) if devices is not None else jax.local_devices()[:1]
         self._mesh = Mesh(np.array(chosen), (_AXIS,))
@@ -89,17 +89,40 @@ class PrivateGradient:
         self._everywhere = NamedSharding(self._mesh, PartitionSpec())
         at_once = 1 if self._is_discrete else units_at_once
         self._add = _compiled_sum(loss, self._mesh, at_once, self._is_discrete)
-        self._finish = jax.jit(_with_noise)
 
     def on_devices(self, state: Any) -> Any:
         """Returns a pytree of arrays with a copy on every device that takes part."""
         return jax.device_put(state, self._everywhere)
 
+    def noise(self, params: Any, key: bytes, noise_multiplier: float) -> Noise:
+        """Returns the noise of one step, which depends on nothing of the data.
+
+        It may be drawn ahead, in another thread: most of the time none is kept waiting.
+
+        Args:
+          params: pytree of arrays, or of what has their shapes.
+          key: 32 secret bytes, used for nothing else.
+          noise_multiplier: standard deviation of the noise in clip norms; 0 (no
+            privacy), or in [1e-18, 1e18]. Of discrete noise at most 10^6.
+
+        Raises:
+          TypeError: a key that is no bytes, or a multiplier that is no number.
+          ValueError: a key of another length, or a number out of range.
+        """
+        multiplier = checked_noise(noise_multiplier, self._kind)
+        steps = discrete_noise.GRID if self._is_discrete else 1
+        shapes = [np.shape(leaf) for leaf in jax.tree.leaves(params)]
+        sizes = [math.prod(shape) for shape in shapes]
+        flat = drawn_noise(self._kind, steps * multiplier, sum(sizes), generator(key))
+        parts = np.split(flat, np.cumsum(sizes)[:-1])
+        leaves = [part.reshape(s) for part, s in zip(parts, shapes, strict=True)]
+        return Noise(self._kind, multiplier, leaves)
+
     def __call__(
         self,
         params: Any,
         blocks: Sequence[Any],
-        key: Array | bytes | None,
+        noise: Noise | None,
         *,
         l2_clip_norm: float,
         noise_multiplier: float,
@@ -117,11 +140,10 @@ class PrivateGradient:
             (B,), > 0 where a row holds a drawn unit. ``loss`` is given one row at a
             time, its float32 and float64 arrays in the type that is computed in.
             Masked rows behind the last drawn one of a device's share cost nothing.
-          key: typed key of this step's noise, never used for another draw; of discrete
-            noise at least 16 bytes. None in all processes but the first.
+          noise: of the method of that name, for this call alone. None in all processes
+            but the first.
           l2_clip_norm: C, in [1e-18, 1e18].
-          noise_multiplier: standard deviation of the noise in clip norms; 0 (no
-            privacy), or in [1e-18, 1e18]. Of discrete noise in [1e-18, 1000].
+          noise_multiplier: that the noise was drawn for.
           normalizer: public divisor, in [1e-18, 1e18].
 
         Returns:
@@ -132,20 +154,18 @@ class PrivateGradient:
           they contribute zero), which are *private*.
 
         Raises:
-          TypeError: a key of the wrong type (use `jax.random.key`), or a setting that
-            is no number.
-          ValueError: no block, rows that the devices cannot share equally, or a number
-            out of range.
+          TypeError: something else than such noise, or a setting that is no number.
+          ValueError: no block, rows that the devices cannot share equally, a number
+            out of range, or noise that was used already, or drawn for other settings.
         """
         _check_blocks(blocks, self._mesh.size)
-        if self._processes.is_first:
-            _check_key(key, self._is_discrete)
         norm = _validation.float32_number("l2_clip_norm", l2_clip_norm)
-        noise = checked_noise(noise_multiplier, self._is_discrete)
+        multiplier = checked_noise(noise_multiplier, self._kind)
         divisor = _validation.float32_number("normalizer", normalizer)
         if self._is_discrete:
-            rows = sum(len(b.unit_mask) for b in blocks)
-            discrete_noise.check_units(rows * self._processes.count)
+            rows = [len(block.unit_mask) for block in blocks]
+            discrete_noise.check_rows(rows, self._processes.count)
+        drawn = self._taken(noise, multiplier, params)
         params = self.on_devices(params)
         clip = jnp.asarray(norm, training_dtype(params))
         totals = jax.device_put(_no_totals(params, self._is_discrete), self._everywhere)
@@ -153,29 +173,38 @@ class PrivateGradient:
             rows = jax.device_put(block, self._by_row)
             totals = self._add(params, totals, rows, clip)
         totals = self._processes.sum(totals)
-        if key is None:
+        if drawn is None:
             return None, {}
-        gradient = self._released(totals.gradient, key, clip, noise, divisor)
-        return gradient, _diagnostics(totals)
+        structure, dtype = jax.tree.structure(params), clip.dtype
+        released = self._released(totals.gradient, drawn, float(clip), divisor)
+        gradient = jax.tree.unflatten(structure, [x.astype(dtype) for x in released])
+        return self.on_devices(gradient), _diagnostics(totals)
+
+    def _taken(
+        self, noise: Noise | None, multiplier: float, params: Any
+    ) -> list[np.ndarray] | None:
+        """The noise's numbers, used up from here on; of the first process alone."""
+        if not self._processes.is_first:
+            return None
+        if not isinstance(noise, Noise):
+            raise TypeError(
+                f"noise must be made by PrivateGradient.noise, got {type(noise)}"
+            )
+        shapes = [np.shape(leaf) for leaf in jax.tree.leaves(params)]
+        return noise.taken(self._kind, multiplier, shapes)
 
     def _released(
-        self, total: Any, key: Array | bytes, clip: Array, noise: float, divisor: float
-    ) -> Any:
-        """The sum with its noise, divided."""
-        total = self.on_devices(total)
-        if not isinstance(key, bytes):
-            deviation = clip * jnp.asarray(noise, clip.dtype)
-            divided = jnp.asarray(divisor, clip.dtype)
-            return self._finish(total, key, deviation, divided)
-        gradient = discrete_noise.released_sum(
-            total,
-            key,
-            l2_clip_norm=float(clip),
-            noise_multiplier=noise,
-            normalizer=divisor,
-            dtype=clip.dtype,
-        )
-        return self.on_devices(gradient)
+        self, total: Any, noise: list[np.ndarray], clip: float, divisor: float
+    ) -> list[np.ndarray]:
+        """The sum with its noise, divided; float64, to be rounded once."""
+        if self._is_discrete:
+            # All that follows the whole numbers is post-processing.
+            steps = discrete_noise.steps_in_norm(sum(leaf.size for leaf in noise))
+            unit = clip / steps / divisor
+            whole = discrete_noise.whole_sum(total)
+            return [(x + n) * unit for x, n in zip(whole, noise, strict=True)]
+        sums = jax.tree.leaves(jax.device_get(total))
+        return [(x + clip * n) / divisor for x, n in zip(sums, noise, strict=True)]
 
     def temporary_bytes(self, params: Any, block: Any) -> int:
         """Returns the working memory that a block takes on a device, in bytes.
@@ -263,6 +292,7 @@ def _summer(
         params = jax.lax.pcast(params, _AXIS, to="varying")
         rows = len(block.unit_mask)
         at_once = min(units_at_once, rows)
+        sum_dtype = jnp.int32 if is_discrete else training_dtype(params)
         places = jnp.arange(1, rows + 1, dtype=jnp.int32)
         last = jnp.max(jnp.where(block.unit_mask > 0, places, 0))
 
@@ -284,10 +314,13 @@ def _summer(
                 new = several(params, units, clip)
             return jax.tree.map(jnp.add, sums, new)
 
-        start = jax.lax.pcast(_no_totals(params, is_discrete), _AXIS, to="varying")
+        start = jax.lax.pcast(_nothing(params, sum_dtype), _AXIS, to="varying")
         # A dynamic number of trips: rows behind the last unit cost nothing.
         mine = jax.lax.fori_loop(0, -(-last // at_once), add, start)
-        return jax.tree.map(jnp.add, totals, jax.lax.psum(mine, _AXIS))
+        added = jax.lax.psum(mine, _AXIS)
+        if is_discrete:
+            added = added._replace(gradient=discrete_noise.halves(added.gradient))
+        return jax.tree.map(jnp.add, totals, added)
 
     everywhere, by_row = PartitionSpec(), PartitionSpec(_AXIS)
     return jax.shard_map(
@@ -298,24 +331,17 @@ def _summer(
     )
 
 
-def _with_noise(total: Any, key: Array, deviation: Array, normalizer: Array) -> Any:
-    """Adds independent Gaussian noise to every entry of the sum, and divides."""
-    leaves, structure = jax.tree.flatten(total)
-    keys = jax.random.split(key, len(leaves))
-    noised = [
-        (leaf + deviation * jax.random.normal(k, leaf.shape, leaf.dtype)) / normalizer
-        for leaf, k in zip(leaves, keys, strict=True)
-    ]
-    return jax.tree.unflatten(structure, noised)
-
-
 def _no_totals(params: Any, is_discrete: bool) -> Totals:
-    dtype = training_dtype(params)
+    totals = _nothing(params, training_dtype(params))
     if is_discrete:
-        gradient = discrete_noise.no_sum(params)
-    else:
-        gradient = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, dtype), params)
-    # Buffers of their own: they are donated.
+        totals = totals._replace(gradient=discrete_noise.no_sum(params))
+    return totals
+
+
+def _nothing(params: Any, sum_dtype: Any) -> Totals:
+    """Of no unit; buffers of their own, as they are donated."""
+    gradient = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, sum_dtype), params)
+    dtype = training_dtype(params)
     return Totals(gradient, *(jnp.zeros((), dtype) for _ in range(5)))
 
 
@@ -329,32 +355,6 @@ def _check_blocks(blocks: Sequence[Any], num_devices: int) -> None:
                 f"rows of a block must be a positive multiple of the {num_devices} "
                 f"device(s), got {rows}"
             )
-
-
-def _check_key(key: Any, is_discrete: bool) -> None:
-    if is_discrete:
-        if not isinstance(key, bytes):
-            raise TypeError(f"key of discrete noise must be bytes, got {type(key)}")
-    elif not (
-        isinstance(key, Array) and jnp.issubdtype(key.dtype, jax.dtypes.prng_key)
-    ):
-        raise TypeError(f"key must be a typed key (jax.random.key), got {key!r}")
-
-
-def checked_noise(noise_multiplier: Any, is_discrete: bool) -> float:
-    """Returns a noise multiplier that the noise can have; see `PrivateGradient`.
-
-    Raises:
-      TypeError: no number.
-      ValueError: one out of range.
-    """
-    value = _validation.float32_number("noise_multiplier", noise_multiplier, zero=True)
-    if is_discrete and not 0 < value <= discrete_noise.LARGEST_NOISE:
-        raise ValueError(
-            f"noise_multiplier of discrete noise must be in (0, "
-            f"{discrete_noise.LARGEST_NOISE:g}], got {noise_multiplier!r}"
-        )
-    return value
 
 
 def _diagnostics(totals: Totals) -> dict[str, Array]:

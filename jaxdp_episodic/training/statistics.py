@@ -5,8 +5,8 @@ features; then, stage by stage, the covariance of differences within classes, ea
 in the space that the stages before have whitened; last, the covariance of everything
 there. The metric that follows weighs each direction by how much of its variance is
 between classes. There are no gradients: each statistic is one sum over all of the data,
-released once with Gaussian noise, one charged step of a run. A private mixed model, for
-numbers, is made likewise: see `mixed`.
+of whole numbers, released once with noise, one charged step of a run. A private mixed
+model, for numbers, is made likewise: see `mixed`.
 
 What one protected unit can change of each sum is proved in docs/proofs.md, "Private
 statistics"; `PrivateStatistics.steps` says it to the accountant.
@@ -18,17 +18,18 @@ Reference: Ioffe (2006), doi:10.1007/11744085_41 (PLDA); Dwork, Talwar, Thakurta
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
 from jaxdp_episodic import _validation
 from jaxdp_episodic.data.table import ExampleTable
+from jaxdp_episodic.draw.generators import generator as random_generator
+from jaxdp_episodic.requests.training_config import DISCRETE, NOISES
 from jaxdp_episodic.requests.training_parts import MIXED, PLDA
 from jaxdp_episodic.requests.training_start import (
     MEAN,
@@ -39,22 +40,23 @@ from jaxdp_episodic.requests.training_start import (
 )
 from jaxdp_episodic.training.episode import Episode
 from jaxdp_episodic.training.mixed import Mixed, MixedModel
+from jaxdp_episodic.training.noise import checked_noise, drawn_noise
 from jaxdp_episodic.training.plda import (
-    ROWS,
+    COUNTED,
     Start,
-    chunks,
     projected,
     second_moment,
-    sum_of,
-    sum_with_count,
+    sum_of_rows,
     symmetric_noise,
-    unit_rows,
     weighed_projection,
     whitened,
+    whitened_rows,
+    whole_rows,
     with_mean,
-    with_noise,
 )
+from jaxdp_episodic.training.whole_rows import MOST_EXAMPLES, PRODUCT_STEPS
 
+_ROWS = 4096  # at a time: all may not fit into memory
 _PAIRS, _ALL = "pairs", "all"
 
 
@@ -68,14 +70,18 @@ class PrivateStatistics:
       neighboring_relation: as of `GaussianStep`.
       slots: public number of slots for examples of every class, where under zero_out
         examples are protected; else None.
+      noise: "discrete" or "gaussian"; see `Trainer`.
 
     Attributes:
+      config: which statistics.
       data: the table.
+      noise: of which kind.
       steps: see `statistics_steps`.
       dimensions: columns of the projection.
 
     Raises:
-      ValueError: another privacy unit, too many features, fewer slots than examples;
+      ValueError: another privacy unit or noise, too many features or examples, fewer
+        slots than examples;
         of "mixed" no targets, or fewer features than slopes.
     """
 
@@ -87,8 +93,10 @@ class PrivateStatistics:
         privacy_unit: str,
         neighboring_relation: str,
         slots: int | None = None,
+        noise: str = DISCRETE,
     ) -> None:
         self.config, self.data = config, data
+        self.noise = _validation.choice("noise", noise, NOISES)
         self._made: tuple[Start, ExampleTable] | None = None
         self._by_class = privacy_unit == data.level_names[-2]
         number = math.prod(data.features.shape[1:])
@@ -101,6 +109,9 @@ class PrivateStatistics:
                 f"private statistics take at most {MOST_FEATURES} features, got "
                 f"{columns}; take fixed features"
             )
+        _validation.whole_number(
+            "examples", data.num_examples, minimum=0, maximum=MOST_EXAMPLES
+        )
         if self._mixed is not None:
             self._mixed.initial(number)  # refuses too many slopes
             if data.targets is None:
@@ -147,7 +158,7 @@ class PrivateStatistics:
         state: Any,
         place: int,
         generator: np.random.Generator,
-        key: Array,
+        key: bytes,
         noise_multiplier: float,
     ) -> Start | Mixed:
         """Releases one statistic with its noise; returns what it adds to the state.
@@ -156,10 +167,25 @@ class PrivateStatistics:
           state: what the statistics before came to.
           place: which statistic, from 0.
           generator: of the pairs.
-          key: of the noise, used for nothing else.
+          key: of the noise: 32 secret bytes, used for nothing else.
           noise_multiplier: of this statistic's step; 0 adds no noise.
         """
         noised = self.noised_sum(state, place, generator, key, noise_multiplier)
+        return self.with_sum(state, place, noised, noise_multiplier)
+
+    def with_sum(
+        self, state: Any, place: int, noised: np.ndarray, noise_multiplier: float
+    ) -> Start | Mixed:
+        """Returns the state with what a released sum adds to it.
+
+        It is a function of what was released, and of the table's shape alone.
+
+        Args:
+          state: what the statistics before came to.
+          place: which statistic, from 0.
+          noised: what `noised_sum` returned.
+          noise_multiplier: of its noise.
+        """
         noise = noise_multiplier * contribution_norm(self.steps[place])
         kind = self._kind(place)
         if self._mixed is not None:
@@ -179,55 +205,83 @@ class PrivateStatistics:
         state: Any,
         place: int,
         generator: np.random.Generator,
-        key: Array,
+        key: bytes,
         noise_multiplier: float,
     ) -> np.ndarray:
-        """Returns a statistic's sum with its noise, of which all else is a function.
+        """Returns a statistic's sum with its noise, float64: all that is released.
 
-        Arguments are those of `release`.
+        Sum and discrete noise are whole numbers, `PRODUCT_STEPS` of them to the most
+        that one contributes, which is 1. Arguments are those of `release`.
         """
-        noise = noise_multiplier * contribution_norm(self.steps[place])
-        kind, pairs, weights = self._kind(place), None, self._weights()
+        multiplier = checked_noise(noise_multiplier, self.noise)
+        deviation = multiplier * contribution_norm(self.steps[place]) * PRODUCT_STEPS
+        kind, pairs, shares = self._kind(place), None, self._shares()
         if kind == _PAIRS:
-            *pairs, weights = self._pairs(generator)
-        total = self._total(kind, state, weights, pairs)
+            *pairs, shares = self._pairs(generator)
+        total, stream = self._total(kind, state, shares, pairs), random_generator(key)
         if kind == MEAN:
-            normal = jax.random.normal(key, total.shape, jnp.float32)
+            noise = drawn_noise(self.noise, deviation, total.size, stream)
         else:
-            normal = symmetric_noise(key, len(total))
-        return with_noise(total, normal, noise)
+            noise = symmetric_noise(self.noise, deviation, len(total), stream)
+        return (total + noise) / PRODUCT_STEPS
 
     def _total(
         self,
         kind: str,
         state: Any,
-        weights: np.ndarray,
+        shares: np.ndarray,
         pairs: Sequence[np.ndarray] | None = None,
     ) -> np.ndarray:
-        """A statistic's sum over all rows, or over pairs of them."""
-        parts = self._parts(kind, weights, pairs)
-        return sum_of(self._summed(kind, state, *part) for part in parts)
+        """A statistic's sum over all rows, or over pairs of them, int64.
 
-    def _summed(self, kind: str, state: Any, rows: Any, weights: Any) -> np.ndarray:
+        No more than some are gathered at a time: all may not fit into memory.
+        """
+        total: Any = 0
+        for start in range(0, max(len(shares), 1), _ROWS):
+            here = slice(start, start + _ROWS)
+            if pairs is None:
+                rows = self._rows(kind, here)
+            else:
+                first, second = (self._rows(kind, side[here]) for side in pairs)
+                if self._mixed is None:
+                    rows = first - second
+                else:
+                    rows = np.concatenate([first, second], axis=1)
+            total = total + self._summed(kind, state, rows, shares[here])
+        if kind == MEAN:
+            classes = np.count_nonzero(self._sizes)
+            number = classes if self._by_class else self.data.num_examples
+            total = np.append(total, number * COUNTED)
+        return total
+
+    def _summed(
+        self, kind: str, state: Any, rows: np.ndarray, shares: np.ndarray
+    ) -> np.ndarray:
         if self._mixed is not None:
             if kind == _ALL:
-                return self._mixed.pooled_moment(rows, weights)
-            return self._mixed.pair_moment(rows, weights, state)
+                return self._mixed.pooled_moment(rows, shares)
+            return self._mixed.pair_moment(rows, shares, state)
         if kind == MEAN:
-            return sum_with_count(rows, weights)
-        center = state.mean if kind == _ALL else jnp.zeros_like(state.mean)
-        return second_moment(rows, weights, center, state.whitening)
+            return sum_of_rows(rows, shares)
+        center = state.mean if kind == _ALL else None
+        return second_moment(rows, shares, state.whitening, center)
 
     def table(self, state: Start) -> ExampleTable:
-        """Returns the data with projected features; made once for a state."""
+        """Returns the data with projected features; made once for a state.
+
+        What is made of a row depends on it alone, to the last bit, as clipping needs.
+        """
         if self._made is None or self._made[0] is not state:
             data = self.data
             parts = [
-                np.asarray(_projected(rows, state.mean, state.projection))
-                for rows, _ in chunks(self._features, self._weights())
+                whitened_rows(
+                    whole_rows(self._features[start : start + _ROWS]),
+                    state.projection,
+                    state.mean,
+                ).astype(np.float32)
+                for start in range(0, max(data.num_examples, 1), _ROWS)
             ]
-            features = np.concatenate(parts)[: data.num_examples]
-            table = ExampleTable(features, data.targets, data.population)
+            table = ExampleTable(np.concatenate(parts), data.targets, data.population)
             self._made = (state, table)
         return self._made[1]
 
@@ -238,45 +292,24 @@ class PrivateStatistics:
             return _PAIRS if place == last else _ALL
         return MEAN if place == 0 else _ALL if place == last else _PAIRS
 
-    def _parts(
-        self, kind: str, weights: np.ndarray, pairs: Sequence[np.ndarray] | None
-    ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """All rows, or pairs of them, and what they count, in `chunks`.
-
-        Of a metric's moments rows have norm 1, and of a pair there is the difference;
-        of a mixed model the targets are behind the features, and of a pair there are
-        both rows. No more than a chunk is gathered at a time: all may not fit into
-        memory.
-        """
-        for start in range(0, max(len(weights), 1), ROWS):
-            here = slice(start, start + ROWS)
-            if pairs is None:
-                rows = self._rows(kind, here)
-            else:
-                first, second = (self._rows(kind, side[here]) for side in pairs)
-                if self._mixed is None:
-                    rows = first - second
-                else:
-                    rows = np.concatenate([first, second], axis=1)
-            yield from chunks(rows, weights[here])
-
     def _rows(self, kind: str, which: slice | np.ndarray) -> np.ndarray:
+        """Rows as `_summed` takes them: of a mixed model with the targets behind."""
         features, targets = self._features[which], self.data.targets
         if self._mixed is None:
-            return features if kind == MEAN else unit_rows(features)
+            return features if kind == MEAN else whole_rows(features)
         assert targets is not None
         return np.concatenate([features, targets[which, None]], axis=1)
 
-    def _weights(self) -> np.ndarray:
-        """(R,) what each example counts: where a class is clipped, its share of it."""
+    def _shares(self) -> np.ndarray:
+        """(R,) by what each example is divided: the size of a class that is clipped."""
         if not self._by_class:
-            return np.ones(len(self._features), np.float32)
-        return np.repeat(1 / np.maximum(self._sizes, 1), self._sizes).astype(np.float32)
+            return np.ones(len(self._features), np.int64)
+        return np.repeat(self._sizes, self._sizes)
 
     def _pairs(
         self, generator: np.random.Generator
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Disjoint random pairs within each class: two rows, and what the pair counts.
+        """Disjoint random pairs within each class: two rows, and the pair's divisor.
 
         All slots are put into random order and paired, first with second and so on; a
         pair with an empty slot is none. Without slots the examples themselves are.
@@ -294,10 +327,10 @@ class PrivateStatistics:
         both, owner = both[there], owner[there]
         rows = (np.cumsum(sizes) - sizes)[owner, None] + both
         number = np.bincount(owner, minlength=len(sizes))
-        weights = np.ones(len(rows), np.float32)
+        shares = np.ones(len(rows), np.int64)
         if self._by_class:
-            weights = np.repeat(1 / np.maximum(number, 1), number).astype(np.float32)
-        return rows[:, 0], rows[:, 1], weights
+            shares = np.repeat(number, number)
+        return rows[:, 0], rows[:, 1], shares
 
 
 @dataclass(frozen=True)
@@ -334,6 +367,3 @@ def _seen(start: Any, episode: Episode) -> Episode:
         )
     ]
     return episode._replace(support_inputs=seen[0], query_inputs=seen[1])
-
-
-_projected = jax.jit(projected)

@@ -16,7 +16,7 @@ from jaxdp_episodic.accounting.budget import PrivacyBudget
 from jaxdp_episodic.data.table import ExampleTable
 from jaxdp_episodic.draw.generators import Keys, generator
 from jaxdp_episodic.draw.sampler import EpisodeSampler
-from jaxdp_episodic.requests.training_config import NOISES
+from jaxdp_episodic.requests.training_config import DISCRETE, NOISES
 from jaxdp_episodic.training import checks, episode, run_files
 from jaxdp_episodic.training.checkpoint import (
     TrainingState,
@@ -29,10 +29,8 @@ from jaxdp_episodic.training.draws import DrawSecret, RunDraws
 from jaxdp_episodic.training.evaluation import Evaluation, evaluated
 from jaxdp_episodic.training.ledger import create_ledger
 from jaxdp_episodic.training.loop import take_all_steps
-from jaxdp_episodic.training.private_gradient import (
-    PrivateGradient,
-    checked_noise,
-)
+from jaxdp_episodic.training.noise import checked_noise
+from jaxdp_episodic.training.private_gradient import PrivateGradient
 from jaxdp_episodic.training.processes import all_processes
 from jaxdp_episodic.training.run_files import HELD_OUT, StepProgress
 from jaxdp_episodic.training.standing import Standing
@@ -82,8 +80,8 @@ class Trainer(Standing):
       block_size: clip units that are worked off in one go; memory grows with it, the
         result does not depend on it. Default, and most: enough for almost every draw.
       devices: over which a block is spread. Default: all local devices.
-      noise: "gaussian"; or "discrete", hardened against attacks on
-        low-order bits: see `discrete_noise`. The budget is the same.
+      noise: "discrete", hardened against attacks on low-order bits, or "gaussian":
+        see `PrivateGradient`. The budget is the same.
       seed: None makes draws and noise of every step from fresh entropy of the operating
         system, which is kept nowhere. A fixed seed makes the run repeatable and *not
         private*: whoever knows it can subtract the noise.
@@ -111,7 +109,7 @@ class Trainer(Standing):
         normalizer: float | None = None,
         block_size: int | None = None,
         devices: Sequence[Any] | None = None,
-        noise: str = "gaussian",
+        noise: str = DISCRETE,
         seed: int | None = None,
         settings: Mapping[str, Any] | None = None,
         start: PrivateStatistics | None = None,
@@ -123,7 +121,7 @@ class Trainer(Standing):
         self.learner, self.data = learner, data
         self.l2_clip_norm = _validation.float32_number("l2_clip_norm", l2_clip_norm)
         _validation.choice("noise", noise, NOISES)
-        checked_noise(step.noise_multiplier, noise == "discrete")
+        checked_noise(step.noise_multiplier, noise)
         checks.check_start(budget, start, noise, data)
         self._start = start
         self._judged = learner if start is None else start.learner(learner)

@@ -11,6 +11,7 @@ import pytest
 from scipy import stats
 
 from jaxdp_episodic.accounting.budget import BudgetExhaustedError
+from jaxdp_episodic.draw.generators import generator
 from jaxdp_episodic.numerics.discrete_gaussian import (
     covering_variance,
     sample_discrete_gaussian,
@@ -20,17 +21,16 @@ from jaxdp_episodic.training import discrete_noise
 from jaxdp_episodic.training.description import RunMismatchError
 from jaxdp_episodic.training.discrete_noise import (
     GRID,
+    MOST_ROWS,
     MOST_UNITS,
     on_grid,
-    released_sum,
     step_seed,
     steps_in_norm,
 )
 from jaxdp_episodic.training.private_gradient import PrivateGradient
-from training_runs import assert_same, plain_trainer, trainer
+from training_runs import KEY, assert_same, noised, plain_trainer, trainer
 
 ROOT = Path(__file__).resolve().parents[2]
-SEED = bytes(range(32))
 ON_GRID = jax.jit(on_grid)
 
 
@@ -49,16 +49,16 @@ def rows(data):
 
 
 def whole(tree):
-    """The numbers that pairs of halves stand for."""
     leaves = [np.asarray(leaf, np.int64) for leaf in jax.tree.leaves(tree)]
-    return np.concatenate([(256 * a + b).ravel() for a, b in leaves])
+    return np.concatenate([leaf.ravel() for leaf in leaves])
 
 
-def released(blocks, *, entries, seed=SEED, noise=1.0, clip=1.0, normalizer=1.0):
-    gradient, _ = PrivateGradient(linear_loss, noise="discrete")(
+def released(blocks, *, entries, key=KEY, noise=1.0, clip=1.0, normalizer=1.0):
+    gradient, _ = noised(
+        PrivateGradient(linear_loss),
         jnp.zeros(entries),
         blocks,
-        seed,
+        key,
         l2_clip_norm=clip,
         noise_multiplier=noise,
         normalizer=normalizer,
@@ -146,7 +146,7 @@ def test_the_release_is_the_sum_of_whole_numbers_and_the_noise():
     )
     total = np.round(clipped / clip * steps).sum(axis=0)
     variance = covering_variance(noise * GRID * (1 + 1e-12))
-    drawn = sample_discrete_gaussian(variance, 6, SEED)
+    drawn = sample_discrete_gaussian(variance, 6, generator(KEY))
     found = released([rows(data)], entries=6, noise=noise, clip=clip, normalizer=4.0)
     expected = (total + drawn) * clip / steps / normalizer
     # A rounding to the other side in float32 is a grid step.
@@ -172,17 +172,25 @@ def test_order_and_blocks_change_no_bit():
 
 
 def test_sums_of_very_many_units_do_not_overflow():
-    """The halves of a full step's sum, every unit at the clip norm in one entry."""
-    one = np.asarray(ON_GRID([np.array([1.0], np.float32)], jnp.float32(1.0)))
-    total = one.astype(np.int64) * MOST_UNITS
-    assert np.abs(total).max() < 2**31
-    tree = [jnp.asarray(total[0], jnp.int32)]
-    found = released_sum(
-        tree, SEED, l2_clip_norm=1.0, noise_multiplier=1.0, normalizer=1.0
-    )
-    np.testing.assert_allclose(found[0], MOST_UNITS, rtol=1e-5)
-    with pytest.raises(ValueError, match=r"up to 4,194,304 rows.*got 4,194,305"):
-        discrete_noise.check_units(MOST_UNITS + 1)
+    """Of full blocks, and the halves of a full step's, every unit the same one."""
+    one = int(whole(ON_GRID([np.array([1.0], np.float32)], jnp.float32(1.0)))[0])
+    full, blocks = one * MOST_ROWS, MOST_UNITS // MOST_ROWS
+    assert one > 0.999 * GRID and full < 2**31
+    for sign in (1, -1):
+        tree = discrete_noise.halves([jnp.asarray([sign * full], jnp.int32)])
+        many = [np.asarray(leaf, np.int64) * blocks for leaf in tree]
+        assert np.abs(many[0]).max() < 2**31
+        # As many blocks as there are rows: the most that the lower halves can be.
+        assert 255 * MOST_UNITS < 2**31
+        total = discrete_noise.whole_sum([jnp.asarray(many[0], jnp.int32)])
+        assert total[0] == sign * full * blocks
+    for rows_of_blocks, message in (
+        ([MOST_ROWS + 1], "a block of discrete noise takes up to 32,768 rows"),
+        ([MOST_ROWS] * 65, r"up to 4,194,304 rows.*got 4,259,840"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            discrete_noise.check_rows(rows_of_blocks, 2)
+    discrete_noise.check_rows([MOST_ROWS] * 64, 2)
 
 
 def test_every_step_and_every_secret_has_noise_of_its_own():
@@ -201,7 +209,7 @@ def test_every_step_and_every_secret_has_noise_of_its_own():
 
 
 def test_a_run_takes_its_steps_and_no_more(tmp_path):
-    run = plain_trainer(noise="discrete")
+    run = plain_trainer()
     records = run.train(tmp_path)
     assert records[-1]["epsilon"] == run.budget.spent(6)
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(run.params))
@@ -210,7 +218,7 @@ def test_a_run_takes_its_steps_and_no_more(tmp_path):
 
 
 def test_resume_is_bit_exact(tmp_path):
-    whole_run = plain_trainer(seed=None, noise="discrete")
+    whole_run = plain_trainer(seed=None)
     secrets = whole_run.snapshot().secrets
     whole_run.train(tmp_path / "whole")
 
@@ -221,16 +229,16 @@ def test_resume_is_bit_exact(tmp_path):
         if progress.step == 4:
             raise Stop
 
-    first = plain_trainer(seed=None, noise="discrete")
+    first = plain_trainer(seed=None)
     first._secrets = secrets
     with pytest.raises(Stop):
         first.train(tmp_path / "parts", checkpoint_every=2, on_step=stop)
-    second = plain_trainer(seed=None, noise="discrete")
+    second = plain_trainer(seed=None)
     second.resume(tmp_path / "parts")
     second.train(tmp_path / "parts")
     assert_same(whole_run, second)
     with pytest.raises(RunMismatchError, match="noise"):
-        plain_trainer(seed=None).resume(tmp_path / "parts")
+        plain_trainer(seed=None, noise="gaussian").resume(tmp_path / "parts")
 
 
 @pytest.mark.parametrize(
@@ -245,38 +253,43 @@ def test_another_noise_is_refused(noise, error, message):
         plain_trainer(noise=noise)
 
 
-def test_without_noise_it_is_not_discrete():
-    message = r"noise_multiplier of discrete noise must be in \(0, 1000\], got 0"
-    with pytest.raises(ValueError, match=message):
-        trainer(noise="discrete", epsilon=np.inf)
+def test_without_noise_a_run_takes_the_sums_alone():
+    assert trainer(epsilon=np.inf).run["noise"] == "discrete"
+    data = [[3.0, 4.0], [0.2, 0.1]]
+    found = released([rows(data)], entries=2, noise=0.0)
+    np.testing.assert_allclose(found, [0.8, 0.9], atol=3e-5)
 
 
 @pytest.mark.parametrize(
     "changes, error, message",
     [
-        ({"key": jax.random.key(0)}, TypeError, "key of discrete noise must be bytes"),
-        ({"key": b"short"}, ValueError, "at least 16 bytes"),
-        ({"noise_multiplier": 0.0}, ValueError, "noise_multiplier of discrete noise"),
-        ({"noise_multiplier": 2e3}, ValueError, "noise_multiplier of discrete noise"),
+        ({"key": b"short"}, ValueError, "key must have 32 bytes, got 5"),
+        ({"noise_multiplier": -1.0}, ValueError, "noise_multiplier"),
+        ({"noise_multiplier": 2e6}, ValueError, r"noise must be at most 1e\+06"),
+        (
+            {"blocks": [rows(np.ones((MOST_ROWS + 1, 2)))]},
+            ValueError,
+            "a block of discrete noise takes",
+        ),
     ],
 )
 def test_bad_input(changes, error, message):
     arguments = {
         "blocks": [rows(np.ones((2, 2)))],
-        "key": SEED,
+        "key": KEY,
         "l2_clip_norm": 1.0,
         "noise_multiplier": 1.0,
         "normalizer": 1.0,
         **changes,
     }
     with pytest.raises(error, match=message):
-        PrivateGradient(linear_loss, noise="discrete")(jnp.zeros(2), **arguments)
+        noised(PrivateGradient(linear_loss), jnp.zeros(2), **arguments)
 
 
 def test_a_config_says_which_noise():
     config = read_config(ROOT / "configs" / "glyphs_5w1s.toml")
-    assert config.noise == "gaussian"
-    hardened = {**config.to_dict(), "noise": "discrete"}
-    assert TrainingConfig.from_dict(hardened).noise == "discrete"
+    assert config.noise == "discrete"
+    plain = {**config.to_dict(), "noise": "gaussian"}
+    assert TrainingConfig.from_dict(plain).noise == "gaussian"
     with pytest.raises(ValueError, match="noise must be one of"):
-        TrainingConfig.from_dict({**hardened, "noise": "laplace"})
+        TrainingConfig.from_dict({**plain, "noise": "laplace"})

@@ -15,6 +15,7 @@ from jaxdp_episodic.requests.training_start import statistics_steps
 from jaxdp_episodic.training import MixedModel, PrivateStatistics, StartConfig
 from jaxdp_episodic.training.episode import Episode
 from jaxdp_episodic.training.trainer import Trainer
+from jaxdp_episodic.training.whole_rows import PRODUCT_STEPS
 from training_runs import adam, assert_same
 
 CONFIG = StartConfig(kind="mixed")
@@ -50,21 +51,21 @@ def statistics(data=None, config=CONFIG, relation="add_remove", unit="example"):
 def released(own, noise=0.0):
     state = own.initial()
     for place in range(2):
-        generator, key = np.random.default_rng(place), jax.random.key(place)
+        generator, key = np.random.default_rng(place), bytes([place] * 32)
         state = own.release(state, place, generator, key, noise)
     return state
 
 
 def test_the_sums_are_those_of_their_definitions():
     rng = np.random.default_rng(0)
-    rows, weights = rng.normal(size=(7, 6)), rng.random(7)
+    rows, shares = np.float32(rng.normal(size=(7, 6))), rng.integers(1, 9, 7)
     model = MixedModel(powers=2, slopes=1, target_bound=0.5)
     state = model.initial(2)._replace(
         coefficients=np.float32([0.1, 0.2, -0.1, 0.0, 0.05]), variance=np.float32(0.2)
     )
     expected, cut = np.zeros((6, 6)), 2 * np.sqrt(0.2)
     moment = np.zeros((4, 4))
-    for row, weight in zip(rows, weights, strict=True):
+    for row, weight in zip(rows.astype(float), 1 / shares, strict=True):
         sides = []
         for x1, x2, y in (row[:3], row[3:]):
             line = np.array([1, x1, x2, x1**2, x2**2])
@@ -80,11 +81,11 @@ def test_the_sums_are_those_of_their_definitions():
         cross = (u[0] * v[1] + u[1] * v[0]) / np.sqrt(2)
         both = np.array([u[0] * v[0], cross, u[1] * v[1], r * q]) / np.sqrt(2)
         moment += weight * np.outer(both, both)
-    rows, weights = np.float32(rows), np.float32(weights)
-    found = model.pooled_moment(rows[:, :3], weights)
-    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-6)
-    found = model.pair_moment(rows, weights, state)
-    np.testing.assert_allclose(found, moment, rtol=1e-4, atol=1e-6)
+    for found, sums in (
+        (model.pooled_moment(rows[:, :3], shares), expected),
+        (model.pair_moment(rows, shares, state), moment),
+    ):
+        np.testing.assert_allclose(found / PRODUCT_STEPS, sums, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("value", [0.0, 1e-38, 1e25, 3e38, np.nan, np.inf])
@@ -95,14 +96,14 @@ def test_whatever_a_row_is_it_gives_at_most_norm_one(value):
         rows[:, places] = value
         state = MODEL.initial(2)._replace(coefficients=np.float32([1, 1, 1, 1, 1]))
         for row in rows:
-            many = np.zeros((7, 6), np.float32)
-            many[0], one = row, np.float32([1, 0, 0, 0, 0, 0, 0])
-            for total in (
-                MODEL.pooled_moment(many[:, :3], one),
-                MODEL.pair_moment(many, one, state),
-            ):
-                total = np.asarray(total, np.float64)
-                assert np.isfinite(total).all() and np.linalg.norm(total) <= 1
+            for share in (1, 3):
+                for total in (
+                    MODEL.pooled_moment(row[None, :3], np.array([share])),
+                    MODEL.pair_moment(row[None], np.array([share]), state),
+                ):
+                    # In whole numbers of Python, which do not overflow.
+                    squares = sum(int(x) ** 2 for x in total.ravel())
+                    assert share**2 * squares <= PRODUCT_STEPS**2
 
 
 @pytest.mark.parametrize("unit", ["example", "task"])
@@ -115,7 +116,7 @@ def test_no_unit_moves_a_sum_by_more_than_that(unit):
     fewer = ExampleTable(data.features[:left], data.targets[:left], tree)
     both = [statistics(d, relation="zero_out", unit=unit) for d in (data, fewer)]
     state = both[0].initial()._replace(coefficients=np.float32(COEFFICIENTS))
-    key = jax.random.key(0)
+    key = bytes(32)
     for place in range(2):
         moved = 0.0
         for seed in range(8):  # the last slot has a partner in some

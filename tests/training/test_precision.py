@@ -13,10 +13,17 @@ import jaxdp_episodic as jde
 from jaxdp_episodic.data.table import ExampleTable
 from jaxdp_episodic.training import Evaluation, PrivateGradient, Supervised
 from jaxdp_episodic.training.description import RunMismatchError
+from jaxdp_episodic.training.discrete_noise import steps_in_norm
 from jaxdp_episodic.training.optimizers import averaged, noise_corrected_adam
 from jaxdp_episodic.training.precision import training_dtype
 from jaxdp_episodic.training.private_gradient import clip_by_norm
-from training_runs import classes, plain_trainer, protonet, sinusoid_learner
+from training_runs import (
+    classes,
+    noised,
+    plain_trainer,
+    protonet,
+    sinusoid_learner,
+)
 
 FLOATS = (np.float32, np.float64)
 
@@ -37,13 +44,12 @@ def linear_loss(params, unit):
     return jnp.vdot(params, unit.data)
 
 
-def released(params, data, *, mask=None, clip=1.0, noise=0.0, key=None, **settings):
+def released(params, data, *, mask=None, clip=1.0, noise=0.0, kind="gaussian", **more):
     mask = np.ones(len(data)) if mask is None else mask
-    key = jax.random.key(0) if key is None else key
-    return PrivateGradient(linear_loss, **settings)(
+    return noised(
+        PrivateGradient(linear_loss, noise=kind, **more),
         params,
         [Rows(data, mask)],
-        key,
         l2_clip_norm=clip,
         noise_multiplier=noise,
         normalizer=1.0,
@@ -145,15 +151,11 @@ def test_float32_noise_does_not_depend_on_x64():
 @pytest.mark.parametrize("kind", FLOATS)
 def test_discrete_noise_is_released_in_the_type(x64, kind):
     data = np.random.default_rng(0).normal(size=(4, 50))
-    gradient, _ = PrivateGradient(linear_loss, noise="discrete")(
-        jnp.zeros(50, kind),
-        [Rows(data, np.ones(4))],
-        bytes(range(32)),
-        l2_clip_norm=1.0,
-        noise_multiplier=1.0,
-        normalizer=1.0,
-    )
+    gradient, _ = released(jnp.zeros(50, kind), data, noise=1.0, kind="discrete")
     assert gradient.dtype == kind
+    whole = np.asarray(gradient, np.float64) * steps_in_norm(50)
+    rounded = np.abs(whole - np.rint(whole)).max()
+    assert rounded < 1e-9 if kind == np.float64 else rounded > 1e-4
 
 
 OPTIMIZERS = {

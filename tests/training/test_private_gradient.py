@@ -1,6 +1,7 @@
 """Clip, sum, noise: against an oracle, the sensitivity, and the statistics of noise."""
 
 import functools
+import itertools
 import math
 from typing import Any, NamedTuple
 
@@ -10,7 +11,11 @@ import numpy as np
 import pytest
 from flax import nnx
 from jax_privacy import clipping
+from randomgen import UserBitGenerator
+from scipy import stats
 
+from jaxdp_episodic.draw.generators import generator
+from jaxdp_episodic.requests.training_config import NOISES
 from jaxdp_episodic.training import (
     MAML,
     MLP,
@@ -21,9 +26,12 @@ from jaxdp_episodic.training import (
     split_model,
 )
 from jaxdp_episodic.training.private_gradient import clip_by_norm
+from training_runs import KEY, noised
 
 WAYS, SLOTS, FEATURES = 3, 3, 4
 PLAIN = {"noise_multiplier": 0.0, "normalizer": 1.0}
+# Sums of float32; those of whole numbers have a file of their own.
+Gradient = functools.partial(PrivateGradient, noise="gaussian")
 
 
 class Rows(NamedTuple):
@@ -45,16 +53,9 @@ def rows(data, mask=None):
 def total_of(data, mask=None, *, clip=1.0, units_at_once=1, devices=None):
     """The clipped sum without noise, and the diagnostics."""
     block = rows(data, mask)
-    gradient = PrivateGradient(
-        linear_loss, units_at_once=units_at_once, devices=devices
-    )
-    total, private = gradient(
-        jnp.zeros(block.data.shape[1:]),
-        [block],
-        jax.random.key(0),
-        l2_clip_norm=clip,
-        **PLAIN,
-    )
+    gradient = Gradient(linear_loss, units_at_once=units_at_once, devices=devices)
+    start = jnp.zeros(block.data.shape[1:])
+    total, private = noised(gradient, start, [block], l2_clip_norm=clip, **PLAIN)
     return np.asarray(total), {k: float(v) for k, v in private.items()}
 
 
@@ -89,9 +90,8 @@ def test_the_sum_is_that_of_jax_privacy(kind, clip, units_at_once):
         loss, l2_clip_norm=clip, keep_batch_dim=False, return_grad_norms=True
     )
     expected, aux = jax.jit(oracle)(params, block)  # op by op it takes seconds
-    ours, private = PrivateGradient(loss, units_at_once=units_at_once)(
-        params, [block], jax.random.key(0), l2_clip_norm=clip, **PLAIN
-    )
+    gradient = Gradient(loss, units_at_once=units_at_once)
+    ours, private = noised(gradient, params, [block], l2_clip_norm=clip, **PLAIN)
     jax.tree.map(
         # Ours clips to C (1 - 1e-5).
         lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=2e-5),
@@ -142,13 +142,13 @@ def test_many_numbers_are_summed_without_loss():
 @pytest.mark.parametrize(("kind", "units_at_once"), [("protonet", 1), ("maml", 4)])
 def test_one_episode_moves_the_sum_by_at_most_the_clip_norm(kind, units_at_once):
     loss, params = episodic_loss(kind)
-    gradient = PrivateGradient(loss, units_at_once=units_at_once)
+    gradient = Gradient(loss, units_at_once=units_at_once)
     rng = np.random.default_rng(1)
     clip, largest = 0.05, 0.0
 
     def total(data, mask):
-        sums, _ = gradient(
-            params, [rows(data, mask)], jax.random.key(0), l2_clip_norm=clip, **PLAIN
+        sums, _ = noised(
+            gradient, params, [rows(data, mask)], l2_clip_norm=clip, **PLAIN
         )
         return np.concatenate(
             [np.ravel(leaf).astype(np.float64) for leaf in jax.tree.leaves(sums)]
@@ -193,13 +193,8 @@ def test_one_bad_leaf_takes_the_whole_contribution():
 def test_low_precision_gradients_are_summed_in_float32():
     data = np.full((600, 2), [1.0, 0.0])  # bfloat16 cannot count beyond 256
     block = Rows(jnp.asarray(data, jnp.bfloat16), np.ones(600, np.float32))
-    total, _ = PrivateGradient(linear_loss)(
-        jnp.zeros(2, jnp.bfloat16),
-        [block],
-        jax.random.key(0),
-        l2_clip_norm=2.0,
-        **PLAIN,
-    )
+    start = jnp.zeros(2, jnp.bfloat16)
+    total, _ = noised(Gradient(linear_loss), start, [block], l2_clip_norm=2.0, **PLAIN)
     assert total.dtype == jnp.float32 and total[0] == 600
 
 
@@ -229,8 +224,8 @@ def test_the_tail_of_masked_rows_is_not_computed():
         return linear_loss(params, unit)
 
     block = rows(np.ones((50, 2)), np.arange(50) < 3)
-    total, _ = PrivateGradient(counted)(
-        jnp.zeros(2), [block], jax.random.key(0), l2_clip_norm=1.0, **PLAIN
+    total, _ = noised(
+        Gradient(counted), jnp.zeros(2), [block], l2_clip_norm=1.0, **PLAIN
     )
     jax.block_until_ready(total)
     jax.effects_barrier()
@@ -240,10 +235,9 @@ def test_the_tail_of_masked_rows_is_not_computed():
 def test_blocks_are_one_draw_with_one_noise():
     data = np.random.default_rng(0).normal(size=(6, 3))
     settings = {"l2_clip_norm": 1.0, "noise_multiplier": 2.0, "normalizer": 3.0}
-    gradient, params = PrivateGradient(linear_loss), jnp.zeros(3)
-    key = jax.random.key(7)
-    whole, one = gradient(params, [rows(data)], key, **settings)
-    parts, two = gradient(params, [rows(data[:4]), rows(data[4:])], key, **settings)
+    gradient, params = Gradient(linear_loss), jnp.zeros(3)
+    whole, one = noised(gradient, params, [rows(data)], **settings)
+    parts, two = noised(gradient, params, [rows(data[:4]), rows(data[4:])], **settings)
     np.testing.assert_allclose(whole, parts, rtol=1e-5, atol=1e-6)
     assert one.keys() == two.keys()
     for name, value in one.items():
@@ -251,10 +245,10 @@ def test_blocks_are_one_draw_with_one_noise():
 
 
 def test_an_empty_draw_still_has_noise():
-    gradient, _ = PrivateGradient(linear_loss)(
+    gradient, _ = noised(
+        Gradient(linear_loss),
         jnp.zeros(1000),
         [rows(np.zeros((2, 1000)), [0, 0])],
-        jax.random.key(0),
         l2_clip_norm=3.0,
         noise_multiplier=1.0,
         normalizer=1.0,
@@ -268,7 +262,7 @@ def test_memory_does_not_grow_with_the_episodes():
     loss, params = episodic_loss("maml")
     sizes = []
     for number in (8, 256):
-        gradient = PrivateGradient(loss)
+        gradient = Gradient(loss)
         block = rows(np.zeros((number, WAYS, SLOTS, FEATURES)))
         sizes.append(gradient.temporary_bytes(params, block))
     assert sizes[1] <= sizes[0] * 1.01, sizes
@@ -284,12 +278,12 @@ def test_a_sweep_over_clip_norm_and_noise_compiles_once():
         traces.append(1)
         return linear_loss(params, unit)
 
-    gradient, params, block = PrivateGradient(loss), jnp.zeros(2), rows(np.ones((3, 2)))
+    gradient, params, block = Gradient(loss), jnp.zeros(2), rows(np.ones((3, 2)))
     for clip, noise, divisor in ((1.0, 0.0, 1.0), (0.5, 1, 2), (np.float64(2), 3.0, 4)):
-        gradient(
+        noised(
+            gradient,
             params,
             [block],
-            jax.random.key(0),
             l2_clip_norm=clip,
             noise_multiplier=noise,
             normalizer=divisor,
@@ -308,10 +302,11 @@ def loss_of_leaves(params, unit):
 def noise_of(seed, shapes=((400, 50), (20_000,), ()), noise=1.5, clip=2.0, divisor=4.0):
     """What is left of the gradient when no unit was drawn, times divisor/(C sigma)."""
     params = [jnp.zeros(shape) for shape in shapes]
-    gradient, _ = PrivateGradient(loss_of_leaves)(
+    gradient, _ = noised(
+        Gradient(loss_of_leaves),
         params,
         [rows(np.zeros((1, 1)), [0])],
-        jax.random.key(seed),
+        seed.to_bytes(32, "big"),
         l2_clip_norm=clip,
         noise_multiplier=noise,
         normalizer=divisor,
@@ -349,10 +344,10 @@ def test_noise_is_independent_across_leaves_entries_and_steps():
 
 
 def test_noise_is_float32_whatever_the_parameters_are():
-    gradient, _ = PrivateGradient(linear_loss)(
+    gradient, _ = noised(
+        Gradient(linear_loss),
         jnp.zeros(1000, jnp.bfloat16),
         [Rows(jnp.zeros((1, 1000), jnp.bfloat16), np.zeros(1, np.float32))],
-        jax.random.key(0),
         l2_clip_norm=1.0,
         noise_multiplier=1.0,
         normalizer=1.0,
@@ -381,8 +376,9 @@ def test_single_examples_of_a_supervised_loss():
         return jnp.square(jnp.vdot(w, unit.data["x"]) - unit.data["y"])
 
     w = np.float32([0.5, -1.0, 2.0])
-    total, private = PrivateGradient(loss, units_at_once=32)(
-        jnp.asarray(w), [block], jax.random.key(0), l2_clip_norm=2.0, **PLAIN
+    gradient = Gradient(loss, units_at_once=32)
+    total, private = noised(
+        gradient, jnp.asarray(w), [block], l2_clip_norm=2.0, **PLAIN
     )
     each = 2 * (x @ w - y)[:, None] * x
     norms = np.linalg.norm(each, axis=1)
@@ -408,7 +404,8 @@ def test_single_examples_of_a_supervised_loss():
         ({"noise_multiplier": np.inf}, ValueError, "noise_multiplier"),
         ({"noise_multiplier": 1e-30}, ValueError, "noise_multiplier"),
         ({"normalizer": 0.0}, ValueError, "normalizer"),
-        ({"key": np.zeros(2, np.uint32)}, TypeError, "key must be a typed key"),
+        ({"key": jax.random.key(0)}, TypeError, "key must be bytes"),
+        ({"key": bytes(16)}, ValueError, "key must have 32 bytes, got 16"),
         ({"blocks": []}, ValueError, "blocks must not be empty"),
         ({"blocks": [rows(np.zeros((0, 2)))]}, ValueError, "rows of a block"),
     ],
@@ -416,10 +413,122 @@ def test_single_examples_of_a_supervised_loss():
 def test_bad_input(changes, error, message):
     arguments = {
         "blocks": [rows(np.ones((2, 2)))],
-        "key": jax.random.key(0),
+        "key": KEY,
         "l2_clip_norm": 1.0,
         **PLAIN,
         **changes,
     }
     with pytest.raises(error, match=message):
-        PrivateGradient(linear_loss)(jnp.zeros(2), **arguments)
+        noised(Gradient(linear_loss), jnp.zeros(2), **arguments)
+
+
+# --- Noise is used once ---
+
+SETTINGS = {"l2_clip_norm": 1.0, "noise_multiplier": 2.0, "normalizer": 1.0}
+
+
+@pytest.mark.parametrize("kind", NOISES)
+def test_noise_is_not_added_to_two_sums(kind):
+    gradient, start = PrivateGradient(linear_loss, noise=kind), jnp.zeros(2)
+    noise = gradient.noise(start, KEY, 2.0)
+    gradient(start, [rows([[1.0, 2.0]])], noise, **SETTINGS)
+    for other in ([[1.0, 2.0]], [[3.0, 0.0]]):
+        with pytest.raises(ValueError, match="noise must be used once"):
+            gradient(start, [rows(other)], noise, **SETTINGS)
+
+
+def test_noise_is_used_up_where_a_step_fails():
+    """What the devices made of it before is not known."""
+
+    def failing(params, unit):
+        raise RuntimeError("device")
+
+    gradient, start = Gradient(failing), jnp.zeros(2)
+    noise = gradient.noise(start, KEY, 2.0)
+    with pytest.raises(RuntimeError, match="device"):
+        gradient(start, [rows([[1.0, 2.0]])], noise, **SETTINGS)
+    with pytest.raises(ValueError, match="noise must be used once"):
+        Gradient(linear_loss)(start, [rows([[1.0, 2.0]])], noise, **SETTINGS)
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "message"),
+    [
+        ({"noise_multiplier": 1.0}, ValueError, "for noise_multiplier 1.0, got .* 2.0"),
+        ({"kind": "discrete"}, ValueError, "for kind 'discrete', got .* 'gaussian'"),
+        ({"start": jnp.zeros((2, 1))}, ValueError, r"shapes \[\(2, 1\)\], got"),
+        ({"noise": np.zeros(2)}, TypeError, "must be made by PrivateGradient.noise"),
+        ({"noise": None}, TypeError, "must be made by PrivateGradient.noise"),
+    ],
+)
+def test_noise_that_was_drawn_for_something_else_is_refused(changes, error, message):
+    start = changes.get("start", jnp.zeros(2))
+    noise = changes.get("noise", Gradient(linear_loss).noise(jnp.zeros(2), KEY, 2.0))
+    gradient = PrivateGradient(linear_loss, noise=changes.get("kind", "gaussian"))
+    settings = {**SETTINGS, "noise_multiplier": changes.get("noise_multiplier", 2.0)}
+    data = np.ones((1, *start.shape))
+    with pytest.raises(error, match=message):
+        gradient(start, [rows(data)], noise, **settings)
+
+
+def test_noise_depends_on_no_parameter_and_no_data():
+    """So that it may be drawn ahead."""
+    gradient = Gradient(linear_loss)
+    shapes = jax.ShapeDtypeStruct((3,), np.float32)
+    for params in (jnp.zeros(3), jnp.full(3, np.nan), shapes):
+        noise = gradient.noise(params, KEY, 2.0).taken("gaussian", 2.0, [(3,)])
+        np.testing.assert_array_equal(noise[0], 2.0 * generator(KEY).standard_normal(3))
+
+
+def test_sum_and_noise_are_rounded_once():
+    """To float32, of a sum in float64: not each of them."""
+    start, data = jnp.zeros(4_000), np.random.default_rng(0).normal(size=(3, 4_000))
+    settings = {"l2_clip_norm": 1e3, "noise_multiplier": 1e-3, "normalizer": 3.0}
+    gradient = Gradient(linear_loss)
+    total, _ = noised(gradient, start, [rows(data)], l2_clip_norm=1e3, **PLAIN)
+    found, _ = noised(gradient, start, [rows(data)], **settings)
+    normal = generator(KEY).standard_normal(4_000)
+    exact = (np.float64(total) + np.float32(1e3) * (1e-3 * normal)) / 3.0
+    np.testing.assert_array_equal(found, exact.astype(np.float32))
+
+
+# --- What "gaussian" noise is made of ---
+
+
+def normal_of(*words):
+    """NumPy's normal number of these words; behind them, what ends its search."""
+    left = itertools.chain(words, itertools.cycle([0, 2**64 - 1]))
+    bits = UserBitGenerator(lambda _: next(left))
+    return np.random.Generator(bits).standard_normal()
+
+
+def test_a_number_is_one_of_2_to_the_61():
+    """Eight bits say the layer, one the sign and 52 the place within it."""
+    spacings = [normal_of(layer | 1 << 9) for layer in range(256)]
+    assert len(set(spacings)) == 256 and min(spacings) > 0
+    for layer in (1, 100, 255):
+        for place in (0, 1, 2**20 + 1, 2**51 + 2**30 + 1):
+            for sign in (0, 1):
+                number = normal_of(layer | sign << 8 | place << 9)
+                assert number == (-1) ** sign * place * spacings[layer]
+
+
+def test_the_tail_goes_on_to_twelve_deviations():
+    """Far beyond 5.42, where float32 numbers of 23 bits end."""
+    outside = (2**52 - 1) << 9  # the lowest layer, beyond its inner part
+    # Uniform numbers next to 1, and as near to it as they come.
+    nearness = np.linspace(0.0, 53.0, 500)
+    words = [min(int(2**64 * (1 - 0.5**near)), 2**64 - 1) for near in nearness]
+    found = np.sort([abs(normal_of(outside, word, 2**64 - 1)) for word in words])
+    assert found[0] == pytest.approx(3.6541528853610088)  # where the tail begins
+    assert 12.2 < found[-1] < 12.3
+    assert np.diff(found).max() < 0.03
+
+
+def test_numbers_beyond_the_old_end_occur_as_often_as_they_should():
+    """3 x 10^7 numbers; beyond 5 deviations lie 17, and 5.42 is not the end of them."""
+    stream, beyond = generator(KEY), 0
+    for _ in range(30):
+        beyond += int((np.abs(stream.standard_normal(10**6)) > 5.0).sum())
+    assert stats.poisson(17.2).interval(1 - 1e-6)[0] <= beyond
+    assert beyond <= stats.poisson(17.2).interval(1 - 1e-6)[1]

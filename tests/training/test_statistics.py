@@ -3,26 +3,31 @@
 import dataclasses
 import itertools
 
-import jax
 import numpy as np
 import pytest
 
 import jaxdp_episodic as jde
 from jaxdp_episodic.accounting.budget import PrivacyBudget, SpentAhead, plan_budget
 from jaxdp_episodic.data.table import ExampleTable
+from jaxdp_episodic.draw.generators import generator as random_generator
 from jaxdp_episodic.report.ledger_file import read_ledger
+from jaxdp_episodic.requests.training_config import NOISES
 from jaxdp_episodic.requests.training_start import StartConfig, contribution_norm
+from jaxdp_episodic.training import noise as noise_module
 from jaxdp_episodic.training.learners import ProtoNet
 from jaxdp_episodic.training.plda import (
+    COUNTED,
     Start,
     projected,
     second_moment,
-    sum_with_count,
+    sum_of_rows,
     symmetric_noise,
+    whole_rows,
 )
 from jaxdp_episodic.training.statistics import PrivateStatistics
 from jaxdp_episodic.training.trainer import Trainer
-from training_runs import GROUPED, adam, assert_same
+from jaxdp_episodic.training.whole_rows import PRODUCT_STEPS
+from training_runs import GROUPED, KEY, adam, assert_same
 
 ZEROED = dataclasses.replace(GROUPED, neighboring_relation="zero_out")
 APART = np.sqrt(2)  # two contributions, at most
@@ -46,13 +51,16 @@ def gaussian_classes(sizes=(6,) * 30, features=5, seed=0):
     return ExampleTable.from_records(np.concatenate(rows), units={"class": ids})
 
 
-def statistics(data=None, config=SHORT, relation="zero_out", unit="example", slots=6):
+def statistics(
+    data=None, config=SHORT, relation="zero_out", unit="example", slots=6, **more
+):
     return PrivateStatistics(
         gaussian_classes() if data is None else data,
         config,
         privacy_unit=unit,
         neighboring_relation=relation,
         slots=slots,
+        **more,
     )
 
 
@@ -61,7 +69,7 @@ def released(own, noise=0.0, seed=0):
     state = own.initial()
     for place in range(len(own.steps)):
         generator = np.random.default_rng([seed, place])
-        key = jax.random.key(97 * seed + place)
+        key = bytes([seed, place] * 16)
         state = own.release(state, place, generator, key, noise)
     return state
 
@@ -71,38 +79,47 @@ def released(own, noise=0.0, seed=0):
 
 def test_the_sums_are_those_of_their_definitions():
     rng = np.random.default_rng(0)
-    rows, weights = rng.normal(size=(7, 3)), rng.random(7)
-    unit = rows / np.linalg.norm(rows, axis=1, keepdims=True)
-    expected = (weights[:, None] * np.c_[unit, np.ones(7)]).sum(axis=0) / np.sqrt(2)
-    narrow = np.float32(rows), np.float32(weights)
-    np.testing.assert_allclose(sum_with_count(*narrow), expected, rtol=2e-5)
+    rows, shares = np.float32(rng.normal(size=(7, 3))), rng.integers(1, 9, 7)
+    unit = rows / np.linalg.norm(rows.astype(float), axis=1, keepdims=True)
+    expected = (unit / shares[:, None]).sum(axis=0) / np.sqrt(2)
+    found = sum_of_rows(rows, shares) / PRODUCT_STEPS
+    np.testing.assert_allclose(found, expected, rtol=2e-5)
+    assert COUNTED / PRODUCT_STEPS == pytest.approx(1 / np.sqrt(2), rel=1e-5)
     center, whitening = rng.normal(size=3), rng.normal(size=(3, 3))
-    white = (rows - center) @ whitening
+    white = (unit - center) @ whitening
     white /= np.linalg.norm(white, axis=1, keepdims=True)
-    expected = sum(w * np.outer(v, v) for w, v in zip(weights, white, strict=True))
-    found = second_moment(*narrow, np.float32(center), np.float32(whitening))
-    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-6)
+    expected = sum(np.outer(v, v) / n for n, v in zip(shares, white, strict=True))
+    found = second_moment(whole_rows(rows), shares, whitening, center)
+    np.testing.assert_allclose(found / PRODUCT_STEPS, expected, rtol=1e-4, atol=1e-5)
+
+
+def length(numbers):
+    """The square of a sum's norm, in whole numbers, which do not overflow."""
+    return sum(int(x) ** 2 for x in np.ravel(numbers))
 
 
 @pytest.mark.parametrize("others", [None, 1.0])
-@pytest.mark.parametrize("row", [0.0, 1e-38, 3e38, np.nan, np.inf])
+@pytest.mark.parametrize("row", [0.0, 1e-38, 3e38, np.nan, np.inf, -np.inf])
 def test_whatever_a_row_is_it_gives_at_most_norm_one(row, others):
-    rows = np.zeros((4096, 2), np.float32)  # as many as they are called with
-    rows[0] = row, row if others is None else others
-    one = np.zeros(4096, np.float32)
-    one[0] = 1
-    total = np.asarray(sum_with_count(rows, one), np.float64)
-    assert np.isfinite(total).all() and np.linalg.norm(total) <= 1
-    eye = np.eye(2, dtype=np.float32)
-    moment = np.asarray(second_moment(rows, one, 0 * eye[0], eye), np.float64)
-    assert np.isfinite(moment).all() and np.linalg.norm(moment) <= 1
+    rows = np.float32([[row, row if others is None else others]])
+    for share in (1, 2, 7):
+        shares = np.array([share])
+        total = np.append(share * sum_of_rows(rows, shares), COUNTED)
+        assert length(total) <= PRODUCT_STEPS**2
+        whole = whole_rows(rows)
+        for center in (np.zeros(2), np.array([0.9, 0.0]), np.full(2, 1e30)):
+            moment = second_moment(whole, shares, np.eye(2), center)
+            assert share**2 * length(moment) <= PRODUCT_STEPS**2
 
 
-def test_the_noise_is_independent_in_a_basis_of_symmetric_matrices():
+@pytest.mark.parametrize("kind", NOISES)
+def test_the_noise_is_independent_in_a_basis_of_symmetric_matrices(kind):
     """3,000 draws; each bound is five standard errors."""
-    keys = jax.random.split(jax.random.key(0), 3_000)
-    draw = jax.jit(jax.vmap(lambda key: symmetric_noise(key, 3)))
-    noise = 2.0 * np.asarray(draw(keys), np.float64)
+    stream = random_generator(KEY)
+    noise = np.array(
+        [symmetric_noise(kind, 1e6, 3, stream) for _ in range(3_000)], float
+    )
+    noise *= 2e-6
     np.testing.assert_array_equal(noise, noise.transpose(0, 2, 1))
     basis = [noise[:, i, i] for i in range(3)]
     basis += [np.sqrt(2) * noise[:, i, j] for i, j in ((0, 1), (0, 2), (1, 2))]
@@ -110,6 +127,55 @@ def test_the_noise_is_independent_in_a_basis_of_symmetric_matrices():
     np.testing.assert_allclose(np.diag(covariance), 4.0, rtol=5 * np.sqrt(2 / 3_000))
     rest = covariance - np.diag(np.diag(covariance))
     assert np.abs(rest).max() < 5 * 4.0 / np.sqrt(3_000)
+
+
+def test_the_variances_of_discrete_noise_cover_what_is_claimed(monkeypatch):
+    """On the diagonal, and half of it beside, each with the smoothing's 16 more."""
+    asked = []
+
+    def sample(variance, count, generator):
+        asked.append((variance, count))
+        return np.zeros(count, np.int64)
+
+    monkeypatch.setattr(noise_module, "sample_discrete_gaussian", sample)
+    own = statistics(relation="replace_one")
+    state = own.initial()
+    for place in range(3):
+        own.noised_sum(state, place, np.random.default_rng(0), KEY, 1.7)
+    square = (1.7 * PRODUCT_STEPS) ** 2 / 2  # contributions may be sqrt(2) apart
+    counts = [6, 5, 10, 5, 10]
+    for (variance, count), number in zip(asked, counts, strict=True):
+        least = square / 2 if number == 10 else square
+        assert count == number and least + 16 <= variance <= least * (1 + 1e-9) + 17
+
+
+def test_sums_and_discrete_noise_are_whole_numbers():
+    own, both = statistics(), []
+    for multiplier in (0.0, 1.3):
+        sums = [
+            own.noised_sum(
+                own.initial(), place, np.random.default_rng(0), KEY, multiplier
+            )
+            for place in range(3)
+        ]
+        both.append(np.concatenate([total.ravel() for total in sums]))
+    for sums in both:
+        np.testing.assert_array_equal(sums * PRODUCT_STEPS % 1, 0)
+    plain = statistics(noise="gaussian")
+    found = plain.noised_sum(plain.initial(), 0, np.random.default_rng(0), KEY, 1.3)
+    normal = random_generator(KEY).standard_normal(6)
+    np.testing.assert_allclose(found, both[0][:6] + 1.3 * normal, rtol=1e-12)
+
+
+def test_a_release_is_a_sum_and_what_follows_from_it():
+    """So a sum that was written down is all that a run goes on with."""
+    own, state = statistics(), statistics().initial()
+    for place in range(3):
+        sums = own.noised_sum(state, place, np.random.default_rng(7), KEY, 0.3)
+        whole = own.release(state, place, np.random.default_rng(7), KEY, 0.3)
+        state = own.with_sum(state, place, sums, 0.3)
+        for one, other in zip(state, whole, strict=True):
+            np.testing.assert_array_equal(one, other)
 
 
 # --- How far one unit moves them ---
@@ -211,16 +277,17 @@ def test_no_unit_moves_a_sum_by_more_than_that(unit):
     state = own.initial()._replace(mean=np.float32([0.1] * 5))
     for seed in range(5):
         both = own, fewer
-        one, other = (s._total("mean", state, s._weights()) for s in both)
-        assert np.linalg.norm(one - other) <= 1
+        one, other = (s._total("mean", state, s._shares()) for s in both)
+        assert length(one - other) <= PRODUCT_STEPS**2
         pairs = [s._pairs(np.random.default_rng(seed)) for s in both]
         within = [
             s._total("pairs", state, p[2], p[:2])
             for s, p in zip(both, pairs, strict=True)
         ]
-        assert np.linalg.norm(within[0] - within[1]) <= 1 + 1e-5
-        total = [s._total("all", state, s._weights()) for s in both]
-        assert 0.5 < np.linalg.norm(total[0] - total[1]) <= 1 + 1e-5
+        assert length(within[0] - within[1]) <= PRODUCT_STEPS**2
+        total = [s._total("all", state, s._shares()) for s in both]
+        moved = length(total[0] - total[1])
+        assert PRODUCT_STEPS**2 / 4 < moved <= PRODUCT_STEPS**2
 
 
 @pytest.mark.parametrize("unit", ["example", "class"])
@@ -235,23 +302,70 @@ def test_a_replaced_unit_moves_a_sum_by_at_most_the_root_of_two(unit, kind):
 
     def total(features):
         own = statistics(ExampleTable(features, None, tree), unit=unit)
-        weights, pairs = own._weights(), None
+        shares, pairs = own._shares(), None
         if kind == "pairs":
-            pairs, weights = (np.array([0]), np.array([1])), np.ones(1, np.float32)
-        return own._total(kind, state, weights, pairs)
+            pairs, shares = (np.array([0]), np.array([1])), np.ones(1, np.int64)
+        return own._total(kind, state, shares, pairs)
 
     # Near each other, so that the mean of a class is hardly shorter than 1.
     first = np.float32(rng.normal(size=3) + 0.05 * rng.normal(size=(2, 3)))
-    reference, other, best = total(first), first.copy(), 0.0
+    reference, other, best = total(first), first.copy(), 0
     for width in np.tile(np.geomspace(2.0, 0.02, 60), 3):
         tried = other.copy()
         move = rng.normal(size=3) + 0.1 * rng.normal(size=tried[rows].shape)
         tried[rows] += width * move
-        far = np.linalg.norm(total(tried) - reference)
-        assert far <= APART
+        far = length(total(tried) - reference)
+        assert far <= 2 * PRODUCT_STEPS**2
         if far > best:
             other, best = tried, far
-    assert best > 0.97 * APART
+    assert best > 0.97**2 * 2 * PRODUCT_STEPS**2
+
+
+@pytest.mark.parametrize("number", [1, 2, 3, 7, 1_000])
+def test_opposite_classes_are_no_farther_apart_than_is_claimed(number):
+    """The worst there are, at sizes that do not divide the grid; as alike as can be."""
+    shares = np.full(number, number)
+    for width in (1, 2, 40):
+        rows = np.tile(np.linspace(1.0, 1.3, width), (number, 1))
+        total = np.append(sum_of_rows(rows, shares), COUNTED)
+        other = np.append(sum_of_rows(-rows, shares), COUNTED)
+        most = PRODUCT_STEPS**2
+        for sums in (total, other):
+            assert 0.999 * most < length(sums) <= most
+        assert 0.999 * 2 * most < length(total - other) <= 2 * most
+        turned = np.roll(np.eye(max(width, 2))[:1], 1, axis=1).repeat(number, 0)
+        moments = [
+            second_moment(whole_rows(x), shares, np.eye(max(width, 2)))
+            for x in (np.eye(max(width, 2))[:1].repeat(number, 0), turned)
+        ]
+        for moment in moments:
+            assert 0.99 * most < length(moment) <= most
+        assert 0.99 * 2 * most < length(moments[0] - moments[1]) <= 2 * most
+
+
+@pytest.mark.parametrize("unit", ["example", "class"])
+@pytest.mark.parametrize("kind", ["mean", "pairs", "all"])
+def test_what_a_row_gives_depends_on_no_other_row(kind, unit):
+    """Not even on its place: the sum of all is that of each alone, to the last bit."""
+    own = statistics(gaussian_classes((6,) * 30), unit=unit)
+    rng = np.random.default_rng(5)
+    state = own.initial()._replace(
+        mean=np.float32(rng.normal(size=5) / 5),
+        whitening=np.float32(rng.normal(size=(5, 5))),
+    )
+    shares, pairs = own._shares(), None
+    if kind == "pairs":
+        *pairs, shares = own._pairs(rng)
+    whole = own._total(kind, state, shares, pairs)
+    alone = 0
+    for place in range(len(shares)):
+        if pairs is None:
+            rows = own._rows(kind, slice(place, place + 1))
+        else:
+            one, other = (own._rows(kind, side[place : place + 1]) for side in pairs)
+            rows = one - other
+        alone = alone + own._summed(kind, state, rows, shares[place : place + 1])
+    np.testing.assert_array_equal(whole[:5], alone[:5])
 
 
 def test_what_episodes_see_of_an_example_depends_on_it_alone():
@@ -310,7 +424,7 @@ def test_a_mean_that_was_given_up_leaves_a_metric():
     own = statistics()
     state = own.initial()
     for place in (1, 2):
-        generator, key = np.random.default_rng(place), jax.random.key(place)
+        generator, key = np.random.default_rng(place), bytes([place] * 32)
         state = own.release(state, place, generator, key, 0.1)
     assert np.isfinite(state.projection).all() and state.projection.any()
 
@@ -440,7 +554,7 @@ def run(*, num_steps=4, seed=1, budget=None, **changes):
 
 def test_a_run_of_statistics_alone(tmp_path):
     trainer = run(num_steps=0)
-    assert trainer.run["noise"] == "gaussian"
+    assert trainer.run["noise"] == "discrete"
     records = trainer.train(tmp_path)
     assert [r["step"] for r in records] == [0, 1, 2, 3]
     content = read_ledger(tmp_path / "ledger.jsonl")
@@ -542,22 +656,9 @@ def _raise_no_space(*_):
 def test_statistics_that_are_not_the_budgets_are_refused():
     with pytest.raises(ValueError, match="steps before"):
         run(start=None)
-    with pytest.raises(ValueError, match="noise must be 'gaussian'"):
-        run(noise="discrete")
+    with pytest.raises(ValueError, match="start must have noise='gaussian'"):
+        run(noise="gaussian")
+    with pytest.raises(ValueError, match="noise must be one of"):
+        statistics(noise="laplace")
     with pytest.raises(ValueError, match="start must be made of the run's data"):
         run(start=statistics(gaussian_classes(seed=1)))
-
-
-def test_rounding_does_not_move_a_sum_beyond_its_bound():
-    """Of thousands of alike rows, whoever is missing changes the sum by at most 1.
-
-    In float32, where each addition rounds by up to 2e-4 here, it would not hold.
-    """
-    rows = np.tile(np.float32([[1.0, 1e-3, 0.0]]), (4_096, 1))
-    weights = np.ones(4_096, np.float32)
-    fewer = weights.copy()
-    fewer[0] = 0.0
-    eye = np.eye(3, dtype=np.float32)
-    for count in (sum_with_count, lambda *a: second_moment(*a, 0 * eye[0], eye)):
-        moved = np.linalg.norm(count(rows, weights) - count(rows, fewer))
-        assert 1 - 3e-5 < moved <= 1

@@ -1,0 +1,115 @@
+"""Rows as whole numbers, each a function of itself alone, and their exact sums.
+
+Private statistics are sums over rows. What a row gives must not depend on the others,
+not even on how many stand before it, nor the sum on an order: else whoever is missing
+changes how all others are rounded. So all here is arithmetic on whole numbers that
+float64 holds, at most 2^53, in which matrix products are exact in any order; and
+operations on single numbers, which are rounded the same wherever they stand.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+STEPS = 2**18
+"""Grid steps in norm 1 of a row."""
+
+PRODUCT_STEPS = STEPS**2
+"""Steps in norm 1 of a sum: of products of two rows, or of rows times `STEPS`."""
+
+MOST_EXAMPLES = 2**26
+"""Most rows of a sum: with as many steps each it stays below 2^62."""
+
+# Largest whole number up to which float64 has all.
+_EXACT = 2**53
+# Bits of a row's largest entry while its norm is taken: squares of 2^13 of them, more
+# than a row has, add up to less than 2^53.
+_NORM_BITS = 20
+# Of exact products, in bits: what the two factors have together.
+_PRODUCT_BITS = 51
+
+
+def unit(rows: np.ndarray) -> np.ndarray:
+    """Returns float64 rows of norm 1; those not finite, or too short, are zero."""
+    rows = rows.astype(np.float64)
+    low, high = (f(rows, axis=1, initial=0.0) for f in (np.min, np.max))
+    largest = np.maximum(high, -low)  # NaN where a row has one
+    fits = np.isfinite(largest) & (largest > 1e-30)
+    rows[~fits] = 0.0
+    rows *= (2.0**_NORM_BITS / np.where(fits, largest, 1.0))[:, None]
+    whole = np.rint(rows, out=rows)
+    whole /= np.sqrt(np.maximum(squares(whole), 1.0))[:, None]
+    return whole
+
+
+def squares(whole: np.ndarray) -> np.ndarray:
+    """The sum of the squares of each row of whole numbers, exact up to 2^53."""
+    return np.einsum("ij,ij->i", whole, whole)
+
+
+def on_grid(rows: np.ndarray, most: int | np.ndarray) -> np.ndarray:
+    """Returns rows of norm <= 1 as whole numbers, float64, whose squares are bounded.
+
+    Rounding may lengthen a row by half the diagonal of a cell, so it is shortened by as
+    much before. One that is too long all the same, which has no norm <= 1, is zero.
+
+    Args:
+      rows: (n, D).
+      most: bound of the sum of a row's squares, or (n,) of each row's; a row of norm 1
+        is its root long. At most ``STEPS**2``.
+    """
+    length = np.sqrt(most) - 0.51 * math.sqrt(rows.shape[1])
+    whole = rows * np.maximum(length, 0.0).reshape(-1, 1)
+    np.rint(whole, out=whole)
+    whole[~(squares(whole) <= most)] = 0.0  # NaN is not, either
+    return whole
+
+
+def times(whole: np.ndarray, matrix: np.ndarray, longest: float) -> np.ndarray:
+    """Returns ``whole @ matrix`` up to a factor, exactly, as whole numbers.
+
+    The matrix is rounded, to about 2^-31 of its longest column.
+
+    Args:
+      whole: (n, D) whole numbers.
+      matrix: (D, k), public.
+      longest: bound of the norms of rows, public.
+
+    Raises:
+      ValueError: products that would not be exact.
+    """
+    matrix = matrix.astype(np.float64)
+    reach = longest * np.linalg.norm(matrix, axis=0).max(initial=0.0)
+    bits = _PRODUCT_BITS - math.ceil(math.log2(reach)) if reach else 0
+    rounded = np.rint(np.ldexp(matrix, bits))
+    # No sum of some of a product's terms is larger, by Cauchy's inequality.
+    reach = longest * np.linalg.norm(rounded, axis=0).max(initial=0.0)
+    if not reach < _EXACT / 2:
+        raise ValueError(
+            "matrix must have columns whose products with rows are below 2^52, got "
+            f"{reach:.3g}"
+        )
+    return whole @ rounded
+
+
+def outer_products(whole: np.ndarray) -> np.ndarray:
+    """Returns the sum of the outer products of whole rows, (D, D) int64, exactly.
+
+    Raises:
+      ValueError: sums that would not be exact.
+    """
+    _check_sum(len(whole) * squares(whole).max(initial=0.0))
+    return (whole.T @ whole).astype(np.int64)
+
+
+def totals(whole: np.ndarray) -> np.ndarray:
+    """Returns the sum of whole rows, (D,) int64, exactly; raises as above."""
+    _check_sum(len(whole) * np.abs(whole).max(initial=0.0))
+    return np.sum(whole, axis=0).astype(np.int64)
+
+
+def _check_sum(most: float) -> None:
+    if not most < _EXACT:
+        raise ValueError(f"sums must be below 2^53 to be exact, got up to {most:.3g}")

@@ -322,7 +322,7 @@ class Checkpoints:
 
 def _checksum(meta: Mapping[str, Any]) -> str:
     """SHA-256 of what is said of a checkpoint, however its keys are ordered."""
-    text = json.dumps(meta, sort_keys=True, allow_nan=False)
+    text = json.dumps(meta, sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()
 
 

@@ -10,7 +10,6 @@ neighbours can give. What it costs is that of Gaussian noise of the same multipl
 
 from __future__ import annotations
 
-import hashlib
 import math
 from typing import Any
 
@@ -119,23 +118,6 @@ def whole_sum(total: Any) -> list[np.ndarray]:
         (leaf[0].astype(np.int64) << _HALF) + leaf[1]
         for leaf in jax.tree.leaves(jax.device_get(total))
     ]
-
-
-def step_seed(sampler_entropy: int, noise_key: np.ndarray, step: int) -> bytes:
-    """Returns the 32 bytes from which a step's noise follows.
-
-    Args:
-      sampler_entropy: secret of the run, up to 256 bits; from the draws, which are
-        never released, nothing of it can be learned by way of a hash.
-      noise_key: (2,) uint32, secret of the run.
-      step: the step's number.
-    """
-    words = (
-        sampler_entropy.to_bytes(32, "little"),
-        np.asarray(noise_key, "<u4").tobytes(),
-        step.to_bytes(8, "little"),
-    )
-    return hashlib.sha3_256(b"discrete noise of a step" + b"".join(words)).digest()
 
 
 def _is_within_grid(whole: list[Array]) -> Array:

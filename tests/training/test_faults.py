@@ -432,7 +432,7 @@ def noiseless_sum(run, blocks, params=None):
     total, private = run._gradient(
         run.params if params is None else params,
         blocks,
-        jax.random.key(0),
+        run._gradient.noise(run.params, bytes(32), 0.0),
         l2_clip_norm=0.5,
         noise_multiplier=0.0,
         normalizer=1.0,
@@ -533,7 +533,7 @@ def test_zero_gradients_are_zero_and_the_noise_is_there():
     noised, _ = run._gradient(
         run.params,
         run.draw_blocks(1),
-        jax.random.key(0),
+        run._gradient.noise(run.params, bytes(32), 2.0),
         l2_clip_norm=0.5,
         noise_multiplier=2.0,
         normalizer=1.0,

@@ -7,7 +7,8 @@ says what happened:
         "delta":1e-05,"seeded":false,"hash":"…"}       (one line in the file;
         of steps in epochs also "planned":25, the steps fixed in advance)
     {"step":{…},"hash":"…"}                what the steps that follow are
-    {"opened":{…},"charged":0,"hash":"…"}  a process begins, on this machine
+    {"opened":{…},"charged":0,"hash":"…"}  a process begins, on this machine; of what is
+        opened "process" is its random name
     1                                      one such step is charged
     1
     {"charged":2,"hash":"…"}               a seal
@@ -31,6 +32,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import secrets
 from collections.abc import Mapping
 from pathlib import Path
 from typing import IO, Any
@@ -47,6 +49,7 @@ MOST_DESCRIBED = 2**26
 _HASH_KEY, _HASH_END = b',"hash":"', b'"}\n'
 _HASH_BYTES = len(_HASH_KEY) + 64 + len(_HASH_END)
 _PLANNED = "planned"
+PROCESS = "process"
 _HEADER_KEYS = {"format", "version", "run", "epsilon", "delta", "seeded"}
 
 
@@ -100,6 +103,16 @@ def header(
         "seeded": is_seeded,
     }
     return record if planned is None else record | {_PLANNED: planned}
+
+
+def opening(environment: Mapping[str, Any], charged: int) -> dict[str, Any]:
+    """Returns the record of a process that begins, under a random name.
+
+    By this name two copies of a run that both went on differ from there on, whatever
+    else they did alike; see `read_ledgers`.
+    """
+    opened = {**environment, PROCESS: secrets.token_hex(16)}
+    return {"opened": opened, "charged": charged}
 
 
 def read_ledger(path: Path, *, checkpoint: LedgerMark | None = None) -> LedgerContent:
@@ -281,6 +294,7 @@ class _Reader:
     def _open(self, environment: Any, size: int) -> None:
         if not isinstance(environment, dict):
             raise LedgerError(f"opened must be a table, got {shown(environment)}")
+        environment.pop(PROCESS, None)  # differs always
         if not self._openings or self._openings[-1].environment != environment:
             self._keep(size)
             self._openings.append(Opening(self._charged, environment))

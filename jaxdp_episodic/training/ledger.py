@@ -30,6 +30,7 @@ from jaxdp_episodic.report.ledger_file import (
     Chain,
     LedgerError,
     header,
+    opening,
     read_ledger,
     scan,
 )
@@ -261,8 +262,7 @@ class LedgerFile:
 
     def note_opening(self, environment: Mapping[str, Any]) -> None:
         """Notes that this process begins, and on what."""
-        record = {"opened": dict(environment), "charged": self.charged}
-        self._append(self._chain.line(record))
+        self._append(self._chain.line(opening(environment, self.charged)))
         self._is_sealed = False
 
     def seal(self) -> None:

@@ -39,6 +39,7 @@ from typing import IO, Any
 
 from jaxdp_episodic._validation import shown
 from jaxdp_episodic.describe.step import GaussianStep
+from jaxdp_episodic.files.archive import check_plain_file
 from jaxdp_episodic.files.json_file import parse_json
 from jaxdp_episodic.report.ledger_content import LedgerContent, LedgerMark, Opening
 
@@ -130,6 +131,10 @@ def read_ledger(path: Path, *, checkpoint: LedgerMark | None = None) -> LedgerCo
       LedgerError: no ledger, one of a version that is not known, or one that is
         damaged, cut, edited, rolled back or another run's.
     """
+    try:
+        check_plain_file(path)
+    except ValueError as error:
+        raise LedgerError(f"ledger {error}") from None
     with open(path, "rb") as file:
         return scan(file, path, checkpoint)[0]
 

@@ -19,6 +19,7 @@ from jaxdp_episodic.cli.answer_text import (
 from jaxdp_episodic.cli.messages import (
     USER_ERROR,
     File,
+    Files,
     Name,
     Number,
     TomlFile,
@@ -64,7 +65,7 @@ class Epsilon:
     """Print JSON in place of a table."""
     batch: File = None
     """Requests, one a row: .jsonl, .csv or .parquet; in place of FILE.toml."""
-    ledger: Annotated[tuple[Path, ...], tyro.conf.UseAppendAction, option("FILE")] = ()
+    ledger: Files = ()
     """What a training run was charged, its ledger.jsonl; in place of FILE.toml. Of
     several runs, or copies of one, each time it is given: what they cost together."""
     per_unit: bool = False
@@ -84,7 +85,7 @@ class Epsilon:
         if self.batch is not None and self.out is not None:
             return _run_batch(self.batch, self.out, method=self.method or "rdp")
         if self.ledger:
-            return self._of_ledgers(self.ledger)
+            return self._of_ledgers([Path(name) for name in self.ledger])
         assert self.file is not None  # checked above
         file = self.file
         if self.out is not None:
@@ -97,7 +98,7 @@ class Epsilon:
             as_json=self.json,
         )
 
-    def _of_ledgers(self, paths: tuple[Path, ...]) -> int:
+    def _of_ledgers(self, paths: list[Path]) -> int:
         """Answers what ledgers alone say was charged."""
         found: list[LedgersContent] = []
 

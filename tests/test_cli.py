@@ -342,6 +342,12 @@ def test_long_names_are_shortened_in_errors(capsys):
         ("version = 1", 'version = 1\nlevel = "example"', "level must be left out"),
         ("epsilon = 2.0", "epsilon = 0", "epsilon must be > 0"),
         ("epsilon = 2.0", "", "missing key 'epsilon'"),
+        (
+            'calibrate = "noise_multiplier"',
+            "",
+            "missing key 'calibrate', which must be one of ('noise_multiplier', "
+            "'num_steps', 'rate')",
+        ),
     ],
 )
 def test_calibration_errors(call, old, new, complaint):

@@ -9,6 +9,9 @@ and those below it amplify.
 
 from __future__ import annotations
 
+import dataclasses
+import math
+
 import numpy as np
 from numpy.typing import ArrayLike
 
@@ -47,6 +50,8 @@ from jaxdp_episodic.losses.swapped_gaussian import SwappedGaussianLoss
 from jaxdp_episodic.losses.zeroed_gaussian import ZeroedGaussianLoss
 
 MOST_EPISODES = 1_000_000
+# Relative; more than a square root and a division are rounded by, together.
+_ROUNDED_UP = 2.0**-51
 _ALWAYS = np.ones(1)
 
 
@@ -105,6 +110,39 @@ def _uses(step: OneStep, num_steps: ArrayLike) -> list[tuple[PrivacyLoss, np.nda
         # An epoch that was begun costs as much as a finished one.
         count = np.ceil(count / np.asarray(scheme.steps_per_epoch)[..., None])
     return [(dominating_pair(step), count)]
+
+
+def shared_epoch(
+    step: GaussianStep, num_steps: int, looks: int
+) -> tuple[GaussianStep, int]:
+    """Returns ``(step, num_steps)`` of what an epoch costs whose draws are used again.
+
+    Copies of a run that part within an epoch of random allocation have the same secret
+    bins: together they are one epoch, its noise divided by the root of the looks at a
+    bin (docs/proofs.md, "The same bins in every epoch"). Of shuffled epochs nothing
+    rests on the order being secret: so many looks are so many epochs.
+
+    Args:
+      step: in epochs, all its fields scalars.
+      num_steps: of the epoch.
+      looks: how often the same step of it was released at most.
+
+    Raises:
+      NotImplementedError: bins that are used again where no theorem has them.
+    """
+    scheme = epoch_scheme(step.design)
+    if looks == 1:
+        return step, num_steps
+    if isinstance(scheme, ShuffledEpochs):
+        return step, int(np.asarray(scheme.steps_per_epoch)) * looks
+    if not _is_whole(step):
+        raise NotImplementedError(
+            f"{looks} looks at the same bins of an epoch have no theorem with "
+            f"privacy_unit={step.privacy_unit!r} under {step.neighboring_relation}; "
+            "covered: add_remove and zero_out of what is allocated"
+        )
+    noise = np.asarray(step.noise_multiplier) / math.sqrt(looks) * (1 - _ROUNDED_UP)
+    return dataclasses.replace(step, noise_multiplier=float(noise)), num_steps
 
 
 def _allocated(

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import tyro
 
+from jaxdp_episodic.accounting.api import epsilon
 from jaxdp_episodic.cli.answer_text import (
     answer_document,
     answer_table,
@@ -18,6 +19,7 @@ from jaxdp_episodic.cli.answer_text import (
 from jaxdp_episodic.cli.messages import (
     USER_ERROR,
     File,
+    Files,
     Name,
     Number,
     TomlFile,
@@ -29,10 +31,11 @@ from jaxdp_episodic.cli.messages import (
     warnings_of,
 )
 from jaxdp_episodic.cli.process import ended_by_sigterm
+from jaxdp_episodic.files.json_file import plain
 from jaxdp_episodic.files.table_file import check_suffix
 from jaxdp_episodic.plots.labels import upward
 from jaxdp_episodic.report.ledger_content import LedgerContent
-from jaxdp_episodic.report.ledger_file import read_ledger
+from jaxdp_episodic.report.ledgers import LedgersContent, read_ledgers
 from jaxdp_episodic.report.per_unit import unit_budgets, write_unit_budgets
 from jaxdp_episodic.requests.batch_files import answer_file
 from jaxdp_episodic.requests.request import (
@@ -43,6 +46,9 @@ from jaxdp_episodic.requests.request import (
     steps_of,
 )
 from jaxdp_episodic.requests.request_file import read_request
+
+# Relative: what a calibrated run that took all its steps may be below its target.
+_OF_PLAN = 1e-3
 
 
 @dataclass(frozen=True)
@@ -59,8 +65,9 @@ class Epsilon:
     """Print JSON in place of a table."""
     batch: File = None
     """Requests, one a row: .jsonl, .csv or .parquet; in place of FILE.toml."""
-    ledger: File = None
-    """What a training run was charged, its ledger.jsonl; in place of FILE.toml."""
+    ledger: Files = ()
+    """What a training run was charged, its ledger.jsonl; in place of FILE.toml. Of
+    several runs, or copies of one, each time it is given: what they cost together."""
     per_unit: bool = False
     """Write each protected unit's own epsilon to --out."""
     out: File = None
@@ -77,8 +84,8 @@ class Epsilon:
             return USER_ERROR
         if self.batch is not None and self.out is not None:
             return _run_batch(self.batch, self.out, method=self.method or "rdp")
-        if self.ledger is not None:
-            return self._of_ledger(self.ledger)
+        if self.ledger:
+            return self._of_ledgers([Path(name) for name in self.ledger])
         assert self.file is not None  # checked above
         file = self.file
         if self.out is not None:
@@ -91,32 +98,46 @@ class Epsilon:
             as_json=self.json,
         )
 
-    def _of_ledger(self, path: Path) -> int:
-        """Answers what a ledger alone says was charged."""
-        caveats: list[str] = []
+    def _of_ledgers(self, paths: list[Path]) -> int:
+        """Answers what ledgers alone say was charged."""
+        found: list[LedgersContent] = []
 
         def read() -> EpsilonRequest:
-            content = read_ledger(path)
-            caveats.extend(_caveats_on_ledger(content))
-            step, num_steps = content.run_charged()
+            found.append(ledgers := read_ledgers(paths))
+            step, num_steps = ledgers.run_charged()
             return EpsilonRequest(
                 step=step,
                 num_steps=num_steps,
-                delta=content.delta if self.delta is None else self.delta,
+                delta=ledgers.delta if self.delta is None else self.delta,
                 method=self.method or "exact",
             )
 
-        return _print_answer(path, read, as_json=self.json, caveats=caveats)
+        def notes(answer: Any) -> list[str]:
+            (ledgers,) = found
+            # Where another delta is asked for, the plan is no less by its own.
+            taken = answer if self.delta is None else None
+            return [
+                *_caveats_on_ledgers(ledgers),
+                *_caveats_on_plans(ledgers, taken, self.method or "exact"),
+            ]
+
+        def planned() -> dict[str, Any]:
+            epsilon, delta = found[0].planned
+            return {"planned": {"epsilon": plain(epsilon), "delta": delta}}
+
+        return _print_answer(
+            paths[0], read, as_json=self.json, notes=notes, facts=planned
+        )
 
     def _what_does_not_fit(self) -> str | None:
         """Options that exclude or need one another."""
         table = self.batch is not None or self.per_unit
-        sources = (self.file, self.batch, self.ledger)
+        sources = (self.file, self.batch, self.ledger or None)
         if sum(source is not None for source in sources) != 1:
             return "give exactly one of FILE.toml, --batch FILE and --ledger FILE"
         if self.file is None and self.per_unit:
             return "--per-unit goes with FILE.toml, not with --batch or --ledger"
-        if self.ledger is not None and self.num_steps is not None:
+        if self.ledger and self.num_steps is not None:
             return "--num-steps does not go with --ledger, which says how many"
         if table != (self.out is not None):
             return "--out FILE goes with --batch or --per-unit, and they need it"
@@ -211,6 +232,63 @@ def _make_place(out: Path) -> None:
     out.parent.mkdir(parents=True, exist_ok=True)
 
 
+def _caveats_on_ledgers(ledgers: LedgersContent) -> list[str]:
+    """What an epsilon computed from ledgers does not show by itself."""
+    caveats = []
+    for name, content, beginning in zip(*ledgers, strict=True):
+        named = f"{name}: " if len(ledgers.contents) > 1 else ""
+        caveats += [named + text for text in _caveats_on_ledger(content)]
+        if beginning is None:
+            continue
+        other = ledgers.names[beginning.of]
+        if common := sum(beginning.charged):
+            caveats.append(
+                f"{name} has its first {common:,} steps in common with {other}: they "
+                "are counted once"
+            )
+        if not beginning.is_all:
+            caveats.append(
+                f"{name} and {other} may have more in common: their processes have no "
+                "names, so what both charged is counted twice"
+            )
+    if ledgers.num_shared_epochs:
+        caveats.append(
+            "epochs that several copies of a run went on with, released as often from "
+            f"where they parted and counted so: {ledgers.num_shared_epochs:,}"
+        )
+    return caveats
+
+
+def _caveats_on_plans(
+    ledgers: LedgersContent, taken: Any | None, method: str
+) -> list[str]:
+    """What runs owe that chose their ends, if any ended before its plan did."""
+    early = []
+    for name, content in zip(ledgers.names, ledgers.contents, strict=True):
+        spent = taken
+        if spent is None or len(ledgers.contents) > 1:
+            step, num_steps = content.run_charged()
+            spent = epsilon(
+                step, num_steps=num_steps, delta=content.delta, method=method
+            )
+        if float(spent) < content.target_epsilon * (1 - _OF_PLAN):
+            target = f"{content.target_epsilon:g} at delta {content.delta:g}"
+            early.append(
+                f"{name}: {content.charged:,} steps are charged, epsilon "
+                f"{upward(float(spent), 5)}; planned was {target}"
+            )
+    if not early:
+        return []
+    total, delta = ledgers.planned
+    return [
+        *early,
+        "what was charged is what a run costs whose end did not depend on what it "
+        "released (planned, a crash, a bill); one that was stopped for what was seen, "
+        f"such as a score, owes its plan: epsilon {upward(total, 5)} at delta "
+        f"{delta:g}" + " together" * (len(ledgers.contents) > 1),
+    ]
+
+
 def _caveats_on_ledger(content: LedgerContent) -> list[str]:
     """What an epsilon computed from a ledger does not show by itself."""
     caveats = []
@@ -238,9 +316,18 @@ def _print_answer(
     read: Callable[[], Request],
     *,
     as_json: bool,
-    caveats: Sequence[str] = (),
+    notes: Callable[[Any], list[str]] = lambda answer: [],
+    facts: Callable[[], dict[str, Any]] = dict,
 ) -> int:
-    """Prints what a request asks for, with these caveats, to which reading may add."""
+    """Prints what a request asks for, with notes on the answer.
+
+    Args:
+      file: for errors.
+      read: returns the request.
+      as_json: print a document, with these facts in it.
+      notes: returns further caveats on the answer.
+      facts: see there.
+    """
 
     def answered() -> list[str]:
         with warnings.catch_warnings(record=True, action="always") as caught:
@@ -248,9 +335,10 @@ def _print_answer(
             # A terminal is left as it was, however the work ends.
             with ended_by_sigterm(), waiting("computing (new kinds compile first)"):
                 answer = request.answer()
-        said = [*warnings_of(caught), *caveats, *caveats_on(request)]
+                noted = notes(answer)
+        said = [*warnings_of(caught), *noted, *caveats_on(request)]
         if as_json:
-            document = answer_document(request, answer, said)
+            document = answer_document(request, answer, said) | facts()
             return [json.dumps(document, allow_nan=False)]
         return [answer_table(request, answer, said)]
 

@@ -17,6 +17,7 @@ from jaxdp_episodic.cli.messages import Name, Whole, option, reported
 from jaxdp_episodic.cli.process import ended_by_sigterm
 from jaxdp_episodic.data.folders import (
     FOLDER_OF_SPLIT,
+    is_passed_over,
     listed_classes,
     listed_omniglot,
 )
@@ -25,6 +26,7 @@ from jaxdp_episodic.data.import_sources import (
     npz_records,
     parquet_records,
 )
+from jaxdp_episodic.data.sources import refuse_same_place
 from jaxdp_episodic.data.stored import HELD_OUT, TRAIN, Progress, Records, store
 from jaxdp_episodic.files.column_folder import check_sums
 
@@ -132,6 +134,7 @@ class Import:
             }
         splits = {TRAIN: self._records(layout, self.source)}
         if self.held_out is not None:
+            refuse_same_place(self.source, self.held_out)
             splits[HELD_OUT] = self._records(layout, self.held_out, is_train=False)
         return splits
 
@@ -220,9 +223,10 @@ def _recognized(source: Path) -> str:
         (source / FOLDER_OF_SPLIT[split]).is_dir() for split in ("validation", "test")
     ):
         return MINI_IMAGENET
-    inside = (p for p in sorted(source.iterdir()) if p.is_dir())
-    first = next(inside, source)
-    return OMNIGLOT if any(p.is_dir() for p in first.iterdir()) else CLASSES
+    inside = (p for p in sorted(source.iterdir()) if not is_passed_over(p.name))
+    first = next(filter(Path.is_dir, inside), source)
+    found = (p for p in first.iterdir() if not is_passed_over(p.name))
+    return OMNIGLOT if any(map(Path.is_dir, found)) else CLASSES
 
 
 @contextmanager

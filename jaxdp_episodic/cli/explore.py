@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import tempfile
 import webbrowser
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,8 +13,16 @@ from typing import Annotated
 import tyro
 
 from jaxdp_episodic.cli.messages import File, option, reported
+from jaxdp_episodic.cli.process import PROGRAM
 from jaxdp_episodic.explore.questions import start
 from jaxdp_episodic.explore.server import serve
+from jaxdp_episodic.files.atomic import write_atomically
+
+_LEADS = """<!doctype html>
+<meta charset="utf-8">
+<meta http-equiv="refresh" content="0; url={0}">
+<a href="{0}">Explore privacy</a>
+"""
 
 
 @dataclass(frozen=True)
@@ -32,17 +41,25 @@ class Explore:
         return reported(self.file or Path("explore"), self._served)
 
     def _served(self) -> list[str]:
-        def on_ready(address: str) -> None:
-            print(f"explore: {address} (Ctrl-C ends it)", flush=True)
-            if not self.no_browser and _has_screen():
-                webbrowser.open(address)
+        with tempfile.TemporaryDirectory(prefix=f"{PROGRAM}-") as folder:
+            page = Path(folder) / "open.html"
 
-        try:
-            serve(start(self.file), port=self.port, on_ready=on_ready)
-        except OverflowError as error:
-            raise ValueError(f"--port must be in 0-65535, got {self.port}") from error
-        except KeyboardInterrupt:  # how it is meant to end
-            pass
+            def on_ready(address: str) -> None:
+                print(f"explore: {address} (Ctrl-C ends it)", flush=True)
+                if not self.no_browser and _has_screen():
+                    # A browser's command line can be read by everybody here; the file
+                    # that leads it to the secret address only by its owner.
+                    write_atomically(page, _LEADS.format(address), is_private=True)
+                    webbrowser.open(page.as_uri())
+
+            try:
+                serve(start(self.file), port=self.port, on_ready=on_ready)
+            except OverflowError as error:
+                raise ValueError(
+                    f"--port must be in 0-65535, got {self.port}"
+                ) from error
+            except KeyboardInterrupt:  # how it is meant to end
+                pass
         return ["ended"]
 
 

@@ -39,6 +39,8 @@ Number = Annotated[Union[float, None], option("FLOAT")]  # noqa: UP007
 Whole = Annotated[Union[int, None], option("INT")]  # noqa: UP007
 Name = Annotated[Union[str, None], option("NAME")]  # noqa: UP007
 File = Annotated[Union[Path, None], option("FILE")]  # noqa: UP007
+# Texts, one each time it is given; of a tuple of paths the same module checks each.
+Files = Annotated[tuple, tyro.conf.UseAppendAction, option("FILE")]
 
 
 def reported(

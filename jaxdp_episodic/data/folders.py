@@ -22,6 +22,8 @@ _SUFFIXES = (".bmp", ".gif", ".jpeg", ".jpg", ".png", ".webp")
 # programs for some of it (PostScript).
 _FORMATS = ("BMP", "GIF", "JPEG", "PNG", "WEBP")
 _MODES = ("1", "L", "LA", "P", "PA", "RGB", "RGBA", "CMYK", "YCbCr")  # 8 bits at most
+# What operating systems and archives leave in folders, in lower case.
+_LITTER = ("__macosx", "desktop.ini", "thumbs.db")
 FOLDER_OF_SPLIT = {"train": "train", "validation": "val", "test": "test"}
 
 Entry = tuple[str, Path]  # a unit's id, and its folder or file
@@ -38,7 +40,11 @@ def load_class_folders(
 
     Every image is kept and every folder is a class, an empty one too. Links are
     refused: they may lead outside, or hold one image in two classes. Names that begin
-    with a dot are passed over.
+    with a dot are passed over, and ``desktop.ini``, ``Thumbs.db`` and ``__MACOSX``.
+
+    Pictures are turned upright, as their EXIF orientation has it: so do viewers and
+    Hugging Face's data sets, while torchvision's ``ImageFolder`` leaves them as stored.
+    Animations are refused: which of their pictures is meant is not known.
 
     Args:
       path: the folder; those in it are the classes, their names the ids.
@@ -53,8 +59,8 @@ def load_class_folders(
     Raises:
       ImportError: without the extra ``[data]``.
       FileNotFoundError, NotADirectoryError: no such folder.
-      ValueError: a link, a file that is no readable image, images of different shapes,
-        or too many; the message has the path.
+      ValueError: a link, a file that is no readable image or an animation, images of
+        different shapes, or too many; the message has the path.
     """
     return _loaded(listed_classes(Path(path), size=size, grey=grey), max_bytes)
 
@@ -79,7 +85,7 @@ def load_omniglot(
       wanted; features (R, size, size, 1) float32 in [0, 1].
 
     Raises:
-      As `load_class_folders`.
+      As `load_class_folders`; ValueError too for an alphabet without characters.
     """
     found = listed_omniglot(Path(path), size=size, alphabets=alphabets)
     return _loaded(found, max_bytes)
@@ -153,6 +159,11 @@ def listed_omniglot(path: Path, *, size: int = 28, alphabets: bool = False) -> I
     parents: list[str] = []
     for alphabet, folder in _folders(path):
         characters = _folders(folder)
+        if not characters:
+            raise ValueError(
+                f"{folder} must hold a folder for each character, has none: an "
+                "alphabet must not vanish"
+            )
         classes += [(f"{alphabet}/{name}", inside) for name, inside in characters]
         parents += [alphabet] * len(characters)
     return _images(classes, parents if alphabets else None, size, True, True)
@@ -204,12 +215,17 @@ def _images_in(path: Path) -> list[Path]:
     ]
 
 
+def is_passed_over(name: str) -> bool:
+    """Returns whether what has this name in a folder is nobody's data."""
+    return name.startswith(".") or name.lower() in _LITTER
+
+
 def _entries(
     path: Path, kind: str, is_kind: Callable[[os.DirEntry[str]], bool]
 ) -> list[Entry]:
-    """What is in a folder, by name: all of a kind; no links, nothing hidden."""
+    """What is in a folder, by name: all of a kind; no links."""
     with os.scandir(path) as listing:
-        entries = [entry for entry in listing if not entry.name.startswith(".")]
+        entries = [entry for entry in listing if not is_passed_over(entry.name)]
     for entry in entries:
         is_junction = getattr(entry, "is_junction", lambda: False)  # Python 3.12
         if entry.is_symlink() or is_junction():
@@ -276,9 +292,10 @@ def decoded_image(
 
     Raises:
       ImportError: without the extra ``[data]``.
-      ValueError: no readable image.
+      ValueError: no readable image, or an animation.
     """
     pillow = require("PIL.Image", purpose="reading images")
+    upright = require("PIL.ImageOps", purpose="reading images").exif_transpose
     try:
         with warnings.catch_warnings():
             # Of large images Pillow warns; ours is the smaller limit, and an error.
@@ -289,7 +306,10 @@ def decoded_image(
                     raise ValueError(f"{width} x {height} pixels, over {MAX_PIXELS}")
                 if image.mode not in _MODES:
                     raise ValueError(f"mode {image.mode!r}, not 8 bits a channel")
-                converted = image.convert("L" if grey else "RGB")
+                # A photograph with a preview behind it (MPO) is one picture.
+                if image.format != "MPO" and getattr(image, "is_animated", False):
+                    raise ValueError("an animation, not one picture")
+                converted = upright(image).convert("L" if grey else "RGB")
         if size is not None and converted.size != (size, size):
             converted = converted.resize((size, size), pillow.Resampling.BILINEAR)
     except Exception as error:  # a broken file raises nearly anything in Pillow

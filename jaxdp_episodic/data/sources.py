@@ -6,6 +6,8 @@ relative to ``base``.
 
 from __future__ import annotations
 
+import contextlib
+import os
 import typing
 from dataclasses import dataclass
 from pathlib import Path
@@ -219,7 +221,24 @@ def _place(
             f"held_out must be given for the split {split!r}, got None: evaluation "
             "needs classes or tasks that are not trained on"
         )
-    return (base or Path()) / name
+    place, trained = (base or Path()) / name, (base or Path()) / source.path
+    if split != TRAIN:
+        refuse_same_place(trained, place)
+    return place
+
+
+def refuse_same_place(trained: Path, held_out: Path) -> None:
+    """Refuses to hold out what is trained on, by whatever name.
+
+    Raises:
+      ValueError: one file or folder.
+    """
+    with contextlib.suppress(FileNotFoundError):  # said by whoever reads it
+        if os.path.samefile(trained, held_out):
+            raise ValueError(
+                f"held_out must be other data than those trained on, got {held_out}, "
+                f"which is {trained}"
+            )
 
 
 def _text(name: str, value: Any) -> str:

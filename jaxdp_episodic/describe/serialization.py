@@ -143,7 +143,7 @@ def _named_class(
     return names[_validation.choice(f"{where}.type", mapping["type"], names)]
 
 
-def _check_keys(cls: type, fields: Mapping[Any, Any], where: str) -> None:
+def _check_keys(cls: Any, fields: Mapping[Any, Any], where: str) -> None:
     """Refuses unknown keys first: a typo also makes the right key missing."""
     known = spec_fields(cls)
     for key in fields:
@@ -160,7 +160,9 @@ def _check_keys(cls: type, fields: Mapping[Any, Any], where: str) -> None:
             and field.default_factory is dataclasses.MISSING
         )
         if field.compare and required and field.name not in fields:
-            raise ValueError(f"{where}: missing key {field.name!r}")
+            options = cls.choices.get(field.name)
+            rule = f", which must be one of {options}" if options else ""
+            raise ValueError(f"{where}: missing key {field.name!r}{rule}")
 
 
 def refuse_hostile(where: str, root: Any) -> None:

@@ -38,6 +38,8 @@ class Spec(ByValue):
 
     # Field -> the classes that a dictionary may describe there.
     nested_specs: ClassVar[Mapping[str, tuple[type, ...]]] = {}
+    # Field -> what it must be one of, for those that have to be given.
+    choices: ClassVar[Mapping[str, tuple[str, ...]]] = {}
     # Field -> its check, of the fields that may be arrays and broadcast together.
     numeric: ClassVar[Mapping[str, Check]] = {}
 

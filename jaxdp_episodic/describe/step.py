@@ -355,7 +355,7 @@ def _check_small_units(step: GaussianStep) -> None:
         raise ValueError(
             f"level {names[level]!r}: size must be at most the population, got "
             f"size={draw[first]} of {group[first]}{_where(step, level, first[-1])}; "
-            "small_units='keep' lets such a unit give all it has"
+            "small_units='keep', of the step, lets such a unit give all it has"
         )
 
 

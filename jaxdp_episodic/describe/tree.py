@@ -20,8 +20,8 @@ _MAX_UNITS = 2**53  # what a float64 rate still tells apart
 
 _HOW_TO_MAKE_GLOBAL = (
     "ids must be global and every unit must lie under one path; make ids that are "
-    "local to their parent global first, e.g. np.unique(np.stack([parent, child]), "
-    "axis=1, return_inverse=True)[1]"
+    "local to their parent global first: in a file, parent/child in place of child; in "
+    "Python np.unique(np.stack([parent, child]), axis=1, return_inverse=True)[1]"
 )
 
 

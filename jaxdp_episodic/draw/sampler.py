@@ -230,6 +230,8 @@ class EpisodeSampler:
         The two episodic designs know "episode" only.
       population_is_accounted: True says that the step is given this `Population`, whose
         sizes then replace those of the spec, which need not fit.
+      privacy_unit: the level of the protected unit. Sizes below it, and below the clip
+        unit, change nothing that is accounted and need not fit. None: all must.
       slots_of: under zero_out the protected level. The ``population`` of its scheme (or
         the ``num_classes`` of grouped classes) is then the number of slots that every
         unit one level up has; all are drawn alike, filled or not, see
@@ -259,6 +261,7 @@ class EpisodeSampler:
         *,
         clip_unit: str,
         population_is_accounted: bool = False,
+        privacy_unit: str | None = None,
         slots_of: str | None = None,
     ) -> None:
         sampling = checked_sampling(sampling)
@@ -275,9 +278,14 @@ class EpisodeSampler:
         self._rows, self._below = rows_and_levels(
             sampling, population, clip_unit, slots_of
         )
+        names = (RESERVED_LEVEL_NAME, *sampling.level_names)
+        unit = names[-1] if privacy_unit is None else privacy_unit
+        _validation.choice("privacy_unit", unit, names[1:])
+        counted = names[: max(names.index(unit), names.index(clip_unit)) + 1]
         if not population_is_accounted:
             for level in (*self._rows.levels, *self._below):
-                check_public_sizes(level)
+                if level.scheme.name in counted:
+                    check_public_sizes(level)
         widths = tuple(level.width for level in self._below)
         self.slot_shape: tuple[int, ...] = (*self._rows.inner_shape, *widths)
         self.expected_units: float = self._rows.expected

@@ -377,7 +377,7 @@ def check_public_sizes(level: Level) -> None:
     if not fits:
         raise ValueError(
             f"level {scheme.name!r}: population must be {rule} the number of children "
-            f"of every unit, {smallest} to {largest} here, got {claimed}; or give the "
-            "step the Population, whose sizes then hold, and say "
-            "population_is_accounted=True"
+            f"of every unit, {smallest} to {largest} here, got {claimed}; or leave "
+            "it out: a step that has the data's Population, as a training config makes "
+            "it, goes by the real sizes"
         )

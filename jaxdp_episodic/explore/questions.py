@@ -48,9 +48,12 @@ from jaxdp_episodic.requests.request import (
 from jaxdp_episodic.requests.request_file import read_request
 
 TARGETS = (1.0, 2.0, 4.0, 8.0)  # beside the one that the page asks for
+# Nats. Below it a search takes seconds, for a digit that nobody wants.
+SMALLEST_TARGET = 1e-6
 _POINTS_OF_A_RUN, _POINTS_OF_A_CURVE = 24, 81
 _DIGITS = 5
 _NATURES = {"exact": "exact, rounded up", "pld": "certified upper bound"}
+_ARRAYS = " or an array of numbers"
 _PLACE = re.compile(r"request((?:\.\w+|\[\d+\])*): (?:(\w+)\b)?")
 
 
@@ -88,7 +91,8 @@ def answer(part: str, question: Any) -> dict[str, Any]:
     Returns:
       The part's content, numbers and their text, rounded to the private side, and
       "remarks". For what is refused ``{"error": {"place": ..., "message": ...}}``: the
-      library's message, and the field it is about ("step.noise_multiplier").
+      library's message (without arrays, which the page has none of), and the field it
+      is about ("step.noise_multiplier").
     """
     try:
         with (
@@ -137,6 +141,7 @@ def _checked(request: EpsilonRequest) -> EpsilonRequest:
 def _error(error: Exception) -> dict[str, str]:
     """What went wrong, and the field that it is about as far as the message says."""
     text = " ".join(str(error).split()) or type(error).__name__
+    text = text.replace(_ARRAYS, "")  # which the library takes, and no box on the page
     found = _PLACE.match(text)
     if found is None:
         return {"place": "", "message": text}
@@ -215,6 +220,11 @@ def _attack(request: Any, _: Any) -> dict[str, Any]:
 def _noise(request: Any, target: Any) -> dict[str, Any]:
     """The least noise for some targets, and for the one that is asked for."""
     asked = _validation.single("epsilon", _validation.positive_array("epsilon", target))
+    if asked < SMALLEST_TARGET:
+        raise ValueError(
+            f"epsilon must be at least {SMALLEST_TARGET:g} on the page, got {asked!r}; "
+            "`calibrate` on the command line takes any above 0"
+        )
     noises = CalibrationRequest(
         step=request.step,
         calibrate="noise_multiplier",

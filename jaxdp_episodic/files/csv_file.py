@@ -27,9 +27,10 @@ def csv_lines(
 
     Raises:
       OSError: a file that cannot be read.
-      ValueError: a faulty line of column names.
+      ValueError: no plain file, or a faulty line of column names.
       UnicodeDecodeError: with ``errors="strict"`` alone.
     """
+    check_plain_file(path)
     with path.open(newline="", encoding="utf-8-sig", errors=errors) as file:
         source = _Lines(file)
         lines = csv.reader(source, strict=True)

@@ -74,7 +74,9 @@ def json_lines(path: Path) -> Iterator[tuple[int, Any, int]]:
 
     Raises:
       OSError: a file that cannot be read.
+      ValueError: no plain file.
     """
+    check_plain_file(path)
     with path.open("rb") as file:
         number = 0
         while line := file.readline(LONGEST_LINE + 1):

@@ -13,6 +13,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from jaxdp_episodic.files.archive import check_plain_file
+
 MAX_BYTES = 2**24
 # Of brackets, and of the parts of a dotted key: far more than any schema here has.
 # The standard library's parser recurses for the former, is quadratic in the latter.
@@ -40,8 +42,9 @@ def read_toml(path: Path, *, max_bytes: int = MAX_BYTES) -> dict[str, Any]:
 
     Raises:
       OSError: a file that cannot be read.
-      ValueError: too large, not UTF-8, not TOML, or nested too deeply.
+      ValueError: no plain file, too large, not UTF-8, not TOML, or nested too deeply.
     """
+    check_plain_file(path)
     with path.open("rb") as file:
         data = file.read(max_bytes + 1)
     if len(data) > max_bytes:

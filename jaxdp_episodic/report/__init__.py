@@ -1,4 +1,5 @@
 """What is said of a run: report, statement, caveats, ledger format.
 
-Doors: `ledger_content`, `ledger_file`, `per_unit`, `privacy_statement`, `report`.
+Doors: `ledger_content`, `ledger_file`, `ledgers`, `per_unit`, `privacy_statement`,
+`report`.
 """

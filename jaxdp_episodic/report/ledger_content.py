@@ -71,7 +71,7 @@ class LedgerContent(NamedTuple):
     @property
     def owed(self) -> int:
         """Steps to account for: an epoch that was begun counts whole."""
-        return sum(count for _, count in self._groups_owed())
+        return sum(count for _, count in self.groups_owed())
 
     def run_charged(self) -> tuple[GaussianStep | ComposedSteps, int | None]:
         """Returns ``(step, num_steps)`` for the accountant: what is owed.
@@ -79,12 +79,13 @@ class LedgerContent(NamedTuple):
         That is what was charged, and within an epoch, unless the plan ended there, what
         is left of the epoch: the file does not know why its run ended.
         """
-        groups = self._groups_owed()
+        groups = self.groups_owed()
         if len(groups) == 1:
             return groups[0]
         return compose(*groups), None
 
-    def _groups_owed(self) -> list[tuple[GaussianStep, int]]:
+    def groups_owed(self) -> list[tuple[GaussianStep, int]]:
+        """Returns ``groups``, those to account for in place of those charged."""
         # The plan is for all of them: the last ones' number is what the others leave.
         left = (self.planned or 0) - sum(count for _, count in self.groups[:-1])
         planned = [0] * (len(self.groups) - 1) + [max(left, 0)]

@@ -7,7 +7,8 @@ says what happened:
         "delta":1e-05,"seeded":false,"hash":"…"}       (one line in the file;
         of steps in epochs also "planned":25, the steps fixed in advance)
     {"step":{…},"hash":"…"}                what the steps that follow are
-    {"opened":{…},"charged":0,"hash":"…"}  a process begins, on this machine
+    {"opened":{…},"charged":0,"hash":"…"}  a process begins, on this machine; of what is
+        opened "process" is its random name
     1                                      one such step is charged
     1
     {"charged":2,"hash":"…"}               a seal
@@ -31,12 +32,14 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import secrets
 from collections.abc import Mapping
 from pathlib import Path
 from typing import IO, Any
 
 from jaxdp_episodic._validation import shown
 from jaxdp_episodic.describe.step import GaussianStep
+from jaxdp_episodic.files.archive import check_plain_file
 from jaxdp_episodic.files.json_file import parse_json
 from jaxdp_episodic.report.ledger_content import LedgerContent, LedgerMark, Opening
 
@@ -47,6 +50,7 @@ MOST_DESCRIBED = 2**26
 _HASH_KEY, _HASH_END = b',"hash":"', b'"}\n'
 _HASH_BYTES = len(_HASH_KEY) + 64 + len(_HASH_END)
 _PLANNED = "planned"
+PROCESS = "process"
 _HEADER_KEYS = {"format", "version", "run", "epsilon", "delta", "seeded"}
 
 
@@ -102,6 +106,16 @@ def header(
     return record if planned is None else record | {_PLANNED: planned}
 
 
+def opening(environment: Mapping[str, Any], charged: int) -> dict[str, Any]:
+    """Returns the record of a process that begins, under a random name.
+
+    By this name two copies of a run that both went on differ from there on, whatever
+    else they did alike; see `read_ledgers`.
+    """
+    opened = {**environment, PROCESS: secrets.token_hex(16)}
+    return {"opened": opened, "charged": charged}
+
+
 def read_ledger(path: Path, *, checkpoint: LedgerMark | None = None) -> LedgerContent:
     """Returns what a ledger says, after checking all of it.
 
@@ -117,6 +131,10 @@ def read_ledger(path: Path, *, checkpoint: LedgerMark | None = None) -> LedgerCo
       LedgerError: no ledger, one of a version that is not known, or one that is
         damaged, cut, edited, rolled back or another run's.
     """
+    try:
+        check_plain_file(path)
+    except ValueError as error:
+        raise LedgerError(f"ledger {error}") from None
     with open(path, "rb") as file:
         return scan(file, path, checkpoint)[0]
 
@@ -281,6 +299,7 @@ class _Reader:
     def _open(self, environment: Any, size: int) -> None:
         if not isinstance(environment, dict):
             raise LedgerError(f"opened must be a table, got {shown(environment)}")
+        environment.pop(PROCESS, None)  # differs always
         if not self._openings or self._openings[-1].environment != environment:
             self._keep(size)
             self._openings.append(Opening(self._charged, environment))

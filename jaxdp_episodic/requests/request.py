@@ -28,7 +28,7 @@ from jaxdp_episodic.describe.mechanisms import RELEASES
 from jaxdp_episodic.describe.spec import Spec, set_checked
 from jaxdp_episodic.describe.step import AnyStep, ComposedSteps, GaussianStep
 
-NOISE, NUM_STEPS, RATE = "noise_multiplier", "num_steps", "rate"
+NOISE, NUM_STEPS, RATE = _SOUGHT = ("noise_multiplier", "num_steps", "rate")
 _WHOLE = functools.partial(_validation.integer_array, minimum=0)
 
 
@@ -144,6 +144,7 @@ class CalibrationRequest(Spec):
     """
 
     nested_specs: ClassVar[Mapping[str, tuple[type, ...]]] = {"step": (GaussianStep,)}
+    choices: ClassVar[Mapping[str, tuple[str, ...]]] = {"calibrate": _SOUGHT}
 
     step: GaussianStep
     calibrate: str
@@ -157,7 +158,7 @@ class CalibrationRequest(Spec):
         check_method(self.method)
         if not isinstance(self.step, GaussianStep):
             raise TypeError(f"step must be a GaussianStep, got {self.step!r}")
-        _validation.choice("calibrate", self.calibrate, (NOISE, NUM_STEPS, RATE))
+        _validation.choice("calibrate", self.calibrate, _SOUGHT)
         _check_given("num_steps", self.num_steps, self.calibrate != NUM_STEPS, self)
         _check_given("level", self.level, self.calibrate == RATE, self)
         if self.level is not None:

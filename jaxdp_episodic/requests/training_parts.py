@@ -5,8 +5,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -64,6 +65,8 @@ class LearnerConfig(Spec):
       head: of "anil": top-level key of the parameters that are adapted.
     """
 
+    choices: ClassVar[Mapping[str, tuple[str, ...]]] = {"kind": LEARNERS}
+
     kind: str
     shots: int
     distance: str = EUCLIDEAN
@@ -106,6 +109,8 @@ class ModelConfig(Spec):
       embedding: size of the embedding, of "conv_embedding" and "linear".
       seed: of the initial parameters, which are public.
     """
+
+    choices: ClassVar[Mapping[str, tuple[str, ...]]] = {"kind": MODELS}
 
     kind: str
     channels: tuple[int, ...] = (16, 32, 32)

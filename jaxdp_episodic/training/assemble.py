@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import jax
 import numpy as np
 
 from jaxdp_episodic.accounting.budget import PrivacyBudget, plan_budget
+from jaxdp_episodic.data.stored import TRAIN
 from jaxdp_episodic.data.table import ExampleTable
 from jaxdp_episodic.describe.designs import (
     GroupedClasses,
@@ -34,6 +36,8 @@ from jaxdp_episodic.training.statistics import PrivateStatistics
 from jaxdp_episodic.training.trainer import Trainer
 
 FEATURES = "features"
+# Numbers of an example; so many are not the same to the last bit by chance.
+_TELLING = 64
 
 
 class Tables:
@@ -68,21 +72,76 @@ class Tables:
             self._cache = (base or Path()) / cache
 
     def load(self, split: str) -> ExampleTable:
-        """Returns a split; it is made once."""
+        """Returns a split; it is made once.
+
+        Raises:
+          ValueError: what is held out is what is trained on.
+        """
         if split not in self._loaded:
             data = self._source.load(split, self._base)
             if self.features is not None:
                 cache = None if self._cache is None else self._cache / f"{split}.npz"
                 data = self.features.table(data, cache=cache)
             self._loaded[split] = data
+            # The parts of the package's own sets are other classes by construction.
+            if split != TRAIN and hasattr(self._source, "path"):
+                check_held_out(split, data, self.load(TRAIN))
         return self._loaded[split]
+
+
+def check_held_out(split: str, data: ExampleTable, trained: ExampleTable) -> None:
+    """Warns of what held-out data have in common with those trained on.
+
+    Units of one name, and examples of at least `_TELLING` numbers that are the same to
+    the last bit; these of data in memory.
+
+    Raises:
+      ValueError: all is the same.
+    """
+    if data.fingerprint == trained.fingerprint:
+        raise ValueError(
+            f"held-out data ({split!r}) must be other data than those trained on, got "
+            "the same units with the same examples"
+        )
+    level = data.level_names[-2] if len(data.level_names) > 1 else None
+    ours, theirs = (_ids_above_examples(one) for one in (data, trained))
+    if level in trained.level_names and ours.dtype.kind == theirs.dtype.kind:
+        names = np.intersect1d(ours, theirs)
+        if names.size:
+            _warn_of_shared(
+                split, f"{level} names", names.size, ours.size, names[0].item()
+            )
+    rows, others = data.features, trained.features
+    if isinstance(rows, np.ndarray) and isinstance(others, np.ndarray):
+        if rows[:1].size >= _TELLING:
+            seen = {hash(row.tobytes()) for row in others}
+            same = [i for i, row in enumerate(rows) if hash(row.tobytes()) in seen]
+            if same:
+                _warn_of_shared(split, "examples (rows)", len(same), len(rows), same[0])
+
+
+def _ids_above_examples(data: ExampleTable) -> np.ndarray:
+    """The ids of the units that examples lie in; none that only count them."""
+    ids = data.population.unit_ids or ()
+    place = len(data.level_names) - 2
+    found = ids[place] if 0 <= place < len(ids) else np.empty(0)
+    return found[:0] if np.array_equal(found, np.arange(len(found))) else found
+
+
+def _warn_of_shared(split: str, what: str, number: int, of: int, first: Any) -> None:
+    warnings.warn(
+        f"{split!r} has {number:,} of its {of:,} {what} in common with the training "
+        f"data, such as {first!r}: where these are the same, its score is not that of "
+        "held-out data",
+        stacklevel=2,
+    )
 
 
 def assembled(
     config: TrainingConfig, tables: Tables
 ) -> tuple[Trainer, dict[str, Evaluation], int]:
     """Returns the trainer, the evaluations and the number of parameters."""
-    data = tables.load("train")
+    data = tables.load(TRAIN)
     evaluations = _evaluations(config, tables)
     parts = run_parts(config, data)
     trainer = Trainer(
@@ -215,7 +274,7 @@ def _evaluations(config: TrainingConfig, tables: Tables) -> dict[str, Evaluation
     wanted = config.evaluation
     if wanted is None:
         return {}
-    shape = tables.load("train").features.shape[1:]
+    shape = tables.load(TRAIN).features.shape[1:]
     for split in wanted.splits:
         found = tables.load(split).features.shape[1:]
         if found != shape:

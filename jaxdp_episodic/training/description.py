@@ -6,7 +6,6 @@ import dataclasses
 import json
 import platform
 import re
-import secrets
 import warnings
 from collections.abc import Mapping
 from importlib.metadata import version
@@ -161,10 +160,5 @@ def described_versions() -> dict[str, str]:
 
 
 def described_opening(versions: Mapping[str, str]) -> dict[str, str]:
-    """Returns what a ledger says of a process that begins to charge.
-
-    The random word tells it from every other: of two copies of a ledger that both go
-    on, no line behind the fork is the same.
-    """
-    machine = f"{platform.system()} {platform.machine()}"
-    return {"process": secrets.token_hex(16), "machine": machine, **versions}
+    """Returns what a ledger says of a process that begins to charge."""
+    return {"machine": f"{platform.system()} {platform.machine()}", **versions}

@@ -28,6 +28,7 @@ from jaxdp_episodic.report.ledger_file import (
     Chain,
     LedgerError,
     header,
+    opening,
     read_ledger,
     scan,
 )
@@ -93,13 +94,13 @@ class Ledger:
 
     @contextmanager
     def writing_to(
-        self, file: LedgerFile, opening: Mapping[str, Any]
+        self, file: LedgerFile, environment: Mapping[str, Any]
     ) -> Iterator[None]:
         """Charges to a file; steps that only we know of are charged there first.
 
         Args:
           file: of this run.
-          opening: of this process; see `described_opening`.
+          environment: of this process; see `described_opening`.
 
         Raises:
           FileExistsError: steps are charged there that this run knows nothing of.
@@ -114,7 +115,7 @@ class Ledger:
             )
         # One more than we count is a charge that was interrupted, or failed.
         self.charged = self._begun = max(self.charged, file.charged)
-        file.note_opening(opening)
+        file.note_opening(environment)
         while self.charged > file.charged:
             charge_next(file, self._budget)
         self._file = file
@@ -217,10 +218,9 @@ class LedgerFile:
         self._append(step_line(self._chain, step))
         self.num_described += 1
 
-    def note_opening(self, opening: Mapping[str, Any]) -> None:
+    def note_opening(self, environment: Mapping[str, Any]) -> None:
         """Notes that this process begins, and with what."""
-        record = {"opened": dict(opening), "charged": self.charged}
-        self._append(self._chain.line(record))
+        self._append(self._chain.line(opening(environment, self.charged)))
         self._is_sealed = False
 
     def seal(self) -> None:

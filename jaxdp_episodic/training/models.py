@@ -251,8 +251,15 @@ def split_model(module: nnx.Module) -> tuple[Callable[[Any, Array], Array], Any]
       else the module holds is constant.
 
     Raises:
+      TypeError: no module of NNX.
       ValueError: a module with batch statistics (BatchNorm) or random state (Dropout).
     """
+    if not isinstance(module, nnx.Module):
+        raise TypeError(
+            f"module must be a flax.nnx.Module, got a {type(module).__name__}; one of "
+            "flax.linen needs no split: params = module.init(key, inputs)['params'], "
+            "apply = lambda params, inputs: module.apply({'params': params}, inputs)"
+        )
     refuse_shared_state(module)
     graph, state, rest = nnx.split(module, nnx.Param, ...)
     return _Apply(graph, state, rest), _string_keys(nnx.to_pure_dict(state))

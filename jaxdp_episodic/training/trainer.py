@@ -130,6 +130,8 @@ class Trainer(Standing):
             step.design,
             data.population,
             clip_unit=str(step.clip_unit),
+            population_is_accounted=step.population is not None,
+            privacy_unit=step.privacy_unit,
             slots_of=checks.level_of_slots(step),
         )
         loss = episode.contribution_loss(learner, self.sampler.slot_shape, shots=shots)

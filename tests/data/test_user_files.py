@@ -1,11 +1,13 @@
 """Users' own files: read as they say, and hostile ones refused."""
 
+import shutil
 import zipfile
 
 import numpy as np
 import pytest
 from PIL import Image
 
+from jaxdp_episodic.cli.data import _recognized
 from jaxdp_episodic.data.folders import (
     load_class_folders,
     load_mini_imagenet,
@@ -184,6 +186,81 @@ def test_images_that_cannot_be_read_are_named(tmp_path):
         load_class_folders(tmp_path)
     with pytest.raises(ValueError, match="max_bytes=10"):
         load_class_folders(tmp_path, size=4, max_bytes=10)
+
+
+def test_litter_is_no_class_and_no_image(tmp_path):
+    for name in ("a", "b"):
+        picture(tmp_path / name / "1.png")
+        (tmp_path / name / "Thumbs.db").write_bytes(b"\0")
+        (tmp_path / name / "desktop.ini").write_text("[.ShellClassInfo]")
+    picture(tmp_path / "__MACOSX" / "a" / "._1.png")
+    (tmp_path / "Desktop.ini").write_text("")
+    table = load_class_folders(tmp_path)
+    assert table.unit_column("class").tolist() == ["a", "b"]
+    for layout in ("class-folders", "omniglot"):
+        assert _recognized(tmp_path) == layout
+        shutil.rmtree(tmp_path / "a")
+        picture(tmp_path / "a" / "character01" / "1.png")
+    (tmp_path / "a" / "notes.ini").write_text("")
+    with pytest.raises(ValueError, match="notes.ini must be"):
+        load_class_folders(tmp_path / "a")
+
+
+def test_an_empty_alphabet_does_not_vanish(tmp_path):
+    picture(tmp_path / "Greek" / "character01" / "1.png")
+    (tmp_path / "Latin").mkdir()
+    for alphabets in (False, True):
+        with pytest.raises(ValueError, match="Latin must hold a folder for each"):
+            load_omniglot(tmp_path, alphabets=alphabets)
+
+
+@pytest.mark.parametrize("suffix", ["jpg", "png", "webp"])
+@pytest.mark.parametrize("orientation", [*range(9), None])
+def test_pictures_are_turned_upright(tmp_path, suffix, orientation):
+    """By the definition of the tag: where the stored rows and columns are seen."""
+    seen = np.zeros((16, 24), np.uint8)  # what a viewer shows
+    seen[:8, :8] = 255
+    seen[8:, 12:] = 128
+    # Of each orientation, how what is seen was stored.
+    stored = {
+        2: seen[:, ::-1],
+        3: seen[::-1, ::-1],
+        4: seen[::-1],
+        5: seen.T,
+        6: seen.T[::-1],
+        7: seen.T[::-1, ::-1],
+        8: seen.T[:, ::-1],
+    }.get(orientation, seen)
+    exif = Image.Exif()
+    if orientation is not None:
+        exif[274] = orientation
+    file = tmp_path / "a" / f"1.{suffix}"
+    file.parent.mkdir()
+    how = {"quality": 100} if suffix == "jpg" else {"lossless": True}
+    Image.fromarray(stored).save(file, exif=exif, **how)
+    image = load_class_folders(tmp_path, grey=True).features[0, ..., 0]
+    assert image.shape == seen.shape
+    np.testing.assert_allclose(image, seen / 255, atol=0.02)
+
+
+@pytest.mark.parametrize("suffix", ["gif", "png", "webp"])
+def test_animations_are_refused(tmp_path, suffix):
+    frames = [Image.new("L", (6, 6), value) for value in (0, 255)]
+    file = tmp_path / "a" / f"1.{suffix}"
+    file.parent.mkdir()
+    frames[0].save(file, save_all=True, append_images=frames[1:])
+    with pytest.raises(ValueError, match=f"1.{suffix} .*an animation, not one pic"):
+        load_class_folders(tmp_path)
+    frames[1].save(file)
+    assert load_class_folders(tmp_path, grey=True).features.min() == 1
+
+
+def test_a_photograph_with_a_preview_is_one_picture(tmp_path):
+    picture(tmp_path / "a" / "1.jpg", 255)
+    frames = [Image.new("L", (6, 6), value) for value in (255, 0)]
+    file = tmp_path / "a" / "2.jpg"
+    frames[0].save(file, format="MPO", save_all=True, append_images=frames[1:])
+    assert load_class_folders(tmp_path, grey=True).features.min() == 1
 
 
 def test_links_and_strange_files_are_refused(tmp_path):

@@ -250,7 +250,14 @@ def test_four_designs_side_by_side(open_page):
         ("noise, in clip norms", "two", "noise_multiplier must be a number"),
         ("probability of each episode", "1.5", "sampling_probability must lie in"),
         ("out of how many", "0", "population must be a whole number >= 1"),
-        ("delta", "", "delta must be a number"),
+        ("delta", "", "delta must be a number, got ''"),
+        ("delta", "1e400", "delta must be a number, got '1e400'"),
+        ("target epsilon, to find the noise", "1e400", "epsilon must be a number"),
+        (
+            "target epsilon, to find the noise",
+            "5e-324",
+            "epsilon must be at least 1e-06",
+        ),
         ("target epsilon, to find the noise", "-1", "epsilon must be > 0"),
     ],
 )
@@ -264,10 +271,22 @@ def test_an_error_stands_beside_its_field(open_page, label, value, message):
     assert message in said.inner_text()
     assert field.get_attribute("aria-invalid") == "true"
     assert field.get_attribute("aria-describedby") == said.get_attribute("id")
+    ticks = page.locator("figure text").all_text_contents()  # also where none is drawn
+    assert ticks and not [text for text in ticks if text.startswith("0.00000")]
     field.fill(before)
     page.wait_for_selector(SETTLED, timeout=60_000)
     assert page.locator("[aria-invalid]").count() == 0
     assert epsilon(page) == with_noise(2.0).answer()
+
+
+def test_real_sizes_are_named_by_their_level(open_page):
+    page, start = open_page(), questions.start(ROOT / "configs" / "schools.toml")
+    page.route("**/start", lambda route: route.fulfill(json=start))
+    page.reload()
+    tree = start["request"]["step"]["population"]
+    sizes = [f"{sum(counts):,}" for counts in tree["children_counts"]]
+    named = ", ".join(map(": ".join, zip(tree["level_names"], sizes, strict=True)))
+    page.get_by_text(f"Real sizes, from the file: {named}. ").wait_for()
 
 
 def test_by_keyboard_alone(open_page):

@@ -135,7 +135,12 @@ def changed(place, value):
     ("place", "value", "message"),
     [
         ("step.noise_multiplier", -1, "noise_multiplier must be >= 0, got -1"),
-        ("step.noise_multiplier", "two", "noise_multiplier must be a number"),
+        (
+            "step.noise_multiplier",
+            "two",
+            "noise_multiplier must be a number, got 'two'",
+        ),
+        ("num_steps", "1e400", "num_steps must be a number, got '1e400'"),
         ("step.noise_multiplier", None, "noise_multiplier must be a number"),
         ("num_steps", 2.5, "num_steps must be a whole number >= 0"),
         ("delta", 0, "delta must lie in (0, 1), got 0"),
@@ -157,7 +162,8 @@ def test_errors_name_their_field_in_the_librarys_words(place, value, message):
         error = questions.answer(part, question)["error"]
         assert error["place"] == place
         assert message in error["message"]
-        assert str(raised.value).endswith(error["message"])
+        theirs = str(raised.value).replace(" or an array of numbers", "")
+        assert theirs.endswith(error["message"])
     assert questions.answer("toml", question) == {"error": error}
 
 
@@ -175,7 +181,7 @@ def test_what_the_page_cannot_show_is_refused(question, message):
     assert message in questions.answer("epsilon", question)["error"]["message"]
 
 
-@pytest.mark.parametrize("target", [-1, 0, "x", None, [1, 2], True])
+@pytest.mark.parametrize("target", [-1, 0, "x", None, [1, 2], True, 5e-324, 9e-7])
 def test_a_target_is_checked(target):
     question = {**settings(), "epsilon": target}
     assert "epsilon must" in questions.answer("noise", question)["error"]["message"]

@@ -3,8 +3,12 @@
 import asyncio
 import json
 import re
+import stat
 import sys
 from importlib import resources
+from pathlib import Path
+from urllib.parse import urlsplit
+from urllib.request import url2pathname
 
 import pytest
 
@@ -248,3 +252,32 @@ def test_errors_of_the_command_are_one_line(capsys, tmp_path):
         captured = capsys.readouterr()
         assert message in captured.err and captured.err.count("\n") == 1
         assert captured.out == ""
+
+
+def test_the_secret_is_on_no_command_line(monkeypatch, capsys):
+    """The browser is given a file of its owner's, which leads to the address."""
+    secret = "http://127.0.0.1:8000/secret/"
+    opened = []
+
+    def browser(address):
+        page = Path(url2pathname(urlsplit(address).path))
+        assert secret not in address
+        assert urlsplit(address).scheme == "file"
+        assert stat.S_IMODE(page.stat().st_mode) == 0o600
+        assert stat.S_IMODE(page.parent.stat().st_mode) == 0o700
+        opened.append((page, page.read_text()))
+
+    def serve(start, *, port, on_ready):
+        on_ready(secret)
+        raise KeyboardInterrupt
+
+    monkeypatch.setenv("DISPLAY", ":0")
+    monkeypatch.setattr("jaxdp_episodic.cli.explore.serve", serve)
+    monkeypatch.setattr("webbrowser.open", browser)
+    assert cli.run(["explore"]) == 0
+    ((page, text),) = opened
+    assert f'http-equiv="refresh" content="0; url={secret}"' in text
+    assert not page.parent.exists()
+    assert capsys.readouterr().out == f"explore: {secret} (Ctrl-C ends it)\nended\n"
+    assert cli.run(["explore", "--no-browser"]) == 0
+    assert len(opened) == 1

@@ -1,12 +1,16 @@
 """Untrusted files of data: nothing runs, nothing leads elsewhere."""
 
+import os
 import struct
+import threading
 import zipfile
+from pathlib import Path
 
 import numpy as np
 import pytest
 from PIL import Image
 
+from jaxdp_episodic import cli
 from jaxdp_episodic.data.adapters import from_huggingface, from_tfds
 from jaxdp_episodic.data.folders import load_class_folders
 from jaxdp_episodic.data.user_files import load_npz, load_table
@@ -277,3 +281,56 @@ def test_toml_that_only_looks_nested_is_read(tmp_path, content, expected):
     path = tmp_path / "x.toml"
     path.write_bytes(content)
     assert read_toml(path) == expected
+
+
+@pytest.fixture
+def pipe(tmp_path):
+    """Makes a pipe whose reader waits; for a second, if it is not refused."""
+    opened = []
+
+    def release():
+        while opened:
+            os.close(opened.pop())
+
+    def made(name):
+        os.mkfifo(tmp_path / name)
+        opened.append(os.open(tmp_path / name, os.O_RDWR | os.O_NONBLOCK))
+        return tmp_path / name
+
+    timer = threading.Timer(1.0, release)
+    timer.start()
+    yield made
+    timer.cancel()
+    timer.join()
+    release()
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="there are no such pipes")
+@pytest.mark.parametrize(
+    ("arguments", "name"),
+    [
+        (["epsilon"], "x.toml"),
+        (["calibrate"], "x.toml"),
+        (["explore", "--no-browser"], "x.toml"),
+        (["sweep"], "x.toml"),
+        (["train"], "x.toml"),
+        (["plan"], "x.toml"),
+        (["epsilon", "--ledger"], "ledger.jsonl"),
+        (["epsilon", "--batch"], "x.jsonl"),
+        (["epsilon", "--batch"], "x.csv"),
+    ],
+)
+def test_a_pipe_is_no_file(tmp_path, pipe, capsys, arguments, name):
+    needs_out = {"sweep", "train", "plan", "--batch"} & {*arguments}
+    out = ["--out", str(tmp_path / "out.csv")] * bool(needs_out)
+    for path in (pipe(name), Path("/dev/zero")):
+        if path.suffix or "--batch" not in arguments:
+            assert cli.run([*arguments, str(path), *out]) == 2
+            assert "must be a plain file" in capsys.readouterr().err
+
+
+def test_sizes_in_a_pipe_are_refused(tmp_path, pipe):
+    pipe("units.csv")
+    table = {"file": "units.csv", "levels": ["unit"]}
+    with pytest.raises(ValueError, match="must be a plain file"):
+        read_population(table, tmp_path)

@@ -167,3 +167,9 @@ def test_not_text(tmp_path):
         read_config(path)
     with pytest.raises(FileNotFoundError):
         read_config(tmp_path / "none.toml")
+
+
+@pytest.mark.parametrize("kind", ["protonet", "conv_embedding"])
+def test_a_choice_that_is_left_out_is_named(tiny, kind):
+    with pytest.raises(ValueError, match=f"missing key 'kind', .*one of .*'{kind}'"):
+        read_config(changed(tiny, f'kind = "{kind}"\n', ""))

@@ -485,7 +485,15 @@ def test_public_sizes_that_the_data_contradict_are_refused(pupils, population, r
     """Accounted by them, epsilon would be too small."""
     with pytest.raises(ValueError, match=f"level 'pupil': population must be {rule}"):
         EpisodeSampler(schools(0.5, pupils), population, clip_unit="school")
-    # Not where the step is accounted by the real sizes.
+    # Not where the step is accounted by the real sizes, or not by these.
+    above = EpisodeSampler(
+        schools(0.5, pupils), population, clip_unit="school", privacy_unit="school"
+    )
+    assert_well_formed(above, above.draw(step_generator(0, 0)))
+    with pytest.raises(ValueError, match="or leave it out: a step that has the data's"):
+        EpisodeSampler(
+            schools(0.5, pupils), population, clip_unit="pupil", privacy_unit="school"
+        )
     sampler = EpisodeSampler(
         schools(0.5, pupils),
         population,

@@ -1,15 +1,24 @@
 """Scores on held-out tasks, and what their intervals cover."""
 
+import dataclasses
+import shutil
+import tomllib
+
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from PIL import Image
 
+from jaxdp_episodic import cli
 from jaxdp_episodic.data.sinusoids import make_sinusoids
+from jaxdp_episodic.data.sources import ClassFolders, Glyphs, Npz, Table
+from jaxdp_episodic.requests.training_config import TrainingConfig
+from jaxdp_episodic.training.assemble import Tables
 from jaxdp_episodic.training.episode import Episode
 from jaxdp_episodic.training.evaluation import Evaluation, Score
 from jaxdp_episodic.training.learners import ProtoNet
 from jaxdp_episodic.training.statistics import Started
-from training_runs import classes, protonet, sinusoid_learner
+from training_runs import TINY, classes, protonet, sinusoid_learner
 
 
 class Oracle:
@@ -129,3 +138,82 @@ def test_bad_input(changes, message):
 def test_regression_needs_targets():
     with pytest.raises(ValueError, match="data must have targets for regression"):
         Evaluation(classes(), ways=None, shots=1, queries=2)
+
+
+# --- What is held out is not trained on ---
+
+
+@pytest.fixture
+def tables():
+    """The data of a run that has this source."""
+    table = {"type": "TrainingConfig", **tomllib.loads(TINY)}
+    config = TrainingConfig.from_dict(table)
+    return lambda data: Tables(dataclasses.replace(config, data=data), None)
+
+
+def drawn(folder, names, seed):
+    rng = np.random.default_rng(seed)
+    for name in names:
+        (folder / name).mkdir(parents=True)
+        for number in range(3):
+            pixels = rng.integers(0, 256, (8, 8), dtype=np.uint8)
+            Image.fromarray(pixels).save(folder / name / f"{number}.png")
+    return str(folder)
+
+
+def test_the_training_folder_is_not_held_out(tmp_path, tables, capsys):
+    trained = drawn(tmp_path / "trained", "abc", 0)
+    link = tmp_path / "link"
+    link.symlink_to(trained)
+    for held_out in (trained, f"{trained}/.", str(link)):
+        with pytest.raises(ValueError, match="held_out must be other data"):
+            tables(ClassFolders(path=trained, held_out=held_out)).load("test")
+        command = ["data", "import", trained, str(tmp_path / "out"), "--held-out"]
+        assert cli.run([*command, held_out]) == 2
+        assert "held_out must be other data" in capsys.readouterr().err
+    copy = shutil.copytree(trained, tmp_path / "copy")
+    with pytest.raises(ValueError, match="must be other data .* the same units"):
+        tables(ClassFolders(path=trained, held_out=str(copy))).load("test")
+
+
+def test_what_is_shared_with_the_training_data_is_said(tmp_path, tables):
+    trained = drawn(tmp_path / "trained", "abc", 0)
+    others = tables(ClassFolders(path=trained, held_out=drawn(tmp_path / "o", "de", 1)))
+    assert others.load("test").num_examples == 6  # without a word
+    named = drawn(tmp_path / "named", "cde", 2)
+    with pytest.warns(UserWarning, match="1 of its 3 class names .* such as 'c'"):
+        tables(ClassFolders(path=trained, held_out=named)).load("test")
+    copied = drawn(tmp_path / "copied", "xy", 3)
+    shutil.copy(tmp_path / "trained" / "a" / "0.png", f"{copied}/x/1.png")
+    found = tables(ClassFolders(path=trained, held_out=copied))
+    with pytest.warns(UserWarning, match="1 of its 6 examples .* such as 1"):
+        found.load("test")
+    found.load("test")  # said once
+
+
+def test_people_in_both_files_are_named(tmp_path, tables):
+    for name, rows in (("train", "ann,1,1\nbob,2,1\n"), ("test", "bob,3,0\ncid,4,0\n")):
+        (tmp_path / f"{name}.csv").write_text(f"user,age,score\n{rows}")
+    source = Table(
+        path=str(tmp_path / "train.csv"),
+        held_out=str(tmp_path / "test.csv"),
+        groups=("user",),
+        features=("age",),
+        target="score",
+    )
+    with pytest.warns(UserWarning, match="1 of its 2 user names .* such as 'bob'"):
+        tables(source).load("test")
+
+
+def test_classes_without_names_share_none(tmp_path, tables):
+    rng = np.random.default_rng(0)
+    for name in ("train", "test"):
+        images = rng.integers(0, 256, (4, 3, 8, 8), dtype=np.uint8)
+        np.savez(tmp_path / f"{name}.npz", images=images)
+    places = [str(tmp_path / f"{name}.npz") for name in ("train", "test")]
+    tables(Npz(path=places[0], held_out=places[1])).load("test")
+
+
+def test_our_own_parts_have_nothing_in_common(tables):
+    for split in ("validation", "test"):
+        tables(Glyphs()).load(split)

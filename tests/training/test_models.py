@@ -4,9 +4,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from flax import nnx
+from flax import linen, nnx
 
-from jaxdp_episodic.training import MLP, ConvNet, Linear, PatchConv, split_model
+from jaxdp_episodic.training import (
+    MLP,
+    ConvNet,
+    Linear,
+    PatchConv,
+    ProtoNet,
+    split_model,
+)
 from jaxdp_episodic.training.models import GroupNorm
 
 
@@ -164,3 +171,14 @@ def test_networks_of_one_architecture_are_one_function():
     for constant in (jnp.ones(3), np.ones(3), {"a": 1}):  # compared by none
         apply = made(Scaled(constant))
         assert apply == apply != made(Scaled(constant))
+
+
+def test_a_linen_module_is_told_what_to_do():
+    module = linen.Dense(3)
+    with pytest.raises(TypeError, match=r"nnx.Module, got a Dense; one of flax.linen"):
+        split_model(module)
+    # As the message says:
+    inputs = np.ones((2, 4), np.float32)
+    params = module.init(jax.random.key(0), inputs)["params"]
+    learner = ProtoNet(lambda p, x: module.apply({"params": p}, x), ways=2)
+    assert learner.apply(params, inputs).shape == (2, 3)

@@ -514,3 +514,32 @@ def test_params_of_plan_budget_are_kept():
     assert budget.step.population is data.population
     _, params = protonet()
     assert set(params) == {"layers", "head"}
+
+
+def sized(stated, unit, **changes):
+    """Grouped classes of six examples each, of which so many are stated."""
+    examples = dataclasses.replace(GROUPED.design.examples, population=stated)
+    sampling = dataclasses.replace(GROUPED.design, examples=examples)
+    return dataclasses.replace(GROUPED, sampling=sampling, privacy_unit=unit, **changes)
+
+
+@pytest.mark.parametrize("relation", ["add_remove", "replace_one", "zero_out"])
+def test_sizes_below_the_protected_unit_need_not_fit(relation):
+    """They change no epsilon."""
+    steps = [sized(n, "class", neighboring_relation=relation) for n in (5, 6, 9)]
+    spent = {float(jde.epsilon(step, num_steps=6, delta=1e-5)) for step in steps}
+    assert len(spent) == 1
+    for step in steps:
+        plain_trainer(step=step).step()
+
+
+def test_sizes_that_change_epsilon_are_held_against_the_data():
+    with pytest.raises(ValueError, match="at most .* 6 to 6 here, got 9") as error:
+        plain_trainer(step=sized(9, "example"))
+    assert "population_is_accounted" not in str(error.value)
+    # The data's own sizes hold where the step has them.
+    accounted = sized(9, "example", population=classes().population)
+    honest = sized(6, "example")
+    run = {"num_steps": 6, "delta": 1e-5}
+    assert jde.epsilon(accounted, **run) == jde.epsilon(honest, **run)
+    plain_trainer(step=accounted)

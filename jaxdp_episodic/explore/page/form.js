@@ -80,7 +80,8 @@ export function fields(request, page, { onChange, onShape, onDelta, onTarget }) 
     box.addEventListener("input", () => {
       const text = box.value.trim();
       const value = text === "" ? (optional ? undefined : NaN) : Number(text);
-      set(table, place, Number.isNaN(value) ? text : value);
+      // What JSON cannot hold, such as 1e400, is refused as it was typed.
+      set(table, place, Number.isFinite(value) || value === undefined ? value : text);
       slide();
       then();
     });
@@ -216,7 +217,7 @@ export function fields(request, page, { onChange, onShape, onDelta, onTarget }) 
   const units = Object.fromEntries(levelNames(step).map((name) => [name, `one ${name}`]));
   const clips = Object.fromEntries(levelNames(step).map((name) => [name, `each ${name}`]));
   const tree = step.population?.children_counts.map((counts, level) =>
-    `${counts.reduce((sum, n) => sum + n, 0).toLocaleString("en")} ${step.population.level_names[level] ?? "units"}`);
+    `${step.population.level_names[level] ?? `level ${level + 1}`}: ${counts.reduce((sum, n) => sum + n, 0).toLocaleString("en")}`);
   const change = (kind) => {
     const { noise_multiplier, neighboring_relation } = step;
     request.step = { ...structuredClone(page.examples[kind]), noise_multiplier, neighboring_relation };

@@ -191,7 +191,8 @@ function lines(part, points, mark) {
 }
 
 const zip = (a, b) => a.map((x, at) => [Number(x === "inf" ? Infinity : x), Number(b[at] === "inf" ? Infinity : b[at])]);
-const largest = (all, which) => Math.max(...all.flatMap(({ points }) => points.map((p) => p[which])).filter(Number.isFinite), 1e-9);
+// 1 where nothing is drawn, or all of it is 0.
+const largest = (all, which) => Math.max(0, ...all.flatMap(({ points }) => points.map((p) => p[which])).filter(Number.isFinite)) || 1;
 
 function specs() {
   const delta = designs[chosen].request.delta;
@@ -259,7 +260,7 @@ function showTables(colours) {
   const heads = () => designs.map((design, place) => element("span", { class: "who" }, letter(design), " ", swatch(place, colours)));
   table("facts", ["at most", ...heads()], Object.entries(FACTS).map(([key, label]) =>
     [label, ...designs.map((d) => text(d, "attack", (a) => a.facts[key].replace("at most ", "").replace(/ \(.*/, "")))]));
-  const targets = [...new Set([1, 2, 4, 8, Number(page.epsilon)])].filter((t) => t > 0).sort((a, b) => a - b);
+  const targets = [...new Set([1, 2, 4, 8, Number(page.epsilon)])].filter((t) => t > 0 && Number.isFinite(t)).sort((a, b) => a - b);
   table("noise", ["for epsilon", ...heads()], targets.map((target) => [tick(target), ...designs.map((design) =>
     text(design, "noise", ({ targets: known, texts }) => texts[known.indexOf(target)] ?? "…"))]));
   table("levels", ["", "protected", "exact", "certified between"], designs.flatMap((design) => {

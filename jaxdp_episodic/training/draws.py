@@ -13,13 +13,15 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jaxdp_episodic.draw.epochs import Epoch
 from jaxdp_episodic.draw.generators import Keys, generator
 from jaxdp_episodic.draw.sampler import Draw, EpisodeSampler
 from jaxdp_episodic.files.atomic import sync_folder, write_atomically
 from jaxdp_episodic.training.processes import Processes
 
 _HASH_BYTES = 32
+
+# Of each step of an epoch: who takes part; see `EpisodeSampler.begin_epoch`.
+Epoch = list[np.ndarray]
 
 
 class DrawSecret(NamedTuple):

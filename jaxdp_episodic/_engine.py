@@ -33,6 +33,7 @@ from jaxdp_episodic.numerics.loops import map_arrays
 
 ENGINES = ("auto", "numpy", "jax")
 VARIABLE = "JAXDP_EPISODIC_ENGINE"
+CACHE_VARIABLE = "JAX_COMPILATION_CACHE_DIR"
 # Elements of the largest argument from which on "auto" compiles a single kernel.
 _LARGE = 2**21
 _chosen: ContextVar[str | None] = ContextVar("engine", default=None)
@@ -278,3 +279,43 @@ def clear_kernels_if_crowded() -> None:
         import jax
 
         jax.clear_caches()
+
+
+def kernel_folder() -> Path | None:
+    """Returns the user's folder of compiled kernels, made if missing.
+
+    None where ``JAX_COMPILATION_CACHE_DIR`` says another, or none, and where the folder
+    cannot be written.
+    """
+    if os.environ.get(CACHE_VARIABLE) is not None:
+        return None
+    home = os.environ.get("XDG_CACHE_HOME") or os.environ.get("LOCALAPPDATA")
+    with contextlib.suppress(OSError, RuntimeError):  # RuntimeError: nobody's home
+        base = Path(home) if home else Path("~/.cache").expanduser()
+        folder = base / "jaxdp-episodic" / "kernels"  # JAX's keys hold its version
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        return folder if os.access(folder, os.W_OK) else None
+    return None
+
+
+@contextlib.contextmanager
+def keeping_kernels() -> Iterator[None]:
+    """Keeps what JAX compiles in the body on disk, in a process that is a caller's.
+
+    Whoever has a cache of their own keeps that; afterwards all is as it was.
+    """
+    import jax
+    from jax.experimental.compilation_cache import compilation_cache
+
+    chosen = jax.config.jax_compilation_cache_dir  # pyright: ignore[reportAttributeAccessIssue]: made at run time
+    folder = kernel_folder() if chosen is None else None
+    if folder is None:
+        yield
+        return
+    compilation_cache.set_cache_dir(str(folder))
+    compilation_cache.reset_cache()  # JAX decides once, at its first compilation
+    try:
+        yield
+    finally:
+        compilation_cache.set_cache_dir(None)
+        compilation_cache.reset_cache()

@@ -18,6 +18,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.experimental.compilation_cache import compilation_cache
 
 import jaxdp_episodic as jde
 from jaxdp_episodic import _engine, losses
@@ -211,3 +212,35 @@ def test_systems_without_the_limit_are_left_alone(cleared, monkeypatch, tmp_path
     monkeypatch.setattr(_engine, "_LIMIT", tmp_path / "missing")
     _engine.clear_kernels_if_crowded()
     assert not cleared
+
+
+def test_a_callers_process_keeps_kernels_for_a_while(tmp_path, monkeypatch):
+    """In the body alone, and only for whoever has no cache."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.delenv("JAX_COMPILATION_CACHE_DIR", raising=False)
+    least = "jax_persistent_cache_min_compile_time_secs"
+    ours, limit = jax.config.jax_compilation_cache_dir, getattr(jax.config, least)
+
+    def kept():
+        return len(list((tmp_path / "jaxdp-episodic" / "kernels").glob("*-cache")))
+
+    with _engine.keeping_kernels():  # the tests' own cache
+        assert jax.config.jax_compilation_cache_dir == ours
+    assert not list(tmp_path.iterdir())
+    jax.config.update("jax_compilation_cache_dir", None)
+    jax.config.update(least, 0)
+    try:
+        with _engine.keeping_kernels():
+            jax.jit(lambda x: x * 3.25 + 1.5)(np.float32(1))
+            number = kept()
+        assert number > 0
+        jax.jit(lambda x: x * 4.25 + 1.5)(np.float32(1))
+        assert kept() == number and jax.config.jax_compilation_cache_dir is None
+        monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", "")  # switched off
+        with _engine.keeping_kernels():
+            jax.jit(lambda x: x * 5.25 + 1.5)(np.float32(1))
+        assert kept() == number
+    finally:
+        jax.config.update("jax_compilation_cache_dir", ours)
+        jax.config.update(least, limit)
+        compilation_cache.reset_cache()

@@ -10,14 +10,14 @@ import signal
 import sys
 import threading
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
+
+from jaxdp_episodic._engine import CACHE_VARIABLE, kernel_folder
 
 PROGRAM = "jaxdp-episodic"
 
 # After so many seconds a signal that nobody heard comes again.
 _AGAIN_S = 0.05
-_CACHE = "JAX_COMPILATION_CACHE_DIR"
 _ADDRESS = re.compile(r"[^\s:]+:\d{1,5}|\[[0-9a-fA-F:.%]+\]:\d{1,5}")
 
 
@@ -178,16 +178,9 @@ def keep_compiled_kernels() -> None:
     ``JAX_COMPILATION_CACHE_DIR`` or by switching it off, keeps that setting; a folder
     that cannot be written is left alone. JAX is not imported for it.
     """
-    if os.environ.get(_CACHE) is not None:
-        return
-    home = os.environ.get("XDG_CACHE_HOME") or os.environ.get("LOCALAPPDATA")
-    with contextlib.suppress(OSError, RuntimeError):  # RuntimeError: nobody's home
-        base = Path(home) if home else Path("~/.cache").expanduser()
-        folder = base / PROGRAM / "kernels"  # JAX's keys hold its version
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        if not os.access(folder, os.W_OK):
-            return
-        os.environ[_CACHE] = str(folder)  # read when JAX is imported
+    folder = kernel_folder()
+    if folder is not None:
+        os.environ[CACHE_VARIABLE] = str(folder)  # read when JAX is imported
         if "jax" in sys.modules:
             name = "jax.experimental.compilation_cache.compilation_cache"
             importlib.import_module(name).set_cache_dir(str(folder))

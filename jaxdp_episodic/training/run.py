@@ -16,6 +16,7 @@ import jax
 import numpy as np
 from rich.console import Console
 
+from jaxdp_episodic._engine import keeping_kernels
 from jaxdp_episodic._progress import ProgressBar
 from jaxdp_episodic.accounting.attacker import true_positive_rate
 from jaxdp_episodic.accounting.budget import PrivacyBudget, public_budget
@@ -111,6 +112,9 @@ def run_training(
     ``report.md`` and ``report.png`` are private, as is ``epoch`` while one runs;
     ``release/`` is what may be published.
 
+    Kernels are kept in the user's cache folder, as the command keeps them, unless JAX
+    has one already.
+
     After ``jax.distributed.initialize`` every process calls this, with the same
     arguments; the first one writes everything, and ``folder`` is its own.
 
@@ -132,7 +136,7 @@ def run_training(
       RunEndedError: another process has ended.
     """
     processes = all_processes()
-    with processes.together():
+    with processes.together(), keeping_kernels():
         # Where nothing was charged there is nothing to repeat.
         begun = resume and processes.shared_value(run_files.was_only_begun(folder))
         resume = resume and not begun

@@ -16,7 +16,7 @@ from jaxdp_episodic.accounting.dominating_pair import shared_epoch
 from jaxdp_episodic.report.ledger_file import CHARGE, Chain, read_ledger
 from jaxdp_episodic.report.ledgers import read_ledgers
 from jaxdp_episodic.training.ledger import LedgerFile, create_ledger
-from training_runs import flat_step
+from training_runs import GROUPED, flat_step
 
 DELTA = 1e-5
 STEP = flat_step()
@@ -141,7 +141,9 @@ def without_names(path):
 
 
 @pytest.mark.parametrize(("step", "is_known"), [(STEP, True), (BINS, False)])
-def test_what_may_be_of_other_processes_is_not_left_out(tmp_path, step, is_known):
+def test_what_may_be_of_other_processes_is_not_left_out(
+    tmp_path, answer, step, is_known
+):
     """Two copies wrote the same bytes, and released with noise of their own."""
     run = without_names(new_run(tmp_path / "run", step, num_steps=10))
     copies = [without_names(copied(run, name, 5)) for name in ("left", "right")]
@@ -149,6 +151,7 @@ def test_what_may_be_of_other_processes_is_not_left_out(tmp_path, step, is_known
     ledgers = read_ledgers(copies)
     if is_known:
         assert ledgers.run_charged() == (STEP, 30)
+        assert any("is counted twice" in text for text in answer(*copies)["warnings"])
     else:
         with pytest.raises(NotImplementedError, match="are of one run, and their"):
             ledgers.run_charged()
@@ -238,6 +241,35 @@ def test_bins_used_again_without_a_theorem_are_refused(tmp_path, unit):
         read_ledgers([left, right]).run_charged()
     assert read_ledgers([left]).run_charged() == (step, 8)
     assert read_ledgers([run, left]).run_charged() == (step, 8)
+
+
+@pytest.mark.parametrize(
+    ("relation", "unit", "is_covered"),
+    [
+        ("zero_out", "class", True),  # a null class takes its episode along
+        ("zero_out", "example", False),
+        ("add_remove", "class", False),
+        ("replace_one", "class", False),
+    ],
+)
+def test_looks_at_episodes_are_covered_where_they_go_as_a_whole(
+    relation, unit, is_covered
+):
+    episodes = jde.RandomAllocation("episode", steps_per_epoch=4)
+    step = dataclasses.replace(
+        GROUPED,
+        sampling=dataclasses.replace(GROUPED.design, episodes=episodes),
+        privacy_unit=unit,
+        neighboring_relation=relation,
+    )
+    assert shared_epoch(step, 4, 1) == (step, 4)
+    if is_covered:
+        weaker, steps = shared_epoch(step, 3, 4)
+        assert (weaker.noise_multiplier, steps) == (pytest.approx(0.5, rel=1e-15), 3)
+        assert weaker.noise_multiplier < 0.5
+    else:
+        with pytest.raises(NotImplementedError, match="4 looks at the same bins"):
+            shared_epoch(step, 3, 4)
 
 
 def log_ratios(points, shift):

@@ -224,7 +224,7 @@ def written(folder, each, side):
     images = RNG.integers(0, 256, (20, each, side, side, 3), dtype=np.uint8)
     folder.mkdir()
     np.savez(folder / "in.npz", images=images)
-    np.savez(folder / "held.npz", images=images[:, :10])
+    np.savez(folder / "held.npz", images=255 - images[:, :10])
     command = ["data", "import", str(folder / "in.npz"), str(folder / "data")]
     assert cli.run([*command, "--held-out", str(folder / "held.npz")]) == 0
     config = folder / "run.toml"

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxdp_episodic.files.column_folder import StoredColumn, check_sum
+from jaxdp_episodic.files.column_folder import StoredColumn
 
 UNIT, INVERTED = "unit", "inverted"
 # What 8-bit codes stand for, by encoding: numbers made as the loaders make them, to the
@@ -67,15 +67,6 @@ class StoredFeatures:
 
     def __len__(self) -> int:
         return self.shape[0]
-
-    def check(self) -> None:
-        """Reads all of the file, and compares it with its checksum.
-
-        Raises:
-          OSError: it cannot be read.
-          ValueError: it has changed; the message has the path.
-        """
-        check_sum(self._column)
 
     def codes(self, rows: np.ndarray, mask: np.ndarray) -> np.ndarray:
         """Returns what the file has of some examples, and zeros where masked.

@@ -1,16 +1,17 @@
 """The hardened noise: contributions on an integer grid, discrete Gaussian noise.
 
 A clipped contribution is rounded to whole grid steps, `GRID` of them to the clip norm.
-Its norm is then checked in whole numbers, the sum is one of whole numbers, and the
-noise is exactly discrete Gaussian: nothing that is released depends on
-how floating-point numbers were rounded, and there is no number that only one of two
-neighbours can give. What it costs is that of Gaussian noise of the same multiplier, by
-`covering_variance`.
+The norm of what is then added is checked, by more than the check may be rounded; the
+sum is one of whole numbers, and the noise is exactly discrete Gaussian: nothing that is
+released depends on how floating-point numbers were rounded, and there is no number that
+only one of two neighbours can give. What it costs is that of Gaussian noise of the same
+multiplier, by `covering_variance`.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -18,7 +19,6 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-# Squares of numbers up to 2^16 fit in 32 bits.
 GRID = 60_000
 """Grid steps in a clip norm."""
 
@@ -30,9 +30,12 @@ MOST_UNITS = 2**22
 
 # The sum over blocks is kept as two: multiples of 256, and the rest.
 _HALF = 8
-# The sum of squares is kept in base 2^16, in sums of 2^15 numbers at most.
-_BASE = 16
-_CHUNK = 2**15
+# Squares that are added up at once: the fewer, the less they are rounded together.
+_AT_ONCE = 2**15
+# Most parts, or compiling them would take long.
+_MOST_PARTS = 256
+# Of float32: relative error of a sum or product.
+_UNIT = 2.0**-24
 
 
 def on_grid(contribution: Any, l2_clip_norm: Array) -> Any:
@@ -40,7 +43,8 @@ def on_grid(contribution: Any, l2_clip_norm: Array) -> Any:
 
     Rounding to the nearest may lengthen a vector by half the diagonal of a cell, so it
     is shortened by as much before. One that is too long all the same, which clipping
-    rules out, becomes zero: the bound holds in whole numbers, whatever float32 did.
+    rules out, becomes zero: the bound holds for the whole numbers, whatever float32
+    did to the contribution.
 
     Args:
       contribution: pytree of float32, or float64, of norm <= C.
@@ -50,13 +54,19 @@ def on_grid(contribution: Any, l2_clip_norm: Array) -> Any:
       int32 pytree.
     """
     leaves, structure = jax.tree.flatten(contribution)
-    steps = steps_in_norm(sum(leaf.size for leaf in leaves))
+    sizes = [leaf.size for leaf in leaves]
+    steps, at_once = steps_in_norm(*sizes), _at_once(sizes)
     # Divided first: no product that could leave float32's range.
     rounded = [jnp.round(leaf / l2_clip_norm * steps) for leaf in leaves]
-    # No entry is cast that has no integer; false for NaN too.
-    whole = [jnp.where(jnp.abs(x) <= GRID, x, 0.0).astype(jnp.int32) for x in rounded]
-    fits = _is_within_grid(whole)
-    return jax.tree.unflatten(structure, [jnp.where(fits, x, 0) for x in whole])
+    squares = [
+        jnp.vdot(part, part, precision=jax.lax.Precision.HIGHEST)
+        for x in rounded
+        for part in jnp.split(x.reshape(-1), list(range(at_once, x.size, at_once)))
+    ]
+    fits = sum(squares[1:], squares[0]) <= GRID**2 * _shortened(sizes)
+    # False for NaN too: nothing is cast that has no integer.
+    whole = [jnp.where(fits, x, 0.0).astype(jnp.int32) for x in rounded]
+    return jax.tree.unflatten(structure, whole)
 
 
 def no_sum(params: Any) -> Any:
@@ -74,19 +84,39 @@ def halves(block_sum: Any) -> Any:
     )
 
 
-def steps_in_norm(num_entries: int) -> float:
+def steps_in_norm(*sizes: int) -> float:
     """Returns how many grid steps a clip norm is before it is rounded.
+
+    Args:
+      sizes: of each leaf of the parameters.
 
     Raises:
       ValueError: so many entries that rounding takes half of the clip norm.
     """
     # Half the diagonal of a cell, and a little for float32.
-    steps = GRID - 0.51 * math.sqrt(num_entries)
+    steps = GRID * _shortened(sizes) - 0.51 * math.sqrt(sum(sizes))
     if steps < GRID / 2:
         raise ValueError(
-            f"noise='discrete' takes up to {GRID**2:,} parameters, got {num_entries:,}"
+            f"noise='discrete' takes up to about 10^9 parameters, got {sum(sizes):,}"
         )
     return steps
+
+
+def _at_once(sizes: Sequence[int]) -> int:
+    """Squares of a leaf that are added up at once."""
+    return max(_AT_ONCE, -(-sum(sizes) // _MOST_PARTS))
+
+
+def _shortened(sizes: Sequence[int]) -> float:
+    """Factor of norms that allows for the rounding of a sum of squares.
+
+    In whatever order, a number passes as many additions as there are numbers beside
+    it, at most. Each, and its square, is off by one unit, up or down: so the sum is
+    within this factor, and what is shortened by it is not taken for too long.
+    """
+    at_once = _at_once(sizes)
+    parts = sum(-(-size // at_once) for size in sizes)
+    return math.exp(-_UNIT * (min(at_once, max(sizes)) + parts + 4))
 
 
 def check_rows(rows: list[int], num_processes: int) -> None:

@@ -199,7 +199,7 @@ class PrivateGradient:
         """The sum with its noise, divided; float64, to be rounded once."""
         if self._is_discrete:
             # All that follows the whole numbers is post-processing.
-            steps = discrete_noise.steps_in_norm(sum(leaf.size for leaf in noise))
+            steps = discrete_noise.steps_in_norm(*(leaf.size for leaf in noise))
             unit = clip / steps / divisor
             whole = discrete_noise.whole_sum(total)
             return [(x + n) * unit for x, n in zip(whole, noise, strict=True)]

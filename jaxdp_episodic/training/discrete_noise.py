@@ -71,7 +71,7 @@ def on_grid(contribution: Any, l2_clip_norm: Array) -> Any:
 
 def no_sum(params: Any) -> Any:
     """Returns the empty sum: int32 pytree, (2, ...) for each leaf (...)."""
-    return jax.tree.map(lambda leaf: jnp.zeros((2, *leaf.shape), jnp.int32), params)
+    return jax.tree.map(lambda leaf: np.zeros((2, *leaf.shape), np.int32), params)
 
 
 def halves(block_sum: Any) -> Any:
@@ -143,40 +143,7 @@ def check_rows(rows: list[int], num_processes: int) -> None:
 
 
 def whole_sum(total: Any) -> list[np.ndarray]:
-    """Returns the sums of what `halves` returned, int64, a leaf each."""
+    """Returns the sums of what `halves` returned, NumPy arrays, int64, a leaf each."""
     return [
-        (leaf[0].astype(np.int64) << _HALF) + leaf[1]
-        for leaf in jax.tree.leaves(jax.device_get(total))
+        (leaf[0].astype(np.int64) << _HALF) + leaf[1] for leaf in jax.tree.leaves(total)
     ]
-
-
-def _is_within_grid(whole: list[Array]) -> Array:
-    """Whether the sum of the squares is at most ``GRID**2``, exactly.
-
-    Each entry is at most `GRID`. Sums are kept in base 2^16 so that none overflows.
-    """
-    squares = [jnp.square(x.reshape(-1).astype(jnp.uint32)) for x in whole]
-    high = jnp.concatenate([_chunk_sums(x >> _BASE) for x in squares])
-    low = jnp.concatenate([_chunk_sums(x & (2**_BASE - 1)) for x in squares])
-    most = jnp.uint32(2**_BASE)
-    while True:
-        # Up to 2^15 numbers below 2^16 each, and as many of at most 2^16.
-        high, low = jnp.minimum(high + (low >> _BASE), most), low & (most - 1)
-        if high.size == 1:
-            break
-        high, low = _chunk_sums(high), _chunk_sums(low)
-    high, low = high.reshape(()), low.reshape(())
-    limit_high, limit_low = GRID**2 >> _BASE, GRID**2 & (2**_BASE - 1)
-    return (high < limit_high) | ((high == limit_high) & (low <= limit_low))
-
-
-def _chunk_sums(numbers: Array) -> Array:
-    """Sums of numbers, `_CHUNK` of them at a time, the last ones apart.
-
-    Numbers that are padded take compilers several times as long.
-    """
-    full = numbers.size // _CHUNK * _CHUNK
-    parts = [numbers[:full].reshape(-1, _CHUNK), numbers[full:].reshape(1, -1)]
-    return jnp.concatenate(
-        [jnp.sum(x, axis=1, dtype=jnp.uint32) for x in parts if x.size]
-    )

@@ -18,6 +18,7 @@ from jaxdp_episodic.report.ledger_file import (
     CHARGE,
     MOST_DESCRIBED,
     PROCESS,
+    LedgerError,
     read_ledger,
 )
 
@@ -199,20 +200,24 @@ def read_ledgers(paths: Sequence[Path]) -> LedgersContent:
       paths: of the files, at least one.
 
     Raises:
-      OSError, LedgerError: see `read_ledger`.
+      OSError, LedgerError: see `read_ledger`; also ledgers of one run that begin
+        differently.
     """
     found = [(read_ledger(path), path) for path in paths]
     found.sort(key=lambda one: -one[0].end.num_bytes)
     contents = tuple(content for content, _ in found)
     beginnings: list[Beginning | None] = []
     for place, (content, path) in enumerate(found):
-        most: tuple[int, Beginning] | None = None
-        for other in range(place):
-            if contents[other].end.run == content.end.run:
-                common = _common(path, content.end.num_bytes, found[other][1], other)
-                if most is None or common[0] > most[0]:
-                    most = common
-        beginnings.append(None if most is None else most[1])
+        common = [
+            _common(path, content.end.num_bytes, found[other][1], other)
+            for other in range(place)
+            if contents[other].end.run == content.end.run
+        ]
+        beginnings.append(None)
+        if common:
+            is_all = all(beginning.is_all for _, beginning in common)
+            _, most = max(common, key=lambda one: one[0])  # the first of the longest
+            beginnings[place] = most._replace(is_all=is_all)
     names = tuple(str(path) for _, path in found)
     return LedgersContent(names, contents, tuple(beginnings))
 
@@ -239,6 +244,11 @@ def _common(
             if line == CHARGE:
                 charged[-1] += 1
             charged += [0] * ("step" in record)
+    if not size:
+        raise LedgerError(
+            f"{path} and {other} have one run's name and begin differently: one of "
+            "them was written anew"
+        )
     return size, Beginning(place, tuple(charged), is_all=True)
 
 

@@ -13,7 +13,12 @@ import jaxdp_episodic as jde
 from jaxdp_episodic import cli
 from jaxdp_episodic.accounting.budget import PrivacyBudget
 from jaxdp_episodic.accounting.dominating_pair import shared_epoch
-from jaxdp_episodic.report.ledger_file import CHARGE, Chain, read_ledger
+from jaxdp_episodic.report.ledger_file import (
+    CHARGE,
+    Chain,
+    LedgerError,
+    read_ledger,
+)
 from jaxdp_episodic.report.ledgers import read_ledgers
 from jaxdp_episodic.training.ledger import LedgerFile, create_ledger
 from training_runs import GROUPED, flat_step
@@ -155,6 +160,33 @@ def test_what_may_be_of_other_processes_is_not_left_out(
     else:
         with pytest.raises(NotImplementedError, match="are of one run, and their"):
             ledgers.run_charged()
+
+
+def test_a_third_copy_does_not_hide_what_is_not_known(tmp_path):
+    """It differs from both where the nameless process begins."""
+    run = new_run(tmp_path / "run", BINS)
+    other = copied(run, "other", 4)  # by a process with a name
+    left, right = (without_names(copied(run, name, 6)) for name in ("left", "right"))
+    with pytest.raises(NotImplementedError, match="are of one run"):
+        read_ledgers([other, left, right]).run_charged()
+    for _ in range(3):
+        gone_on(other, 4)  # the longest now
+    with pytest.raises(NotImplementedError, match="are of one run"):
+        read_ledgers([other, left, right]).run_charged()
+
+
+def test_one_name_and_two_beginnings_are_refused(tmp_path):
+    run = new_run(tmp_path / "run", num_steps=3)
+    chain, text = Chain(), b""
+    for line in run.read_bytes().splitlines(keepends=True)[:2]:
+        record = json.loads(line)
+        del record["hash"]
+        chain.add(line := chain.line(record | {"delta": 1e-4} if not text else record))
+        text += line
+    other = tmp_path / "other"
+    other.write_bytes(text + 2 * CHARGE)
+    with pytest.raises(LedgerError, match="have one run's name and begin differently"):
+        read_ledgers([run, other])
 
 
 # --- Epochs ---

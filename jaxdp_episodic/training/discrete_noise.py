@@ -72,7 +72,7 @@ def on_grid(contribution: Any, l2_clip_norm: Array) -> Any:
 
 def no_sum(params: Any) -> Any:
     """Returns the empty sum: int32 pytree, (2, ...) for each leaf (...)."""
-    return jax.tree.map(lambda leaf: jnp.zeros((2, *leaf.shape), jnp.int32), params)
+    return jax.tree.map(lambda leaf: np.zeros((2, *leaf.shape), np.int32), params)
 
 
 def halves(block_sum: Any) -> Any:
@@ -144,10 +144,9 @@ def check_rows(rows: list[int], num_processes: int) -> None:
 
 
 def whole_sum(total: Any) -> list[np.ndarray]:
-    """Returns the sums of what `halves` returned, int64, a leaf each."""
+    """Returns the sums of what `halves` returned, NumPy arrays, int64, a leaf each."""
     return [
-        (leaf[0].astype(np.int64) << _HALF) + leaf[1]
-        for leaf in jax.tree.leaves(jax.device_get(total))
+        (leaf[0].astype(np.int64) << _HALF) + leaf[1] for leaf in jax.tree.leaves(total)
     ]
 
 

@@ -17,12 +17,14 @@ from jaxdp_episodic.training.description import RunMismatchError
 from jaxdp_episodic.training.evaluation import Evaluation
 from jaxdp_episodic.training.learners import MAML, Supervised
 from jaxdp_episodic.training.models import MLP, split_model
+from jaxdp_episodic.training.private_gradient import PrivateGradient
 from jaxdp_episodic.training.run_files import HELD_OUT, PRIVATE, read_log
 from training_runs import (
     GROUPED,
     assert_same,
     classes,
     grouped_step,
+    noised,
     protonet,
     sinusoid_learner,
     trainer,
@@ -56,7 +58,7 @@ def test_a_step_is_charged_before_it_is_computed(monkeypatch):
     def broken(*args, **kwargs):
         raise RuntimeError("device lost")
 
-    monkeypatch.setattr(run, "_gradient", broken)
+    monkeypatch.setattr(PrivateGradient, "__call__", broken)
     with pytest.raises(RuntimeError, match="device lost"):
         run.step()
     assert run.num_steps_charged == 1 and run.num_steps_taken == 0
@@ -314,10 +316,10 @@ def test_single_examples_are_clipped_one_by_one():
         l2_clip_norm=0.8,
     )
     (block, *more) = run.draw_blocks(1)
-    gradient, _ = run._gradient(
+    gradient, _ = noised(
+        run._gradient,
         params,
         [block, *more],
-        jax.random.key(0),
         l2_clip_norm=0.8,
         noise_multiplier=0.0,
         normalizer=1.0,

@@ -40,6 +40,7 @@ from clocks import timed
 from flax import nnx
 from presentation import describe_machine
 
+from jaxdp_episodic.draw.generators import Keys
 from jaxdp_episodic.training import MAML, ConvNet, Linear, PrivateGradient, ProtoNet
 from jaxdp_episodic.training.episode import Block, contribution_loss
 from jaxdp_episodic.training.models import split_model
@@ -311,7 +312,7 @@ class Case:
         self.loss = contribution_loss(self.learner, mask.shape[1:], shots=spec["shots"])
         self.devices = jax.local_devices()
         self.gradient = PrivateGradient(self.loss, devices=self.devices)
-        self.key = jax.random.key(0)
+        self.keys = Keys(0)
         self.steps = {
             PRIVATE: self.private_step,
             SIDE_BY_SIDE: self.plain_step(side_by_side=True),
@@ -323,12 +324,14 @@ class Case:
     ) -> Any:
         """The clipped, noised gradient."""
         noise: float = self.spec["noise_multiplier"]
+        noise = noise if noise_multiplier is None else noise_multiplier
+        key = self.keys.new("noise", 0)
         return self.gradient(
             self.params,
             [self.block],
-            self.key,
+            self.gradient.noise(self.params, key, noise),
             l2_clip_norm=self.spec["l2_clip_norm"],
-            noise_multiplier=noise if noise_multiplier is None else noise_multiplier,
+            noise_multiplier=noise,
             normalizer=normalizer or len(self.block.unit_mask),
         )[0]
 

@@ -127,7 +127,7 @@ class PrivateGradient:
         l2_clip_norm: float,
         noise_multiplier: float,
         normalizer: float,
-    ) -> tuple[Any, dict[str, Array]]:
+    ) -> tuple[Any, dict[str, Any]]:
         """Returns the noised gradient, and private diagnostics.
 
         Where there are several processes all call it, each with its own blocks; all
@@ -166,19 +166,24 @@ class PrivateGradient:
             rows = [len(block.unit_mask) for block in blocks]
             discrete_noise.check_rows(rows, self._processes.count)
         drawn = self._taken(noise, multiplier, params)
+        clip = np.asarray(norm, training_dtype(params))
+        totals = self._sum(params, blocks, clip)
+        if drawn is None:
+            return None, {}
+        released = self._released(totals.gradient, drawn, float(clip), divisor)
+        leaves = [x.astype(clip.dtype) for x in released]
+        gradient = jax.tree.unflatten(jax.tree.structure(params), leaves)
+        return self.on_devices(gradient), _diagnostics(totals)
+
+    def _sum(self, params: Any, blocks: Sequence[Any], clip: np.ndarray) -> Totals:
+        """The sums over all blocks, on the host of the first process."""
         params = self.on_devices(params)
-        clip = jnp.asarray(norm, training_dtype(params))
-        totals = jax.device_put(_no_totals(params, self._is_discrete), self._everywhere)
+        totals = self.on_devices(_no_totals(params, self._is_discrete))
         for block in blocks:
             rows = jax.device_put(block, self._by_row)
             totals = self._add(params, totals, rows, clip)
         totals = self._processes.sum(totals)
-        if drawn is None:
-            return None, {}
-        structure, dtype = jax.tree.structure(params), clip.dtype
-        released = self._released(totals.gradient, drawn, float(clip), divisor)
-        gradient = jax.tree.unflatten(structure, [x.astype(dtype) for x in released])
-        return self.on_devices(gradient), _diagnostics(totals)
+        return jax.device_get(totals) if self._processes.is_first else totals
 
     def _taken(
         self, noise: Noise | None, multiplier: float, params: Any
@@ -196,14 +201,14 @@ class PrivateGradient:
     def _released(
         self, total: Any, noise: list[np.ndarray], clip: float, divisor: float
     ) -> list[np.ndarray]:
-        """The sum with its noise, divided; float64, to be rounded once."""
+        """The sum with its noise, divided, on the host; float64, to be rounded once."""
         if self._is_discrete:
             # All that follows the whole numbers is post-processing.
             steps = discrete_noise.steps_in_norm(*(leaf.size for leaf in noise))
             unit = clip / steps / divisor
             whole = discrete_noise.whole_sum(total)
             return [(x + n) * unit for x, n in zip(whole, noise, strict=True)]
-        sums = jax.tree.leaves(jax.device_get(total))
+        sums = jax.tree.leaves(total)
         return [(x + clip * n) / divisor for x, n in zip(sums, noise, strict=True)]
 
     def temporary_bytes(self, params: Any, block: Any) -> int:
@@ -314,7 +319,7 @@ def _summer(
                 new = several(params, units, clip)
             return jax.tree.map(jnp.add, sums, new)
 
-        start = jax.lax.pcast(_nothing(params, sum_dtype), _AXIS, to="varying")
+        start = jax.lax.pcast(_nothing(params, sum_dtype, jnp), _AXIS, to="varying")
         # A dynamic number of trips: rows behind the last unit cost nothing.
         mine = jax.lax.fori_loop(0, -(-last // at_once), add, start)
         added = jax.lax.psum(mine, _AXIS)
@@ -332,17 +337,17 @@ def _summer(
 
 
 def _no_totals(params: Any, is_discrete: bool) -> Totals:
-    totals = _nothing(params, training_dtype(params))
+    totals = _nothing(params, training_dtype(params), np)
     if is_discrete:
         totals = totals._replace(gradient=discrete_noise.no_sum(params))
     return totals
 
 
-def _nothing(params: Any, sum_dtype: Any) -> Totals:
+def _nothing(params: Any, sum_dtype: Any, xp: Any) -> Totals:
     """Of no unit; buffers of their own, as they are donated."""
-    gradient = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, sum_dtype), params)
+    gradient = jax.tree.map(lambda leaf: xp.zeros(leaf.shape, sum_dtype), params)
     dtype = training_dtype(params)
-    return Totals(gradient, *(jnp.zeros((), dtype) for _ in range(5)))
+    return Totals(gradient, *(xp.zeros((), dtype) for _ in range(5)))
 
 
 def _check_blocks(blocks: Sequence[Any], num_devices: int) -> None:
@@ -357,8 +362,8 @@ def _check_blocks(blocks: Sequence[Any], num_devices: int) -> None:
             )
 
 
-def _diagnostics(totals: Totals) -> dict[str, Array]:
-    units = jnp.maximum(totals.units, 1.0)
+def _diagnostics(totals: Totals) -> dict[str, Any]:
+    units = np.maximum(totals.units, 1.0)
     return {
         "num_units": totals.units,
         "mean_loss": totals.loss / units,

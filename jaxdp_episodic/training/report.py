@@ -23,6 +23,7 @@ from jaxdp_episodic.files.atomic import atomic_folder
 from jaxdp_episodic.plots.labels import upward
 from jaxdp_episodic.report.privacy_statement import PrivacyReport
 from jaxdp_episodic.report.report import privacy_report
+from jaxdp_episodic.requests.training_config import DISCRETE
 from jaxdp_episodic.requests.training_start import contribution_norm
 from jaxdp_episodic.training.checks import mean_units_are_public
 from jaxdp_episodic.training.run_files import (
@@ -39,7 +40,7 @@ def privacy_statement(
     is_seeded: bool = False,
     has_default_normalizer: bool = False,
     for_release: bool = False,
-    noise: str = "gaussian",
+    noise: str = DISCRETE,
 ) -> str:
     """Returns what is protected, how well, why, and under which conditions.
 
@@ -51,7 +52,7 @@ def privacy_statement(
       has_default_normalizer: the divisor was the mean number of clip units a step. At
         levels where that is private no epsilon is given.
       for_release: leave out whatever was computed from private sizes.
-      noise: "gaussian" or "discrete"; see `Trainer`.
+      noise: "discrete" or "gaussian"; see `Trainer`.
 
     Returns:
       Markdown. Epsilon in it is an *upper bound*.
@@ -175,11 +176,9 @@ def _reasons(budget: PrivacyBudget, num_steps: int, kind: str) -> list[str]:
 def _in_words(
     report: PrivacyReport, budget: PrivacyBudget, num_steps: int, noise: str
 ) -> list[str]:
-    kind, rounding = (
-        "Gaussian noise",
-        "The low-order bits of float32 noise are not hardened.",
-    )
-    if noise == "discrete":
+    kind = "Gaussian noise"
+    rounding = "The noise was float64 Gaussian; its low-order bits are not hardened."
+    if noise == DISCRETE:
         kind = "discrete Gaussian noise"
         rounding = (
             "Sums and noise were whole numbers, whose low-order bits tell nothing."

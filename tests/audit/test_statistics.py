@@ -1,14 +1,15 @@
 """Private statistics audited by a canary: every release, in and out, many times."""
 
 import dataclasses
+import itertools
 
-import jax
 import numpy as np
 import pytest
 
 import jaxdp_episodic as jde
 from jaxdp_episodic.audit.release import audit_release, claimed_epsilons
 from jaxdp_episodic.data.table import ExampleTable
+from jaxdp_episodic.draw.generators import Keys
 from jaxdp_episodic.training import PrivateStatistics, StartConfig
 
 CONFIG = StartConfig(mean=0.2, within=(0.3,), total=0.5, dimensions=2)
@@ -68,15 +69,17 @@ def audited(place, unit, config, relation, noise=NOISE):
     if config is MIXED:
         state = state._replace(variance=np.float32(0.1))
 
-    def released(statistics, key, noise):
+    keys, number = Keys(0), itertools.count()
+
+    def released(statistics, noise):
+        key = keys.new("noise", next(number))
         return statistics.noised_sum(state, place, generator, key, noise)
 
-    key = jax.random.key(0)
-    direction = released(own, key, 0.0) - released(without, key, 0.0)
+    direction = released(own, 0.0) - released(without, 0.0)
 
     step = dataclasses.replace(own.steps[place], noise_multiplier=NOISE)
     return audit_release(
-        lambda key, with_unit: released(own if with_unit else without, key, noise),
+        lambda _, with_unit: released(own if with_unit else without, noise),
         claimed=claimed_epsilons(step, 1),
         num_draws=4_000,
         score=lambda sums: float(np.sum(sums * direction)),

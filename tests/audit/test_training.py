@@ -1,6 +1,5 @@
 import dataclasses
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -103,6 +102,7 @@ def tasks(*, noise=1.0, make_trainer=seeded):
         sgd(0.01),
         0.5,
         normalizer=50.0,
+        noise="gaussian",
         make_trainer=make_trainer,
     )
 
@@ -135,17 +135,13 @@ def test_steps_of_a_sound_trainer_stand(training, num_draws, share):
 
 
 def halved_noise(monkeypatch):
-    def trainer(*arguments, **named):
-        made = seeded(*arguments, **named)
-        plain = made._gradient._finish
+    drawn = private_gradient.drawn_noise
 
-        def finish(total, key, deviation, divisor):
-            return plain(total, key, 0.5 * deviation, divisor)
+    def half(kind, deviation, count, generator):
+        return drawn(kind, 0.5 * deviation, count, generator)
 
-        made._gradient._finish = finish
-        return made
-
-    return trainer
+    monkeypatch.setattr(private_gradient, "drawn_noise", half)
+    return seeded
 
 
 def no_clipping(monkeypatch):
@@ -161,38 +157,24 @@ def no_clipping(monkeypatch):
 
 def noise_of_the_mean(monkeypatch):
     """The noise is divided once more by the number of units."""
+    released = private_gradient.PrivateGradient._released
 
-    def trainer(*arguments, **named):
-        made = seeded(*arguments, **named)
+    def less(self, total, noise, clip, divisor):
+        return released(self, total, [n / divisor for n in noise], clip, divisor)
 
-        def finish(total, key, deviation, divisor):
-            leaves, structure = jax.tree.flatten(total)
-            keys = jax.random.split(key, len(leaves))
-            noised = [
-                (
-                    leaf
-                    + deviation
-                    / divisor
-                    * jax.random.normal(k, leaf.shape, jnp.float32)
-                )
-                / divisor
-                for leaf, k in zip(leaves, keys, strict=True)
-            ]
-            return jax.tree.unflatten(structure, noised)
-
-        made._gradient._finish = finish
-        return made
-
-    return trainer
+    monkeypatch.setattr(private_gradient.PrivateGradient, "_released", less)
+    return seeded
 
 
 @pytest.mark.slow
 def test_steps_with_discrete_noise_of_one_clip_norm_are_found_out(monkeypatch):
     """Whatever the multiplier; tests/mutation plants it in the fast suite."""
-    covering = discrete_noise.covering_variance
-    monkeypatch.setattr(
-        discrete_noise, "covering_variance", lambda _: covering(discrete_noise.GRID)
-    )
+    drawn = private_gradient.drawn_noise
+
+    def of_one(kind, deviation, count, generator):
+        return drawn(kind, discrete_noise.GRID, count, generator)
+
+    monkeypatch.setattr(private_gradient, "drawn_noise", of_one)
     for noise, is_fault in ((1.0, False), (4.0, True)):
         audit = audit_steps(hardened_tasks(noise=noise), num_draws=800, deltas=DELTAS)
         assert audit.is_violated == is_fault
@@ -205,6 +187,8 @@ def test_steps_with_discrete_noise_of_one_clip_norm_are_found_out(monkeypatch):
 def test_steps_of_a_faulty_trainer_are_found_out(training, fault, monkeypatch):
     noise = 1.5 if training is few_shot else 1.0
     faulty = training(noise=noise, make_trainer=fault(monkeypatch))
+    # What is too long for the grid of discrete noise would be zero.
+    faulty = dataclasses.replace(faulty, noise="gaussian")
     # Half of the noise of few-shot episodes takes more steps to be sure of.
     number = 4_000 if training is few_shot else 1_500
     audit = audit_steps(faulty, num_draws=number, deltas=DELTAS)

@@ -17,6 +17,7 @@ from jaxdp_episodic.audit import audit_mechanism
 from jaxdp_episodic.audit.release import score_bound
 from jaxdp_episodic.audit.training import Training, audit_steps
 from jaxdp_episodic.data.table import ExampleTable
+from jaxdp_episodic.requests.training_config import DISCRETE, GAUSSIAN
 from jaxdp_episodic.training import private_gradient
 from jaxdp_episodic.training.episode import Block, contribution_loss
 from jaxdp_episodic.training.learners import ProtoNet
@@ -27,7 +28,7 @@ from training_runs import sinusoid_learner
 DELTAS = (1e-3, 1e-2, 1e-1)
 CLIP, NOISE, DIVISOR = 0.01, 2.0, 4.0
 _LOUD = 1_000.0
-_AT_ONCE, _CHOOSING = 4_096, 0.3
+_CHOOSING = 0.3
 
 # Everybody is drawn: no draw hides how far one unit moves the sum. It is C where the
 # unit is clipped itself, 2C where it is an example of an episode: the claim is then
@@ -65,30 +66,41 @@ def _audit_gradient(
     params: Any,
     blocks: dict[bool, Any],
     step: jde.GaussianStep,
-    score: Callable[[Any], jax.Array],
+    score: Callable[[Any], Any],
     effort: Effort,
+    noise: str = GAUSSIAN,
 ) -> Verdict:
     """Audits `PrivateGradient` on two fixed blocks, with the unit and without.
 
     The score is one number of a release, large where the unit seems to be there; what
     is claimed is the epsilon of one such ``step``.
     """
-    gradient = private_gradient.PrivateGradient(loss)
-    settings = {"l2_clip_norm": CLIP, "noise_multiplier": NOISE, "normalizer": DIVISOR}
+    gradient = private_gradient.PrivateGradient(loss, noise=noise)
+    multiplier = float(step.noise_multiplier) if noise == DISCRETE else NOISE
+    # Sums of the same block are the same: none is computed again.
+    summed, sums = gradient._sum, {}
 
-    def scored(key: jax.Array, block: Any) -> jax.Array:
-        return score(gradient(params, [block], key, **settings)[0])
+    def known_sum(params: Any, blocks: list[Any], clip: Any) -> Any:
+        place = id(blocks[0])
+        if place not in sums:
+            sums[place] = summed(params, blocks, clip)
+        return sums[place]
 
-    # A block is an argument: both are one compiled function.
-    several = jax.jit(jax.vmap(scored, in_axes=(0, None)))
-    scores = {}
-    for is_in, block in blocks.items():
-        keys = jax.random.split(jax.random.key(int(is_in)), effort.releases)
-        parts = [
-            np.asarray(several(keys[start : start + _AT_ONCE], block), np.float64)
-            for start in range(0, effort.releases, _AT_ONCE)
-        ]
-        scores[is_in] = np.concatenate(parts)
+    gradient._sum = known_sum
+    settings = {"l2_clip_norm": CLIP, "normalizer": DIVISOR}
+
+    def scored(number: int, is_in: bool) -> float:
+        key = (2 * number + is_in).to_bytes(32, "little")
+        drawn = gradient.noise(params, key, multiplier)
+        released, _ = gradient(
+            params, [blocks[is_in]], drawn, noise_multiplier=multiplier, **settings
+        )
+        return float(score(jax.device_get(released)))
+
+    scores = {
+        is_in: np.array([scored(n, is_in) for n in range(effort.releases)])
+        for is_in in blocks
+    }
     return _verdict(scores, step, effort)
 
 
@@ -113,7 +125,7 @@ def _verdict(
 def _audit_rows(
     others: dict[str, np.ndarray],
     unit: dict[str, np.ndarray],
-    score: Callable[[Any], jax.Array],
+    score: Callable[[Any], Any],
     effort: Effort,
 ) -> Verdict:
     """Audits what others' contributions and one unit's, the last row, become."""
@@ -144,26 +156,12 @@ def loud_unit(effort: Effort) -> Verdict:
 
 
 def hardened_unit(effort: Effort) -> Verdict:
-    """A loud unit against the discrete noise, which the host draws one by one."""
+    """A loud unit against the discrete noise, at twice the others' multiplier."""
     params, blocks = _in_and_out({"a": np.zeros((1, 2))}, {"a": np.array([_LOUD, 0.0])})
-    gradient = private_gradient.PrivateGradient(_dot, noise="discrete")
     step = dataclasses.replace(ONCE, noise_multiplier=2 * NOISE)
-    settings = {
-        "l2_clip_norm": CLIP,
-        "noise_multiplier": step.noise_multiplier,
-        "normalizer": DIVISOR,
-    }
-
-    def scored(number: int, is_in: bool) -> float:
-        seed = (2 * number + is_in).to_bytes(16, "little")
-        released, _ = gradient(params, [blocks[is_in]], seed, **settings)
-        return float(released["a"][0])
-
-    scores = {
-        is_in: np.asarray([scored(n, is_in) for n in range(effort.hardened)])
-        for is_in in blocks
-    }
-    return _verdict(scores, step, effort)
+    return _audit_gradient(
+        _dot, params, blocks, step, lambda out: out["a"][0], effort, DISCRETE
+    )
 
 
 def silent_unit(effort: Effort) -> Verdict:
@@ -172,7 +170,7 @@ def silent_unit(effort: Effort) -> Verdict:
     return _audit_rows(
         {"a": nothing[None]},
         {"a": nothing},
-        lambda out: -jnp.sum(jnp.square(out["a"])),
+        lambda out: -np.sum(np.square(out["a"])),
         effort,
     )
 

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from jaxdp_episodic.accounting import dominating_pair
 from jaxdp_episodic.draw import epochs, sampler
 from jaxdp_episodic.training import (
-    discrete_noise,
     episode,
     ledger,
     private_gradient,
@@ -61,7 +60,8 @@ class Fault:
 
 
 def _noise(new: str) -> Edit:
-    return Edit(private_gradient, "_with_noise", "leaf + deviation *", new)
+    drawn = "self._kind, steps * multiplier,"
+    return Edit(private_gradient.PrivateGradient, "noise", drawn, new)
 
 
 _CLIP = "clipped, norm, finite = clip_by_norm(contribution, clip)"
@@ -72,7 +72,7 @@ _UNCLIPPED = Edit(
     "_, norm, finite = clip_by_norm(contribution, clip)\n"
     "        clipped = contribution",
 )
-_ADDED = "return jax.tree.map(jnp.add, totals, jax.lax.psum(mine, _AXIS))"
+_ADDED = "return jax.tree.map(jnp.add, totals, added)"
 _CLIPPED_SUM = Edit(
     private_gradient,
     "_summer",
@@ -98,14 +98,14 @@ _VANISHED = Edit(
 FAULTS = (
     Fault(
         "noise halved",
-        (_noise("leaf + 0.5 * deviation *"),),
+        (_noise("self._kind, 0.5 * steps * multiplier,"),),
         AUDIT,
         audits.loud_unit,
         "with half the deviation the unit stands out twice as far",
     ),
     Fault(
         "noise halved, in a run of the trainer",
-        (_noise("leaf + 0.5 * deviation *"),),
+        (_noise("self._kind, 0.5 * steps * multiplier,"),),
         AUDIT,
         audits.trainer_steps,
         "the same, seen in the steps of two real runs",
@@ -113,21 +113,21 @@ FAULTS = (
     ),
     Fault(
         "discrete noise without its multiplier",
-        (
-            Edit(
-                discrete_noise,
-                "released_sum",
-                "covering_variance(noise_multiplier * GRID",
-                "covering_variance(GRID",
-            ),
-        ),
+        (_noise("self._kind, steps,"),),
         AUDIT,
         audits.hardened_unit,
         "the noise is that of a multiplier of one, here a quarter of what is claimed",
     ),
     Fault(
         "noise for the mean instead of the sum",
-        (_noise("leaf + deviation / normalizer *"),),
+        (
+            Edit(
+                private_gradient.PrivateGradient,
+                "_released",
+                "x + clip * n",
+                "x + clip / divisor * n",
+            ),
+        ),
         AUDIT,
         audits.loud_unit,
         "the sum gets the noise of the mean and is then divided once more",
@@ -152,8 +152,8 @@ FAULTS = (
             Edit(
                 private_gradient.PrivateGradient,
                 "__call__",
-                "key, clip, noise, divisor)",
-                "key, clip, noise, jnp.maximum(totals.units, 1.0))",
+                "drawn, float(clip), divisor)",
+                "drawn, float(clip), max(float(totals.units), 1.0))",
             ),
         ),
         AUDIT,
@@ -164,10 +164,10 @@ FAULTS = (
         "a key used twice, by two layers",
         (
             Edit(
-                private_gradient,
-                "_with_noise",
-                "jax.random.split(key, len(leaves))",
-                "[key] * len(leaves)",
+                private_gradient.PrivateGradient,
+                "noise",
+                "np.split(flat, np.cumsum(sizes)[:-1])",
+                "[flat[:size] for size in sizes]",
             ),
         ),
         AUDIT,
@@ -178,10 +178,10 @@ FAULTS = (
         "a key used twice, by two steps",
         (
             Edit(
-                standing,
-                "noise_key",
-                "return jax.random.fold_in(key, step)",
-                "return key",
+                standing.Standing,
+                "_noise_key",
+                "noise_key(self._secrets, number)",
+                "noise_key(self._secrets, 0)",
             ),
         ),
         AUDIT,

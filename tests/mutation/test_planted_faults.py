@@ -71,23 +71,23 @@ def test_all_classic_faults_are_planted():
 
 
 def test_a_fault_is_gone_behind_its_block():
-    before = private_gradient._with_noise
-    edit = Edit(private_gradient, "_with_noise", "leaf + deviation", "leaf + helper()")
+    before = private_gradient._diagnostics
+    edit = Edit(private_gradient, "_diagnostics", "totals.units, 1.0", "helper(), 1.0")
     with planted([edit], {"helper": lambda: 0.0}):
-        assert private_gradient._with_noise is not before
+        assert private_gradient._diagnostics is not before
         assert vars(private_gradient)["helper"]() == 0.0
-    assert private_gradient._with_noise is before
+    assert private_gradient._diagnostics is before
     assert not hasattr(private_gradient, "helper")
 
 
-@pytest.mark.parametrize("old", ["no such text", "leaf"])
+@pytest.mark.parametrize("old", ["no such text", "totals"])
 def test_a_fault_that_does_not_fit_the_code_is_refused(old):
-    before = inspect.getsource(private_gradient._with_noise)
-    edit = Edit(private_gradient, "_with_noise", old, "0.0")
-    with pytest.raises(LookupError, match="private_gradient._with_noise has"):
+    before = inspect.getsource(private_gradient._diagnostics)
+    edit = Edit(private_gradient, "_diagnostics", old, "0.0")
+    with pytest.raises(LookupError, match="private_gradient._diagnostics has"):
         with planted([edit]):
             pass
-    assert inspect.getsource(private_gradient._with_noise) == before
+    assert inspect.getsource(private_gradient._diagnostics) == before
 
 
 def test_a_bound_at_the_claim_is_no_fault():

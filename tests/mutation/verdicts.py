@@ -15,7 +15,6 @@ class Effort(NamedTuple):
 
     Attributes:
       releases: noised gradients that an audit draws with the unit, and as many without.
-      hardened: of them with discrete noise, which the host draws one by one.
       trainer_steps: steps of the whole trainer, of each of two runs.
       simulated: runs of a described mechanism, with the unit and without.
       draws: of a sampler.
@@ -23,7 +22,6 @@ class Effort(NamedTuple):
     """
 
     releases: int
-    hardened: int
     trainer_steps: int
     simulated: int
     draws: int
@@ -31,16 +29,14 @@ class Effort(NamedTuple):
 
 
 QUICK = Effort(
-    releases=4_096,
-    hardened=250,
+    releases=2_000,
     trainer_steps=300,
     simulated=50_000,
     draws=1_000,
     method="rdp",
 )
 FULL = Effort(
-    releases=204_800,
-    hardened=20_000,
+    releases=50_000,
     trainer_steps=2_000,
     simulated=10**7,
     draws=20_000,

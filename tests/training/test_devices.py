@@ -46,31 +46,40 @@ data[4, 0, 0, 0] = np.nan
 masks = {"all": np.ones(12), "some": np.arange(12) % 3 != 1, "none": np.zeros(12)}
 devices = jax.local_devices()
 report = {"devices": len(devices)}
-gradients = [
-    PrivateGradient(loss, devices=devices[:number], units_at_once=at_once)
-    for number, at_once in ((1, 1), (2, 1), (4, 2))
-]
-for name, mask in masks.items():
-    results = [
-        gradient(
-            params,
-            [Rows(data, mask.astype(np.float32))] * 2,
-            jax.random.key(3),
-            l2_clip_norm=0.5,
-            noise_multiplier=0.7,
-            normalizer=5.0,
+settings = {"l2_clip_norm": 0.5, "noise_multiplier": 0.7, "normalizer": 5.0}
+for kind in ("discrete", "gaussian"):
+    gradients = [
+        PrivateGradient(
+            loss, devices=devices[:number], units_at_once=at_once, noise=kind
         )
-        for gradient in gradients
+        for number, at_once in ((1, 1), (2, 1), (4, 2))
     ]
-    flat = [
-        np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(result)])
-        for result in results
-    ]
-    report[name] = [float(np.max(np.abs(one - flat[0]))) for one in flat]
-    report[name + "-units"] = [float(one[1]["num_units"]) for one in results]
+    for name, mask in masks.items():
+        results = [
+            gradient(
+                params,
+                [Rows(data, mask.astype(np.float32))] * 2,
+                gradient.noise(params, bytes(32), 0.7),
+                **settings,
+            )
+            for gradient in gradients
+        ]
+        flat = [
+            np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(result)])
+            for result in results
+        ]
+        found = [float(np.max(np.abs(one - flat[0]))) for one in flat]
+        if kind == "discrete":
+            sums = [jax.tree.leaves(result[0]) for result in results]
+            found = [
+                max(float(np.max(np.abs(a - b))) for a, b in zip(one, sums[0]))
+                for one in sums
+            ]
+        report[f"{name} {kind}"] = found
+        report[name + "-units"] = [float(one[1]["num_units"]) for one in results]
 try:
-    gradients[2](params, [Rows(data[:3], np.ones(3, np.float32))], jax.random.key(0),
-             l2_clip_norm=1.0, noise_multiplier=1.0, normalizer=1.0)
+    gradients[2](params, [Rows(data[:3], np.ones(3, np.float32))],
+                 gradients[2].noise(params, bytes(32), 0.7), **settings)
 except ValueError as error:
     report["error"] = str(error)
 print(json.dumps(report))
@@ -99,7 +108,9 @@ def report():
 @pytest.mark.parametrize("drawn, units", [("all", 24), ("some", 16), ("none", 0)])
 def test_the_number_of_devices_does_not_matter(report, drawn, units):
     assert report["devices"] == 4
-    assert max(report[drawn]) < 1e-5  # sums in another order; noise is the same
+    # The noise is the same; sums of whole numbers are, those in another order nearly.
+    assert max(report[f"{drawn} discrete"]) == 0
+    assert max(report[f"{drawn} gaussian"]) < 1e-5
     assert report[f"{drawn}-units"] == [units] * 3
 
 

@@ -194,7 +194,7 @@ def test_sums_of_very_many_units_do_not_overflow():
         assert np.abs(many[0]).max() < 2**31
         # As many blocks as there are rows: the most that the lower halves can be.
         assert 255 * MOST_UNITS < 2**31
-        total = discrete_noise.whole_sum([jnp.asarray(many[0], jnp.int32)])
+        total = discrete_noise.whole_sum([many[0].astype(np.int32)])
         assert total[0] == sign * full * blocks
     for rows_of_blocks, message in (
         ([MOST_ROWS + 1], "a block of discrete noise takes up to 32,768 rows"),

@@ -9,7 +9,14 @@ from jaxdp_episodic.data.sinusoids import make_sinusoids
 from jaxdp_episodic.data.table import ExampleTable
 from jaxdp_episodic.training import classification_episode, regression_episode
 from jaxdp_episodic.training.learners import MAML, ProtoNet, Supervised
-from training_runs import classes, grouped_step, protonet, sinusoid_learner, trainer
+from training_runs import (
+    classes,
+    grouped_step,
+    noised,
+    protonet,
+    sinusoid_learner,
+    trainer,
+)
 
 
 def test_classes_are_labelled_by_their_place():
@@ -55,10 +62,10 @@ def users(tasks_of_the_first):
 
 def gradient_sum(run, clip=100.0):
     """The sum of all clipped contributions, without noise."""
-    gradient, _ = run._gradient(
+    gradient, _ = noised(
+        run._gradient,
         run.params,
         run.draw_blocks(1),
-        jax.random.key(0),
         l2_clip_norm=clip,
         noise_multiplier=0.0,
         normalizer=1.0,

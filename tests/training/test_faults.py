@@ -44,6 +44,7 @@ from training_runs import (
     adam,
     assert_same,
     classes,
+    noised,
     plain_trainer,
     protonet,
 )
@@ -429,10 +430,10 @@ def test_a_process_ends_in_order_at_sigterm(tmp_path):
 
 def noiseless_sum(run, blocks, params=None):
     """The clipped sum of a draw as one vector, and the private diagnostics."""
-    total, private = run._gradient(
+    total, private = noised(
+        run._gradient,
         run.params if params is None else params,
         blocks,
-        run._gradient.noise(run.params, bytes(32), 0.0),
         l2_clip_norm=0.5,
         noise_multiplier=0.0,
         normalizer=1.0,
@@ -530,15 +531,15 @@ def test_zero_gradients_are_zero_and_the_noise_is_there():
     assert not np.any(total)
     assert private["mean_norm"] == private["share_clipped"] == 0.0
     assert private["num_not_finite"] == 0 and private["num_units"] > 0
-    noised, _ = run._gradient(
+    released, _ = noised(
+        run._gradient,
         run.params,
         run.draw_blocks(1),
-        run._gradient.noise(run.params, bytes(32), 2.0),
         l2_clip_norm=0.5,
         noise_multiplier=2.0,
         normalizer=1.0,
     )
-    flat = np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(noised)])
+    flat = np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(released)])
     # 60 draws: off by half has a chance below 1e-6.
     assert len(flat) >= 60 and np.std(flat) == pytest.approx(1.0, rel=0.5)
 

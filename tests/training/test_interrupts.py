@@ -42,6 +42,9 @@ class Interrupted:
             raise KeyboardInterrupt
         return self.function(*args, **kwargs)
 
+    def __getattr__(self, name):
+        return getattr(self.function, name)
+
 
 def started(run, folder):
     """Leaves the folder of a run that has taken no step."""

@@ -26,6 +26,7 @@ from training_runs import (
     assert_same,
     classes,
     grouped_step,
+    noised,
     plain_trainer,
     protonet,
     sinusoid_learner,
@@ -345,10 +346,10 @@ def test_single_examples_are_clipped_one_by_one():
         l2_clip_norm=0.8,
     )
     secret = run._draws.secret(1)
-    gradient, _ = run._gradient(
+    gradient, _ = noised(
+        run._gradient,
         params,
         run._blocks(secret),
-        run._gradient.noise(params, bytes(32), 0.0),
         l2_clip_norm=0.8,
         noise_multiplier=0.0,
         normalizer=1.0,

@@ -33,9 +33,6 @@ class Interrupted:
     def __init__(self, function, call):
         self.function, self.left = function, call
 
-    def __getattr__(self, name):
-        return getattr(self.function, name)
-
     def __call__(self, *args, **kwargs):
         self.left -= 1
         if self.left == 0:

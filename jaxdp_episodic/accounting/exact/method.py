@@ -235,15 +235,21 @@ def _of_rounded_losses(epsilon: np.ndarray, run: Run) -> np.ndarray:
 
 
 def _truncated(goal: np.ndarray, run: Run) -> tuple[Run, np.ndarray, np.ndarray]:
-    """The run without terms of negligible delta; see `PrivacyLoss.truncated`."""
+    """The run without terms of negligible delta; see `PrivacyLoss.truncated`.
+
+    And without mechanisms that have no nodes: where such a step is taken there are too
+    many terms, and elsewhere, as on another path, it must not be asked for any.
+    """
     log_added = np.full(goal.shape, -np.inf)
     too_many = np.zeros(goal.shape, bool)
-    losses = []
+    losses, counts = [], []
     for loss, count in zip(run.losses, run.counts, strict=True):
         kept, added, many = loss.truncated(goal, count)
-        losses.append(kept)
         log_added, too_many = np.logaddexp(log_added, added), too_many | many
-    return run.with_losses(tuple(losses)), log_added, too_many
+        if loss.has_nodes:
+            losses.append(kept)
+            counts.append(count)
+    return Run(tuple(losses), tuple(counts)), log_added, too_many
 
 
 def _larger(

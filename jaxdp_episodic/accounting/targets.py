@@ -224,7 +224,7 @@ def _has_little_noise(run: Run) -> np.ndarray:
     little = (furthest > _FURTHEST) & (run.num_steps > 1)
     if np.any(little):
         little &= ~((run.gaussian_shift() > 0) | have_closed_form(run))
-    return little.any(axis=-1)
+    return np.asarray(little.any(axis=-1))
 
 
 def bracket(

@@ -145,13 +145,15 @@ def on_jax(jitted_kernel: Callable[..., Any], *args: Any, **static: Any) -> Any:
 
     converted = map_arrays(_float64, args)
     _register_dataclasses(converted)
-    # Kernels broadcast, and their arrays move to the device and back; a caller who
-    # forbids that means the caller's own code. Inside of somebody's jit numbers that
-    # are known are computed at once. Where training multiplies in 16 bits,
-    # privacy does not.
+    # Kernels broadcast, their arrays move to the device and back, and branches that are
+    # not taken may be infinite or NaN; a caller who forbids that means the caller's own
+    # code. Inside of somebody's jit numbers that are known are computed at once. Where
+    # training multiplies in 16 bits, privacy does not.
     with (
         jax.ensure_compile_time_eval(),
         jax.transfer_guard("allow"),
+        jax.debug_nans(False),
+        jax.debug_infs(False),
         jax.enable_x64(True),
         jax.numpy_rank_promotion("allow"),
         jax.default_matmul_precision("highest"),

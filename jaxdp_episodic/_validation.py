@@ -79,6 +79,12 @@ def open_unit_array(name: str, value: Any) -> np.ndarray:
     return _in_range(name, value, array, (array > 0) & (array < 1), "lie in (0, 1)")
 
 
+def positive_share_array(name: str, value: Any) -> np.ndarray:
+    """Returns ``value`` as a float64 array with every element in (0, 1]."""
+    array = real_array(name, value)
+    return _in_range(name, value, array, (array > 0) & (array <= 1), "lie in (0, 1]")
+
+
 def order_array(name: str, value: Any, *, infinite: bool = False) -> np.ndarray:
     """Returns Rényi orders as a float64 array, each > 1, and finite unless allowed."""
     array = real_array(name, value)

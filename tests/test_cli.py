@@ -201,6 +201,19 @@ def test_calibrate_noise(call, given):
     assert rows[-4].split() == ["epsilon", "noise", "multiplier"]
 
 
+def test_noise_that_protects_nobody_is_warned_of(call):
+    """A delta above the chance to be drawn at all covers everything."""
+    content = CALIBRATE.replace("probability = 0.01", "probability = 1e-9")
+    said = "next to none, protects nobody: epsilon=2 and delta=1e-05"
+    code, out, _ = call("calibrate", content)
+    assert code == 0 and out.count(f"warning: noise_multiplier=1e-09, {said}") == 1
+    document = json.loads(call("calibrate", content, "--json")[1])
+    assert [said in line for line in document["warnings"]] == [True]
+    everything = CALIBRATE.replace("delta = 1e-5", "delta = 1.0")
+    assert "next to none" in call("calibrate", everything)[1]
+    assert "next to none" not in call("calibrate", CALIBRATE)[1]
+
+
 def test_calibrate_steps(call):
     content = EPSILON.replace(
         "num_steps = 300", 'epsilon = 2.0\ncalibrate = "num_steps"'

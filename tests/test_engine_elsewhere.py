@@ -53,6 +53,45 @@ def test_known_numbers_are_answered_inside_a_trace_and_under_a_transfer_guard(as
     np.testing.assert_array_equal(found, ask())
 
 
+def _with_branches(x):
+    """One over x, and the square root of x, of which 0 and -1 are not asked."""
+    jnp = pytest.importorskip("jax").numpy
+    return jnp.where(x > 0, 1 / x, 0.0), jnp.where(x >= 0, jnp.sqrt(x), 2.0)
+
+
+@pytest.mark.parametrize("name", ["debug_nans", "debug_infs"])
+def test_branches_that_are_not_taken_may_be_infinite_or_nan(name):
+    """Who looks for NaN in a model of their own does not find our intermediates."""
+    jax = pytest.importorskip("jax")
+    kernel = _engine.float64_boundary(_with_branches)
+    x = np.array([-1.0, 0.0, 4.0])
+
+    def answers():
+        rdp = jde.rdp(step([0.0, 1.0, np.inf]), [2.0, 1e6], engine="jax")
+        with _engine.using_engine("jax"):
+            return kernel(x), _engine.float64_boundary(_nothing_known)(x), rdp
+
+    def check(found):
+        (inverse, root), unknown, rdp = found
+        np.testing.assert_array_equal(inverse, [0, 0, 0.25])
+        np.testing.assert_array_equal(root, [2, 0, 2])
+        assert np.isnan(unknown[0]) and np.isinf(unknown[1]) and unknown[2] == 0.25
+        assert np.isinf(rdp[0]).all() and np.isfinite(rdp[1:]).all()
+
+    with getattr(jax, name)(True):
+        check(answers())
+        # The caller's own code is looked at, before and after.
+        with pytest.raises(FloatingPointError):
+            jax.numpy.log(-1.0 if name == "debug_nans" else 0.0)
+    check(answers())
+
+
+def _nothing_known(x):
+    """An answer itself that is NaN or infinite."""
+    jnp = pytest.importorskip("jax").numpy
+    return jnp.where(x < 0, jnp.nan, 1 / x)
+
+
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
 @pytest.mark.filterwarnings("ignore::RuntimeWarning", "ignore::DeprecationWarning")
 def test_a_forked_process_answers_on_numpy():

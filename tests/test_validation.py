@@ -17,6 +17,7 @@ CHECKS = {
     "nonnegative_array": ([0, 5e-324, INF], [-5e-324, -INF, NAN]),
     "positive_array": ([5e-324, 1e308], [0, -1, INF, NAN]),
     "open_unit_array": ([5e-324, 0.5], [0, 1, NAN]),
+    "positive_share_array": ([5e-324, 0.5, 1], [0, 1.5, NAN]),
     "order_array": ([1 + 1e-15, 1e308], [1, 0.5, INF, NAN]),
 }
 GOOD = [(name, value) for name, (good, _) in CHECKS.items() for value in good]

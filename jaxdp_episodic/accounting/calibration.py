@@ -7,13 +7,20 @@ target.
 from __future__ import annotations
 
 import dataclasses
+import warnings
 from typing import Any
 
 import numpy as np
 
 from jaxdp_episodic import _validation
 from jaxdp_episodic.accounting.api import check_method, on_engine
-from jaxdp_episodic.accounting.targets import MOST_NOISE, OF_STEPS, Targets, bracket
+from jaxdp_episodic.accounting.targets import (
+    COARSEST,
+    MOST_NOISE,
+    OF_STEPS,
+    Targets,
+    bracket,
+)
 from jaxdp_episodic.accounting.worst_path import engine_for
 from jaxdp_episodic.describe.designs import CLASS, GroupedClasses
 from jaxdp_episodic.describe.mechanisms import RELEASES
@@ -28,12 +35,15 @@ from jaxdp_episodic.describe.schemes import (
 from jaxdp_episodic.describe.step import GaussianStep, OneStep, Sampling
 from jaxdp_episodic.numerics.roots import largest_within
 
-_TOLERANCE, _COARSEST = 1e-7, 0.1
+_TOLERANCE = 1e-7
 # Tolerance of a first answer; and about how often a setting is evaluated.
 _INITIAL_TOLERANCE, _EVALUATIONS = 1e-3, 10
 # A noise whose epsilon is so far below the target, in log epsilon and tolerances, or so
 # far above it, is searched for again.
 _LOOSE, _AS_CHECKED = 10.0, 1e-9
+# Noise multiplier below which nobody is protected: the unit moves the sum by a thousand
+# deviations.
+_NEXT_TO_NONE = 1e-3
 _SMALLEST_PROBABILITY = 1e-15
 _MAX_STEPS = 2**53
 _LONGEST_EPOCH = 2**30
@@ -55,7 +65,7 @@ def calibrate_noise_multiplier(
     Args:
       step: the step, or a `LaplaceRelease`; the noise that it has is ignored.
       epsilon: target, > 0 and finite, nats.
-      delta: in (0, 1).
+      delta: in (0, 1]; at 1 everything is within the target.
       num_steps: whole number >= 0.
       method: how epsilon is computed; see `epsilon`.
       tolerance: in [1e-7, 0.1]: how far above the smallest it may be, relative.
@@ -64,7 +74,11 @@ def calibrate_noise_multiplier(
     Returns:
       float64 of the broadcast shape, within ``tolerance`` of the smallest such noise
       and never below what was checked to be enough; 0 where nothing is drawn or no
-      step taken, ``inf`` where a noise multiplier of 1e18 is not enough.
+      step taken, ``inf`` where a noise multiplier of 1e18 is not enough. Of targets
+      above 50, where noise is so little that "exact" and "pld" take seconds, it is
+      Rényi's noise, larger by up to a third; within 1e-2 of one below which nothing
+      can be computed; and within 2e-17 times the target, at most 0.1, where that is
+      more than the tolerance. A warning says where it is below 1e-3, next to none.
 
     Raises:
       TypeError: an argument of the wrong type.
@@ -75,9 +89,9 @@ def calibrate_noise_multiplier(
     least = _validation.single(
         "tolerance", _validation.positive_array("tolerance", tolerance)
     )
-    if not _TOLERANCE <= least <= _COARSEST:
+    if not _TOLERANCE <= least <= COARSEST:
         raise ValueError(
-            f"tolerance must lie in [{_TOLERANCE:g}, {_COARSEST:g}], "
+            f"tolerance must lie in [{_TOLERANCE:g}, {COARSEST:g}], "
             f"got {_validation.shown(tolerance)}"
         )
     step = dataclasses.replace(step, noise_multiplier=1.0)
@@ -100,7 +114,8 @@ def calibrate_noise_multiplier(
 
         # 1 / (1 / x) may round down; what is returned must be what was checked.
         checked = evaluated(np.arange(run.size))
-        off = (checked < -_LOOSE * tolerance) | ~(checked < _AS_CHECKED)
+        reached = run.reached(tolerance)
+        off = (checked < -_LOOSE * reached) | ~(checked < _AS_CHECKED)
         loose = np.flatnonzero(np.isfinite(found) & off)
         if run.follows_orders and loose.size:
             # Orders followed in the search may differ from those found afresh.
@@ -110,12 +125,15 @@ def calibrate_noise_multiplier(
                 found[loose] = 1 / again
             checked[loose] = evaluated(loose)
         bad, more = np.flatnonzero(~(checked <= 0)), _TOLERANCE
+        # What the contour knew to be enough before it failed is asked of it again.
+        run.by_renyi[bad] = False
         while (bad := bad[np.isfinite(found[bad])]).size:
             raised = found[bad] * (1 + more)
             found[bad] = np.where(raised > MOST_NOISE, np.inf, raised)
             bad, more = bad[~(evaluated(bad) <= 0)], 2 * more
     found = np.where(hopeless, np.inf, found)
     found = np.where(run.needs_no_noise(), 0.0, found)
+    _warn_about_noise(run, found)
     return run.shaped(found)
 
 
@@ -133,13 +151,14 @@ def calibrate_num_steps(
     Args:
       step: the step.
       epsilon: target, > 0 and finite, nats.
-      delta: in (0, 1).
+      delta: in (0, 1]; at 1 everything is within the target.
       method: how epsilon is computed; see `epsilon`.
       engine: see `epsilon`.
 
     Returns:
       int64 of the broadcast shape; 0 where one step is too many, 2**53 where that many
-      or more are within the target.
+      or more are within the target. Of targets above 50 at little noise Rényi's number,
+      as of `calibrate_noise_multiplier`.
 
     Raises:
       TypeError: an argument of the wrong type.
@@ -180,7 +199,7 @@ def calibrate_rate(
       level: name of the level. Where it is drawn by `Poisson`, its sampling
         probability is sought; without replacement, its size; by epochs, their length.
       epsilon: target, > 0 and finite, nats.
-      delta: in (0, 1).
+      delta: in (0, 1]; at 1 everything is within the target.
       num_steps: whole number >= 0.
       method: how epsilon is computed; see `epsilon`.
       engine: see `epsilon`.
@@ -190,7 +209,8 @@ def calibrate_rate(
       on the private side), or int64 sizes, at most the population's, 0 where not even
       the smallest (one, or as many classes as an episode has) is within the target;
       or int64 steps_per_epoch, a length that is within the target while that of one
-      step less is not (as a rule the shortest), 0 where none up to 2**30 is.
+      step less is not (as a rule the shortest), 0 where none up to 2**30 is. Of targets
+      above 50 at little noise Rényi's, as of `calibrate_noise_multiplier`.
 
     Raises:
       TypeError: an argument of the wrong type.
@@ -230,6 +250,19 @@ def calibrate_rate(
     found = largest_within(excess, low, high, tolerance=tolerance, integer=not is_share)
     found = np.where(full, most, np.where(hopeless, 0.0, found))
     return run.shaped(found if is_share else found.astype(int))
+
+
+def _warn_about_noise(run: Targets, found: np.ndarray) -> None:
+    """Warns where next to no noise meets a target."""
+    next_to_none = np.flatnonzero((found > 0) & (found < _NEXT_TO_NONE))
+    if next_to_none.size:
+        at = next_to_none[np.argmin(found[next_to_none])]
+        warnings.warn(
+            f"noise_multiplier={found[at]:.3g}, next to none, protects nobody: "
+            f"epsilon={run.epsilon[at]:g} and delta={run.delta[at]:g} cover what the "
+            "run loses without noise; take smaller ones",
+            stacklevel=4,
+        )
 
 
 def _shortest_epoch(excess: Any, least: np.ndarray) -> np.ndarray:

@@ -9,12 +9,13 @@ import numpy as np
 
 from jaxdp_episodic import _validation
 from jaxdp_episodic._engine import engine_name
+from jaxdp_episodic.accounting.closed_form import have_closed_form
 from jaxdp_episodic.accounting.dominating_pair import run_of
 from jaxdp_episodic.accounting.paths import undominated_paths
 from jaxdp_episodic.accounting.question import EpsilonAt
 from jaxdp_episodic.accounting.rdp.method import rdp_bound
 from jaxdp_episodic.accounting.run import Run
-from jaxdp_episodic.accounting.worst_path import answer
+from jaxdp_episodic.accounting.worst_path import CONTOUR, answer
 from jaxdp_episodic.describe.step import OneStep
 from jaxdp_episodic.numerics.roots import largest_within
 
@@ -24,6 +25,20 @@ from jaxdp_episodic.numerics.roots import largest_within
 _OF_NOISE, OF_STEPS = 0.9, 0.45
 _FARTHEST, _NEAREST = np.log(16.0), 5e-4
 _LEAST_NOISE, MOST_NOISE = 1e-9, 1e18
+# Targets above it, in nats, are met by Rényi's bound where nothing else is quick: below
+# it certified ends of little noise take some tenths of a second.
+_LARGE = 50.0
+# Moves of the unit, in deviations of the noise, from which on several steps are dear: a
+# Poisson step's contour fails from 13, an epoch's table at 10 takes up to 8 s.
+_FURTHEST = 9.5
+# Rounding of orders next to 1 in Rényi's bound, relative, for each nat of a target: no
+# bracket closes in on less (from 1e12 nats searches took 10, then 33 and 56 calls).
+_ROUNDING_OF_ORDERS = 0.1 * 2.0**-52
+# How near a noise comes to one below which nothing can be computed, relative: as near
+# as 1e-7 takes 17 evaluations more, of epochs of half a second each.
+_AT_JUMP = 1e-2
+# Largest tolerance, relative.
+COARSEST = 0.1
 
 
 class Targets:
@@ -39,7 +54,7 @@ class Targets:
     ) -> None:
         targets = {
             "epsilon": _validation.positive_array("epsilon", epsilon),
-            "delta": _validation.open_unit_array("delta", delta),
+            "delta": _validation.positive_share_array("delta", delta),
             "num_steps": _validation.integer_array("num_steps", num_steps, minimum=0),
         }
         self.shape = _validation.broadcast_shape(
@@ -52,6 +67,8 @@ class Targets:
         self.step, self.method = step, method
         self.run = run_of(step, targets["num_steps"])
         self.run.refuse(method)
+        # Where a large target is met by Rényi's bound, which goes on as it began.
+        self.by_renyi = np.zeros(self.size, bool)
         # The best order less 1, times the inverse noise at which it was found.
         self.orders = np.full((self.size, self.run.shape[-1]), np.nan)
 
@@ -70,10 +87,20 @@ class Targets:
             places = active if among is None else among[active]
             return self.excess(places, inverse_noise=inverse_noise)
 
+        tolerances = self.reached(tolerance)
+        if among is not None:
+            tolerances = tolerances[among]
         ends = 1 / MOST_NOISE, 1 / _LEAST_NOISE
         low, high, ends = bracket(excess, start, *ends, _OF_NOISE)
-        found = largest_within(excess, low, high, tolerance=tolerance, ends=ends)
+        found = largest_within(
+            excess, low, high, tolerance=tolerances, at_jump=_AT_JUMP, ends=ends
+        )
         return found, low == 0
+
+    def reached(self, tolerance: float) -> np.ndarray:
+        """The tolerance, or a larger one where targets are too large for it."""
+        rounded = np.minimum(_ROUNDING_OF_ORDERS * self.epsilon, COARSEST)
+        return np.maximum(tolerance, rounded)
 
     def excess(
         self,
@@ -97,13 +124,35 @@ class Targets:
             value = self._near(question, run, active, inverse_noise[:, None])
             with np.errstate(divide="ignore"):
                 return np.log(value) - np.log(self.epsilon[active])
-        found = answer(question, run, self.method)
-        value = found.value
-        if self.method == "exact":
-            # The error estimate of an epsilon is added to it.
-            value = value + np.where(found.is_certified, 0.0, found.error)
+        value = self._epsilon(question, run, active)
         with np.errstate(divide="ignore"):
             return np.log(value) - np.log(self.epsilon[active])
+
+    def _epsilon(self, question: EpsilonAt, run: Run, active: np.ndarray) -> np.ndarray:
+        """Epsilon with its error; of large targets by what is quick, an upper bound."""
+        large = (self.epsilon[active] > _LARGE) & (self.method != "rdp")
+        self.by_renyi[active] |= large & _has_little_noise(run)
+        by_renyi = self.by_renyi[active]
+        quick = large & ~by_renyi & (self.method == "exact")
+        value = np.empty(active.size)
+        for method, where in (
+            ("rdp", by_renyi),
+            (CONTOUR, quick),
+            (self.method, ~by_renyi & ~quick),
+        ):
+            chosen = np.flatnonzero(where)
+            if not chosen.size:
+                continue
+            part = run.map(lambda f, chosen=chosen: f if len(f) == 1 else f[chosen])
+            found = answer(question.take(chosen), part, method)
+            value[chosen] = found.value
+            if self.method == "exact" and method != "rdp":
+                # The error estimate of an epsilon is added to it.
+                value[chosen] += np.where(found.is_certified, 0.0, found.error)
+            if method == CONTOUR:
+                by_bound = found.is_certified & np.isposinf(found.error)
+                self.by_renyi[active[chosen]] = by_bound
+        return value
 
     @functools.cached_property
     def follows_orders(self) -> bool:
@@ -163,6 +212,19 @@ class Targets:
             return np.broadcast_to(field, (*shape, field.shape[-1]))[index]
 
         return run.map(take)
+
+
+def _has_little_noise(run: Run) -> np.ndarray:
+    """Where several steps have too little noise for the contour, but it is needed."""
+    furthest = np.zeros(run.shape)
+    for loss, count in zip(run.losses, run.counts, strict=True):
+        taken = (count > 0) & ~loss.loses_nothing
+        moved = np.where(taken, loss.hints().furthest, 0.0)
+        furthest = np.maximum(furthest, moved)
+    little = (furthest > _FURTHEST) & (run.num_steps > 1)
+    if np.any(little):
+        little &= ~((run.gaussian_shift() > 0) | have_closed_form(run))
+    return np.asarray(little.any(axis=-1))
 
 
 def bracket(

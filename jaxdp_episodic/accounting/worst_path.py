@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 
@@ -20,6 +21,10 @@ METHODS: dict[str, Callable[[Question, Run], Answer]] = {
     "pld": pld.pld_answer,
     "rdp": rdp.rdp_answer,
 }
+CONTOUR = "contour"
+"""No method of its own: "exact", with Rényi's bound in place of certified ends."""
+
+_ANSWERS = {**METHODS, CONTOUR: functools.partial(exact.exact_answer, certify=False)}
 # Of settings that belong together, as in a search or a sweep: one engine for all they
 # ask, for "exact" even for what a few of them need. So more must pay for compiling it.
 _BREAK_EVEN = {
@@ -40,21 +45,23 @@ def answer(question: Question, run: Run, method: str) -> Answer:
     Args:
       question: its target has no path axis.
       run: its paths are last.
-      method: "rdp", "exact" or "pld" (its upper end).
+      method: "rdp", "exact", "pld" (its upper end) or `CONTOUR`.
 
     Returns:
       Value, error and whether it is certified only, of the broadcast shape without
       the path axis.
     """
-    run.refuse(method)
+    run.refuse("exact" if method == CONTOUR else method)
     question = question.at(np.asarray(question.target, np.float64)[..., None])
     if run.num_paths > 1:
         run = run.take_paths(undominated_paths(run))
     at_end = question.at_end(run.most_lost).all(axis=-1)
     if not np.any(at_end):
         return _inside(question, run, method)
-    found = _inside(question.inside(), run, method)
     value = end_values(question, run).max(axis=-1)
+    if np.all(at_end):
+        return Answer(value, np.zeros(value.shape), np.zeros(value.shape, bool))
+    found = _inside(question.inside(), run, method)
     return Answer(
         np.where(at_end, value, found.value),
         np.where(at_end, 0.0, found.error),
@@ -97,7 +104,7 @@ def _each_path(question: Question, run: Run, method: str) -> Answer:
 
 def _ask(question: Question, run: Run, method: str) -> Answer:
     """The method's answer, but no more than what the largest loss allows."""
-    found = METHODS[method](question, run)
+    found = _ANSWERS[method](question, run)
     most = run.most_lost
     if question.is_epsilon:
         return found._replace(value=np.minimum(found.value, most))

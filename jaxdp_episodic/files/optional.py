@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 from typing import Any
 
@@ -24,6 +25,31 @@ def require(module: str, *, purpose: str, extra: str = "data") -> Any:
             f"{purpose} needs {module.partition('.')[0]}, which is not installed or "
             f"does not work; pip install 'jaxdp-episodic[{extra}]' brings it"
         ) from error
+
+
+@functools.cache
+def check_version(distribution: str, known: tuple[str, ...]) -> None:
+    """Refuses a library whose descriptions may mean something else than was read.
+
+    Where it is not installed there is nothing to refuse.
+
+    Args:
+      distribution: its name on the package index.
+      known: the beginnings, "major.minor", of the versions that are read.
+
+    Raises:
+      NotImplementedError: another version, by name.
+    """
+    metadata = importlib.import_module("importlib.metadata")  # slow, and rarely needed
+    try:
+        found = metadata.version(distribution)
+    except metadata.PackageNotFoundError:
+        return
+    if not any(found == one or found.startswith(f"{one}.") for one in known):
+        raise NotImplementedError(
+            f"{distribution} {found} is not covered: what its fields mean was read of "
+            f"versions {', '.join(known)}"
+        )
 
 
 def require_pyarrow(*, purpose: str) -> tuple[Any, Any]:

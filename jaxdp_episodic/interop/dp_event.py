@@ -28,9 +28,12 @@ from jaxdp_episodic.describe.schemes import (
     WithoutReplacement,
 )
 from jaxdp_episodic.describe.step import ComposedSteps, GaussianStep, OneStep, compose
+from jaxdp_episodic.files.optional import check_version
 from jaxdp_episodic.interop import release_event as release
 from jaxdp_episodic.interop.event_tree import (
     ROUNDING_MARGIN,
+    VERSIONS,
+    EventNotCovered,
     Parts,
     field,
     joint_noise,
@@ -41,7 +44,7 @@ from jaxdp_episodic.interop.event_tree import (
     uncomposed,
     whole,
 )
-from jaxdp_episodic.interop.release_event import LEVEL, READERS, EventNotCovered, reads
+from jaxdp_episodic.interop.release_event import LEVEL, READERS, reads
 
 # Orders at which a repeated run is known: a chord between two of the middle ones is
 # within 3e-4 of the curve.
@@ -98,8 +101,10 @@ def from_dp_event(
     Raises:
       TypeError: a field of the wrong type, or what is no event at all.
       ValueError: a field out of range, e.g. a sample larger than its source.
-      EventNotCovered: another event, or one under a relation that no theorem covers;
-        a NotImplementedError that carries the offending event.
+      EventNotCovered: another event, one with a field that is not known here, or one
+        under a relation that no theorem covers; a NotImplementedError that carries the
+        offending event.
+      NotImplementedError: another version of ``dp_accounting`` is installed.
     """
     _validation.choice(
         "neighboring_relation", neighboring_relation, NEIGHBORING_RELATIONS
@@ -131,6 +136,7 @@ def steps_of(
     Raises:
       as `from_dp_event`.
     """
+    check_version("dp-accounting", VERSIONS)
     for part, count in uncomposed(event):
         step = _step(part, neighboring_relation, orders)
         if population_is_exact and isinstance(step, GaussianStep):

@@ -14,15 +14,22 @@ from typing import Any
 
 from jaxdp_episodic import _validation
 from jaxdp_episodic.describe.step import ComposedSteps
-from jaxdp_episodic.files.optional import require
+from jaxdp_episodic.files.optional import check_version, require
 from jaxdp_episodic.interop.dp_accounting import RELATIONS, EpisodicAccountant
 from jaxdp_episodic.interop.dp_event import from_dp_event
-from jaxdp_episodic.interop.event_tree import joint
+from jaxdp_episodic.interop.event_tree import joint, unknown_fields
 
 _events = require(
     "dp_accounting.dp_event", purpose="an execution plan", extra="jax-privacy"
 )
 _REPLACE_ONE = "replace_one"
+# Versions whose strategies and plans were read here; of 2.1 there was no release.
+_VERSIONS = ("2.0", "2.2", "2.3")
+_DISTRIBUTION = "jax-privacy"
+_PLAN = (
+    "clipped_grad batch_selection_strategy noise_addition_transform dp_event "
+    "neighboring_relation"
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,10 +68,11 @@ def from_execution_plan(
     * ``BallsInBinsSampling``, with independent noise: the same bins in every cycle,
       which together are one epoch of `RandomAllocation` with less noise; not under
       replace_one, unless there is one cycle only.
-    * ``RandomAllocationSampling`` (version 2.3), with independent noise.
+    * ``RandomAllocationSampling`` (version 2.3), with independent noise; with a
+      ``cycle_length`` the same secret steps of every cycle, as balls in bins.
 
-    Others (``BMinSepSampling``, users by ``UserSelectionStrategy``) are refused by
-    name.
+    Others (``BMinSepSampling``, users by ``UserSelectionStrategy``), and fields and
+    versions that are not known here, are refused by name.
 
     Args:
       plan: a ``BandMFConfig`` or ``BandMFExecutionPlanConfig``, a ``DPExecutionPlan``,
@@ -84,8 +92,10 @@ def from_execution_plan(
       TypeError: what is none of these.
       ValueError: something missing, twice there or out of range, or a ``dp_event`` of
         other draws than the strategy's.
-      NotImplementedError: a strategy, or a relation for it, that no theorem covers.
+      NotImplementedError: a strategy, or a relation for it, that no theorem covers; a
+        field or a version that is not known.
     """
+    check_version(_DISTRIBUTION, _VERSIONS)
     if not hasattr(plan, "batch_iterator"):
         alone = {"noise_multiplier": noise_multiplier, "num_examples": num_examples}
         for name, value in alone.items():
@@ -123,6 +133,7 @@ def _from_plan(plan: Any, relation: str | None) -> ComposedSteps:
             "plan must be an execution plan, a config of one or a batch selection "
             f"strategy, got {_validation.shown(plan)}"
         ) from None
+    _refuse_unknown(plan, _PLAN)
     if hasattr(plan, "neighboring_relation"):
         made_for = RELATIONS[plan.neighboring_relation]
     if relation is None and made_for is None:
@@ -165,11 +176,12 @@ def _event(
 ) -> Any:
     """The event of a strategy: whatever it draws in an iteration, and how often."""
     name = type(strategy).__name__
-    reader = _STRATEGIES.get(name)
-    if reader is None:
+    if name not in _STRATEGIES:
         raise NotImplementedError(
             f"{name} is not covered; covered: {', '.join(_STRATEGIES)}"
         )
+    reader, known = _STRATEGIES[name]
+    _refuse_unknown(strategy, known)
     size = num_examples
     if size is not None:
         size = _validation.whole_number("num_examples", num_examples, minimum=0)
@@ -185,7 +197,10 @@ def _cyclic_poisson(
             f"CyclicPoissonSampling with num_bands={num_bands} is not covered: they "
             f"must be at most cycle_length={cycle}, or one record's rounds overlap"
         )
-    splits = cycle > 1 and strategy.partition_type.name == "EQUAL_SPLIT"
+    partition = _validation.choice(
+        "partition_type", strategy.partition_type.name, ("EQUAL_SPLIT", "INDEPENDENT")
+    )
+    splits = cycle > 1 and partition == "EQUAL_SPLIT"
     if splits and relation == "add_remove":
         raise NotImplementedError(
             "CyclicPoissonSampling of an EQUAL_SPLIT is not covered under add_remove: "
@@ -226,38 +241,59 @@ def _fixed_batch(
 def _balls_in_bins(
     strategy: Any, noise: float, relation: str, size: int | None, num_bands: int
 ) -> Any:
-    """Given its bin a record is in all of a cycle's rounds: their noises are joined.
-
-    See docs/proofs.md, "Random allocation", the same bins in every epoch.
-    """
     del size
     _check_is_independent(strategy, num_bands)
     cycles = math.ceil(strategy.iterations / strategy.cycle_length)
-    if cycles == 0:
-        return _events.NoOpDpEvent()
-    if cycles > 1 and relation == _REPLACE_ONE:
-        raise NotImplementedError(
-            "BallsInBinsSampling under replace_one is covered for one cycle alone: "
-            f"iterations={strategy.iterations} must be at most "
-            f"cycle_length={strategy.cycle_length}"
-        )
-    return RandomAllocationDpEvent(
-        _events.GaussianDpEvent(joint([(noise, cycles)])), 1, strategy.cycle_length
-    )
+    return _allocated(noise, 1, strategy.cycle_length, cycles, relation)
 
 
 def _random_allocation(
     strategy: Any, noise: float, relation: str, size: int | None, num_bands: int
 ) -> Any:
-    del relation, size
+    del size
     _check_is_independent(strategy, num_bands)
-    if strategy.iterations == 0:
+    selected, steps, cycles = strategy.total_participations, strategy.iterations, 1
+    cycle = getattr(strategy, "cycle_length", None)
+    if cycle is not None and steps:
+        steps = _validation.whole_number("cycle_length", cycle)
+        cycles, rest = divmod(strategy.iterations, steps)
+        selected, uneven = divmod(selected, max(cycles, 1))
+        if rest or uneven:
+            raise NotImplementedError(
+                "RandomAllocationSampling with a cycle_length is covered where "
+                "iterations are whole cycles, and total_participations as many in "
+                f"each, got {strategy.iterations!r}, {strategy.total_participations!r} "
+                f"and cycle_length={cycle!r}"
+            )
+    return _allocated(noise, selected, steps, cycles, relation)
+
+
+def _allocated(
+    noise: float, selected: int, steps: int, cycles: int, relation: str
+) -> Any:
+    """The event of cycles in each of which a record is in the same secret steps.
+
+    Given these steps it is in all of their repetitions: the noises of those are joined.
+    See docs/proofs.md, "Random allocation", the same bins in every epoch.
+    """
+    if cycles == 0 or steps == 0:
         return _events.NoOpDpEvent()
-    return RandomAllocationDpEvent(
-        _events.GaussianDpEvent(noise),
-        strategy.total_participations,
-        strategy.iterations,
-    )
+    if cycles > 1 and relation == _REPLACE_ONE:
+        raise NotImplementedError(
+            "the same secret steps in every cycle are covered under replace_one for "
+            f"one cycle alone, got {cycles} cycles of cycle_length={steps}"
+        )
+    gaussian = _events.GaussianDpEvent(joint([(noise, cycles)]))
+    return RandomAllocationDpEvent(gaussian, selected, steps)
+
+
+def _refuse_unknown(thing: Any, known: str) -> None:
+    unknown = unknown_fields(thing, known)
+    if unknown:
+        raise NotImplementedError(
+            f"{type(thing).__name__} is not covered with {unknown}; known fields: "
+            f"{known.replace(' ', ', ')}"
+        )
 
 
 def _check_is_independent(strategy: Any, num_bands: int) -> None:
@@ -274,11 +310,18 @@ def _known(what: str, size: int | None) -> int:
     return size
 
 
+# What reads each, and its fields.
 _STRATEGIES = {
-    "BallsInBinsSampling": _balls_in_bins,
-    "CyclicPoissonSampling": _cyclic_poisson,
-    "FixedBatchSampling": _fixed_batch,
-    "RandomAllocationSampling": _random_allocation,
+    "BallsInBinsSampling": (_balls_in_bins, "iterations cycle_length"),
+    "CyclicPoissonSampling": (
+        _cyclic_poisson,
+        "sampling_prob iterations truncated_batch_size cycle_length partition_type",
+    ),
+    "FixedBatchSampling": (_fixed_batch, "batch_size iterations replace"),
+    "RandomAllocationSampling": (
+        _random_allocation,
+        "total_participations iterations cycle_length",
+    ),
 }
 
 
@@ -294,8 +337,9 @@ def training_config(
 
     Raises:
       ImportError: no ``jax_privacy``.
-      NotImplementedError: a version without training accountants.
+      NotImplementedError: a version without training accountants, or an unknown one.
     """
+    check_version(_DISTRIBUTION, _VERSIONS)
     theirs = require(
         "jax_privacy.accounting", purpose="training_config", extra="jax-privacy"
     )

@@ -4,7 +4,7 @@
 accountants bound, and ``make_private_with_epsilon`` calibrates with it. A loader made
 by `step_loader` draws in other ways; `StepAccountant` accounts what it draws.
 
-Needs opacus, which the extra "opacus" brings; nothing else in this package imports it.
+Needs opacus 1.6, which the extra "opacus" brings; nothing else here imports it.
 """
 
 from __future__ import annotations
@@ -20,9 +20,24 @@ from jaxdp_episodic.accounting.api import METHODS, epsilon
 from jaxdp_episodic.describe.rates import NEIGHBORING_RELATIONS
 from jaxdp_episodic.describe.schemes import Poisson
 from jaxdp_episodic.describe.step import GaussianStep, compose
-from jaxdp_episodic.files.optional import require
+from jaxdp_episodic.files.optional import check_version, require
 
 _accountants = require("opacus.accountants", purpose="this accountant", extra="opacus")
+
+# Versions whose optimizers were read here.
+_VERSIONS = ("1.6",)
+check_version("opacus", _VERSIONS)
+# Their optimizers that release one noised sum of clipped gradients, and nothing else.
+# AdaClipDPOptimizer divides by the number of examples drawn, without any noise.
+_OPTIMIZERS = (
+    "DPOptimizer",
+    "DPOptimizerFastGradientClipping",
+    "DPPerLayerOptimizer",
+    "DistributedDPOptimizer",
+    "DistributedDPOptimizerFastGradientClipping",
+    "FSDPOptimizerFastGradientClipping",
+    "SimpleDistributedPerLayerOptimizer",
+)
 
 NAME = "episodic"
 # opacus' loader tosses a coin by a float32 of 24 random bits.
@@ -64,8 +79,14 @@ class _HistoryAccountant(_accountants.IAccountant):
           **unused: opacus hands on here what is meant for its optimizer.
         """
         counts: dict[GaussianStep, int] = {}
-        for noise_multiplier, sample_rate, count in self.history:
-            # Other code, opacus' own search too, may have written the history.
+        # Other code, opacus' own search too, may have written the history.
+        for entry in self.history:
+            if len(entry) != 3:
+                raise ValueError(
+                    "history must have entries (noise_multiplier, sample_rate, number "
+                    f"of steps), got {_validation.shown(entry)}"
+                )
+            noise_multiplier, sample_rate, count = entry
             step = self._step(*_noise_and_rate(noise_multiplier, sample_rate))
             counts[step] = counts.get(step, 0) + count
         if not counts:
@@ -81,11 +102,19 @@ class _HistoryAccountant(_accountants.IAccountant):
         """Returns what opacus' optimizer calls after every step.
 
         The hook refuses (ValueError) a step over several accumulated draws: a unit may
-        be in more than one of them, which no ``sample_rate`` describes.
+        be in more than one of them, which no ``sample_rate`` describes. It refuses
+        (NotImplementedError) optimizers that are not known, and "adaptive" clipping,
+        which uses the number of examples that were drawn as it is.
         """
         record = super().get_optimizer_hook_fn(sample_rate)
 
         def hook(optimizer: Any) -> None:
+            name = type(optimizer).__name__
+            if name not in _OPTIMIZERS:
+                raise NotImplementedError(
+                    f"{name} is not covered: it may release more than a noised sum; "
+                    f"covered: {', '.join(_OPTIMIZERS)}"
+                )
             if optimizer.accumulated_iterations != 1:
                 raise ValueError(
                     "accumulated_iterations must be 1, one draw a step (for large "

@@ -25,9 +25,9 @@ from jaxdp_episodic.describe.schemes import (
 from jaxdp_episodic.describe.step import GaussianStep, OneStep
 from jaxdp_episodic.interop.event_tree import (
     ROUNDING_MARGIN,
+    EventNotCovered,
     field,
     joint,
-    kind,
     nonnegative,
     number,
     whole,
@@ -50,22 +50,6 @@ def reads(*kinds: str) -> Callable[[R], R]:
         return reader
 
     return enter
-
-
-class EventNotCovered(NotImplementedError):
-    """An event without a theorem here.
-
-    Attributes:
-      event: the offending one, which may lie deep inside the one that was read.
-    """
-
-    def __init__(self, event: Any, why: str) -> None:
-        super().__init__(
-            f"{kind(event)} cannot be imported: {why}; covered: "
-            f"{', '.join(sorted(READERS))}, ComposedDpEvent and SelfComposedDpEvent of "
-            "these"
-        )
-        self.event = event
 
 
 @reads("GaussianDpEvent")

@@ -25,7 +25,8 @@ def largest_within(
     low: np.ndarray,
     high: np.ndarray,
     *,
-    tolerance: float,
+    tolerance: float | np.ndarray,
+    at_jump: float = 0.0,
     integer: bool = False,
     ends: tuple[np.ndarray, np.ndarray] | None = None,
 ) -> np.ndarray:
@@ -42,7 +43,10 @@ def largest_within(
       low: (n,) > 0, known to have excess <= 0.
       high: (n,) > low, known to have excess > 0. An element with ``high <= low`` is
         finished: its answer is ``low``.
-      tolerance: relative width of the final bracket; ignored if ``integer``.
+      tolerance: relative width of the final bracket, also (n,); ignored if
+        ``integer``.
+      at_jump: the same, if it is larger, where the excess above is infinite and only
+        halving comes nearer.
       integer: search whole numbers only, to the last one.
       ends: (n,) what is known of the excess at ``low`` and at ``high``, NaN where
         nothing is.
@@ -63,8 +67,12 @@ def largest_within(
         first = _secant(high, np.asarray(ends[1], np.float64), last_x, last_f)
         inside = (first > low) & (first < high)
         trial = np.where(inside, first, trial)
+    jumps = np.zeros(low.shape, bool)
+    if ends is not None:
+        jumps = np.isposinf(ends[1])
     for _ in range(_MAX_EVALUATIONS):
-        open_ = high - low > (1 if integer else tolerance * low)
+        enough = np.where(jumps, np.maximum(tolerance, at_jump), tolerance)
+        open_ = high - low > (1 if integer else enough * low)
         active = np.flatnonzero(open_)
         if active.size == 0:
             return low
@@ -73,6 +81,7 @@ def largest_within(
         within = f <= 0
         low[active] = np.where(within, x, low[active])
         high[active] = np.where(within, high[active], x)
+        jumps[active] = np.where(within, jumps[active], np.isposinf(f))
         trial[active] = _secant(x, f, last_x[active], last_f[active])
         slow = np.ones(low.shape, bool)
         slow[active] = ~(np.abs(f) <= 0.1 * np.abs(last_f[active]))

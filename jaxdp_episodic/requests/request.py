@@ -132,7 +132,7 @@ class CalibrationRequest(Spec):
       calibrate: what is sought: "noise_multiplier" (the smallest), "num_steps" or
         "rate" (the largest).
       epsilon: the target, > 0 and finite.
-      delta: in (0, 1).
+      delta: in (0, 1].
       num_steps: whole number >= 0; None where it is sought.
       level: the level whose rate is sought; None elsewhere.
       method: how epsilon is computed; see `jaxdp_episodic.epsilon`.
@@ -164,7 +164,7 @@ class CalibrationRequest(Spec):
         if self.level is not None:
             _validation.choice("level", self.level, self.step.design.level_names)
         set_checked(self, _validation.positive_array, "epsilon", optional=True)
-        set_checked(self, _validation.open_unit_array, "delta", optional=True)
+        set_checked(self, _validation.positive_share_array, "delta", optional=True)
         set_checked(self, _WHOLE, "num_steps", optional=True)
         _ = self.shape  # refuses fields that do not broadcast
 

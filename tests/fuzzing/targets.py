@@ -6,6 +6,7 @@ import tempfile
 import warnings
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import hypothesis.strategies as st
@@ -30,6 +31,7 @@ from jaxdp_episodic.describe.schemes import (
 from jaxdp_episodic.describe.serialization import spec_from_dict
 from jaxdp_episodic.describe.step import ComposedSteps, GaussianStep
 from jaxdp_episodic.interop.dp_event import from_dp_event
+from jaxdp_episodic.interop.event_tree import FIELDS
 from jaxdp_episodic.plan.question import read_plan
 from jaxdp_episodic.requests.batch_files import read_rows
 from jaxdp_episodic.requests.request import CalibrationRequest, EpsilonRequest
@@ -172,19 +174,6 @@ def _adapter(case: Any, folder: Path) -> ExampleTable:
     return read(rows, features="image", label="label", target="target")
 
 
-class _Event(NamedTuple):
-    """Like the named tuples of dp_accounting."""
-
-    class_name: Any
-    noise_multiplier: Any = 1.0
-    sampling_probability: Any = 0.1
-    sample_size: Any = 3
-    source_dataset_size: Any = 9
-    count: Any = 2
-    event: Any = None
-    events: Any = ()
-
-
 _EVENT_NAMES = (
     "GaussianDpEvent",
     "PoissonSampledDpEvent",
@@ -217,9 +206,26 @@ def _events() -> st.SearchStrategy[Any]:
                 "events": st.lists(inner, max_size=3) | values,
             },
         )
-        return fields.map(lambda given: _Event(**given))
+        return st.builds(_event_of, fields, st.booleans())
 
     return st.recursive(leaves() | larger(st.none()), larger, max_leaves=6)
+
+
+def _event_of(given: dict[str, Any], known_alone: bool) -> SimpleNamespace:
+    """An event, mostly with all that it needs and no field that is not known."""
+    usual = {
+        "noise_multiplier": 1.0,
+        "sampling_probability": 0.1,
+        "sample_size": 3,
+        "source_dataset_size": 9,
+        "count": 2,
+        "events": (),
+    }
+    known = FIELDS.get(given["class_name"])
+    if known is None or not known_alone:
+        return SimpleNamespace(**given)
+    names = ["class_name", *known.split()]
+    return SimpleNamespace(**{n: given.get(n, usual.get(n)) for n in names})
 
 
 def _event(case: Any, folder: Path) -> Any:

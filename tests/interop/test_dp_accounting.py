@@ -1,7 +1,10 @@
 """Import of dp_accounting's events, against its own accountant where that is right."""
 
+import collections
 import dataclasses
 import functools
+import importlib.metadata
+import types
 from typing import Any, cast
 
 import dp_accounting
@@ -12,7 +15,11 @@ from dp_accounting.pld import PLDAccountant
 from dp_accounting.rdp import RdpAccountant
 
 import jaxdp_episodic as jde
+from jaxdp_episodic.files.optional import check_version
+from jaxdp_episodic.interop.dp_accounting import EpisodicAccountant
 from jaxdp_episodic.interop.dp_event import from_dp_event
+from jaxdp_episodic.interop.event_tree import FIELDS, EventNotCovered
+from jaxdp_episodic.interop.release_event import READERS
 from jaxdp_episodic.interop.to_dp_event import to_dp_event
 
 # The bounds by Rényi-DP are what these tests are about.
@@ -313,6 +320,70 @@ def test_of_a_sampled_composition_the_part_that_happens_is_charged():
         for parts in ([never, loud], [loud, never]):
             event = poisson(0.5, dp_event.ComposedDpEvent(parts))
             assert from_dp_event(event) == from_dp_event(poisson(0.5, loud))
+
+
+def _with_field(event, name, value=None):
+    """As a later version may have it: a field that changes what is released."""
+    kind = type(event)
+    more = dataclasses.make_dataclass(
+        kind.__name__, [*(one.name for one in kind.__attrs_attrs__), name]
+    )
+    held = {one.name: getattr(event, one.name) for one in kind.__attrs_attrs__}
+    return more(**held, **{name: value})
+
+
+def _later_events():
+    """An event of a later version at every place where one is read."""
+    later = _with_field(gaussian(), "scale_of_later")
+    without = functools.partial(dp_event.SampledWithoutReplacementDpEvent, 9, 3)
+    yield later
+    yield _with_field(dp_event.NoOpDpEvent(), "scale_of_later")
+    yield _with_field(dp_event.NonPrivateDpEvent(), "scale_of_later")
+    yield _with_field(dp_event.ComposedDpEvent([gaussian()]), "scale_of_later", 3)
+    yield _with_field(dp_event.SelfComposedDpEvent(gaussian(), 2), "scale_of_later")
+    yield poisson(0.5, later)
+    yield poisson(0.5, _with_field(poisson(), "scale_of_later"))
+    yield without(later)
+    yield dp_event.ComposedDpEvent([gaussian(), without(later)])
+    yield dp_event.RepeatAndSelectDpEvent(later, 3.0, 1.0)
+    fields = {"class_name": "ZCDpEvent", "rho": 0.5, "xi": 0.0, "scale_of_later": 0}
+    yield collections.namedtuple("Wrapper", fields)(**fields)
+    vague = types.SimpleNamespace(class_name="GaussianDpEvent", noise_multiplier=1.0)
+    vague.scale_of_later = None
+    yield vague
+
+
+@pytest.mark.parametrize("event", list(_later_events()))
+def test_a_field_that_is_not_known_is_refused_by_name(event):
+    with pytest.raises(EventNotCovered, match="scale_of_later") as caught:
+        from_dp_event(event)
+    assert caught.value.event is not None
+    if isinstance(event, dp_event.DpEvent):
+        assert not EpisodicAccountant().supports(event)
+
+
+def test_the_known_fields_are_theirs():
+    for name, fields in FIELDS.items():
+        theirs = getattr(dp_event, name, None)  # some are of later versions
+        if theirs is not None:
+            declared = [one.name for one in theirs.__attrs_attrs__]
+            assert sorted(declared) == sorted(fields.split()), name
+    composed = {"NoOpDpEvent", "ComposedDpEvent", "SelfComposedDpEvent"}
+    assert set(READERS) == set(FIELDS) - composed
+
+
+def test_a_version_that_is_not_known_is_refused_by_name(monkeypatch):
+    monkeypatch.setattr(importlib.metadata, "version", lambda name: "0.61.0")
+    check_version.cache_clear()
+    try:
+        with pytest.raises(
+            NotImplementedError, match=r"dp-accounting 0\.61\.0.* 0\.6$"
+        ):
+            from_dp_event(gaussian())
+        monkeypatch.setattr(importlib.metadata, "version", lambda name: "0.6.1.dev0")
+        assert from_dp_event(gaussian()).counts == (1,)
+    finally:
+        check_version.cache_clear()
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """Execution plans of jax_privacy, accounted from what they draw."""
 
 import dataclasses
+import importlib.metadata
 import warnings
 from types import SimpleNamespace
 
@@ -8,6 +9,7 @@ import numpy as np
 import pytest
 
 import jaxdp_episodic as jde
+from jaxdp_episodic.files.optional import check_version
 from jaxdp_episodic.interop.dp_accounting import EpisodicAccountant
 from jaxdp_episodic.interop.jax_privacy import from_execution_plan, training_config
 
@@ -225,6 +227,49 @@ def test_random_allocation():
     assert run == jde.compose((step, 9))
 
 
+def later(kind, **fields):
+    """A strategy as a later version may have it."""
+    made = dataclasses.make_dataclass(
+        kind.__name__, fields, namespace={"batch_iterator": None}
+    )
+    return made(**fields)
+
+
+def cycles(selected, iterations, cycle_length):
+    return later(
+        RandomAllocationSampling,
+        total_participations=selected,
+        iterations=iterations,
+        cycle_length=cycle_length,
+    )
+
+
+def test_the_same_steps_of_every_cycle():
+    """Given its step a record is in five rounds: those of one of noise / sqrt(5)."""
+    given = {"neighboring_relation": "add_remove", "noise_multiplier": 1.0}
+    run = from_execution_plan(cycles(5, 20, 4), **given)
+    scheme = jde.RandomAllocation("example", steps_per_epoch=4)
+    step = jde.GaussianStep(scheme, noise_multiplier=5**-0.5)
+    expected = jde.epsilon(step, num_steps=4, delta=1e-5)
+    assert jde.epsilon(run, delta=1e-5) == pytest.approx(expected, rel=1e-9)
+    assert jde.epsilon(run, delta=1e-5) == pytest.approx(10.0938, abs=1e-4)
+    bins = batch_selection.BallsInBinsSampling(iterations=20, cycle_length=4)
+    assert run == from_execution_plan(bins, **given)
+    # Five of the twenty, as without the cycle, are far less.
+    free = from_execution_plan(cycles(5, 20, None), **given)
+    assert jde.epsilon(free, delta=1e-5) == pytest.approx(6.5995, abs=1e-4)
+    assert free == from_execution_plan(RandomAllocationSampling(5, 20), **given)
+    # One cycle is no repetition; nobody is drawn; several steps of a cycle.
+    assert from_execution_plan(cycles(5, 20, 20), **given) == free
+    nobody = from_execution_plan(cycles(0, 20, 4), **given)
+    assert jde.epsilon(nobody, delta=1e-5) == 0
+    two = from_execution_plan(cycles(10, 20, 4), **given)
+    blocks = jde.RandomAllocation("example", steps_per_epoch=4, times=2)
+    ((part, count),) = zip(two.steps, two.counts, strict=True)
+    assert part.design.levels == (blocks,) and count == 4
+    assert part.noise_multiplier == run.steps[0].noise_multiplier
+
+
 BAND_STRATEGY = {"neighboring_relation": "zero_out", "noise_multiplier": 1.0}
 
 
@@ -241,7 +286,7 @@ BAND_STRATEGY = {"neighboring_relation": "zero_out", "noise_multiplier": 1.0}
             batch_selection.BallsInBinsSampling(iterations=8, cycle_length=4),
             {"neighboring_relation": "replace_one"},
             NotImplementedError,
-            "iterations=8 must be at most cycle_length=4",
+            "2 cycles of cycle_length=4",
         ),
         (batch_selection.BMinSepSampling(0.1, 8, 2), {}, NotImplementedError, "BMin"),
         (
@@ -275,6 +320,36 @@ BAND_STRATEGY = {"neighboring_relation": "zero_out", "noise_multiplier": 1.0}
             {"num_examples": 9, "num_bands": 2},
             NotImplementedError,
             "num_bands=2",
+        ),
+        (
+            cycles(5, 20, 4),
+            {"neighboring_relation": "replace_one"},
+            NotImplementedError,
+            "5 cycles of cycle_length=4",
+        ),
+        (cycles(4, 18, 4), {}, NotImplementedError, "whole cycles"),
+        (cycles(4, 20, 4), {}, NotImplementedError, "total_participations"),
+        (cycles(1, 3, 4), {}, NotImplementedError, "got 3, 1 and cycle_length=4"),
+        (cycles(4, 20, 0), {}, ValueError, "cycle_length"),
+        (
+            later(batch_selection.BallsInBinsSampling, iterations=8, by=None),
+            {},
+            NotImplementedError,
+            "BallsInBinsSampling is not covered with by; known fields: iterations, cyc",
+        ),
+        (
+            later(RandomAllocationSampling, iterations=8, warm_start=False),
+            {},
+            NotImplementedError,
+            "warm_start",
+        ),
+        (
+            dataclasses.replace(
+                cyclic(cycle_length=2), partition_type=SimpleNamespace(name="SORTED")
+            ),
+            {},
+            ValueError,
+            "partition_type",
         ),
         (cyclic(), {"noise_multiplier": None}, ValueError, "noise_multiplier"),
         (cyclic(), {"noise_multiplier": -1.0}, ValueError, "noise_multiplier"),
@@ -323,6 +398,30 @@ def test_later_plans_say_their_relation():
     assert jde.epsilon(run, delta=DELTA) == poisson(1.3, 30, "add_remove")
     later.dp_event = dp_accounting.NonPrivateDpEvent()
     assert jde.epsilon(from_execution_plan(later), delta=DELTA) == np.inf
+
+
+def test_a_plan_with_more_than_is_known_is_refused():
+    plan = config(Relation.REPLACE_SPECIAL).plan
+    more = SimpleNamespace(**vars(plan), examples_per_user=3)
+    with pytest.raises(NotImplementedError, match="examples_per_user"):
+        from_execution_plan(more, neighboring_relation="zero_out")
+
+
+@pytest.mark.parametrize("found", ["2.4.0", "2.30.1", "1.0.0", "3.0.0rc1"])
+def test_a_version_that_is_not_known_is_refused_by_name(found, monkeypatch):
+    true = importlib.metadata.version
+
+    def version(name):
+        return found if name == "jax-privacy" else true(name)
+
+    monkeypatch.setattr(importlib.metadata, "version", version)
+    check_version.cache_clear()
+    try:
+        for ask in (lambda: from_execution_plan(cyclic()), training_config):
+            with pytest.raises(NotImplementedError, match=f"jax-privacy {found}"):
+                ask()
+    finally:
+        check_version.cache_clear()
 
 
 def test_their_calibration_takes_our_accountant():

@@ -40,22 +40,23 @@ _PROFILE_ERROR = 1e-13
 _ROUNDING = 4e-16
 
 
-def exact_answer(question: Question, run: Run) -> Answer:
+def exact_answer(question: Question, run: Run, *, certify: bool = True) -> Answer:
     """Epsilon or log(delta) at every setting and path; arrays broadcast together.
 
     *Exact* for the composed dominating pair up to the stated error, or a certified
-    *upper bound* where `Answer.is_certified` says so.
+    *upper bound* where `Answer.is_certified` says so. Without ``certify`` that is
+    Rényi's, which takes milliseconds, but for single steps; its error is ``inf``.
     """
     shape = np.broadcast_shapes(np.shape(question.target), run.shape)
     if 0 in shape:
         return Answer(np.zeros(shape), np.zeros(shape), np.zeros(shape, bool))
     target = np.broadcast_to(np.asarray(question.target, np.float64), shape)
     question, run = question.at(target.reshape(-1)), run.flattened(shape)
-    answer = _answer(question, run)
+    answer = _answer(question, run, certify)
     return Answer(*(field.reshape(shape) for field in answer))
 
 
-def _answer(question: Question, run: Run) -> Answer:
+def _answer(question: Question, run: Run, certify: bool) -> Answer:
     """Of (n,) settings: those that need no integral first, then the others."""
     # Each part chooses its own engine: nothing is compiled for a few settings.
     engine = choose_engine(question.target.size, BREAK_EVEN)
@@ -84,7 +85,8 @@ def _answer(question: Question, run: Run) -> Answer:
         left[i] = ~(answer.error[i] <= TOLERANCE * scale)
     chosen = np.flatnonzero(left)
     if chosen.size:
-        _fill(answer, chosen, _of_many_steps(question.take(chosen), run.take(chosen)))
+        asked, part = question.take(chosen), run.take(chosen)
+        _fill(answer, chosen, _of_many_steps(asked, part, certify))
     if question.is_epsilon:
         answer = answer._replace(value=np.maximum(value, 0.0))
     return answer
@@ -136,7 +138,7 @@ def _of_gaussians(question: Question, run: Run, engine: str) -> Answer:
     return Answer(value, error, np.zeros(value.shape, bool))
 
 
-def _of_many_steps(question: Question, run: Run) -> Answer:
+def _of_many_steps(question: Question, run: Run, certify: bool) -> Answer:
     """The contour integral, in both directions where they differ."""
     bound, order = rdp_bound(question, run, loose=True)
     if question.is_epsilon and np.any(bound == 0):
@@ -144,7 +146,7 @@ def _of_many_steps(question: Question, run: Run) -> Answer:
         value, error = np.zeros(bound.shape), np.zeros(bound.shape)
         certified, left = np.zeros(bound.shape, bool), np.flatnonzero(bound > 0)
         if left.size:
-            part = _of_many_steps(question.take(left), run.take(left))
+            part = _of_many_steps(question.take(left), run.take(left), certify)
             value[left], error[left], certified[left] = part
         return Answer(value, error, certified)
     goal = question.target if question.is_epsilon else bound - _RESERVE
@@ -171,7 +173,9 @@ def _of_many_steps(question: Question, run: Run) -> Answer:
     if chosen.size:
         asked, part = question.take(chosen), run.take(chosen)
         known, _ = rdp_bound(asked, part)
-        value[chosen], error[chosen] = _certified(asked, part, known)
+        far = np.full(known.shape, np.inf)
+        found = _certified(asked, part, known) if certify else (known, far)
+        value[chosen], error[chosen] = found
     return Answer(value, error, unsure & _has_certified_ends(run))
 
 
@@ -235,15 +239,21 @@ def _of_rounded_losses(epsilon: np.ndarray, run: Run) -> np.ndarray:
 
 
 def _truncated(goal: np.ndarray, run: Run) -> tuple[Run, np.ndarray, np.ndarray]:
-    """The run without terms of negligible delta; see `PrivacyLoss.truncated`."""
+    """The run without terms of negligible delta; see `PrivacyLoss.truncated`.
+
+    And without mechanisms that have no nodes: where such a step is taken there are too
+    many terms, and elsewhere, as on another path, it must not be asked for any.
+    """
     log_added = np.full(goal.shape, -np.inf)
     too_many = np.zeros(goal.shape, bool)
-    losses = []
+    losses, counts = [], []
     for loss, count in zip(run.losses, run.counts, strict=True):
         kept, added, many = loss.truncated(goal, count)
-        losses.append(kept)
         log_added, too_many = np.logaddexp(log_added, added), too_many | many
-    return run.with_losses(tuple(losses)), log_added, too_many
+        if loss.has_nodes:
+            losses.append(kept)
+            counts.append(count)
+    return Run(tuple(losses), tuple(counts)), log_added, too_many
 
 
 def _larger(

@@ -17,7 +17,6 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from jaxdp_episodic.losses.excess import (
-    FARTHEST_BUMP,
     LOG_SQRT_2PI,
     log_integral,
     unless_gaussian,
@@ -163,8 +162,10 @@ class AntipodalGaussianLoss(GaussianLoss):
             rule._replace(direction="symmetric"),
         )
         whole = (p >= 1) & (r >= 1)
-        far = (1 + t) * s > FARTHEST_BUMP
-        return unless_gaussian(whole | far, 2.0 * s * s, t, excess)
+        weight, scale = _mixed(t, log_p, log_q, log_r, s)
+        return unless_gaussian(
+            whole, weight, scale, t, excess, rounds=2 * s * s / scale
+        )
 
     def gaussian_shift(self) -> Array:
         """Twice the shift, where the unit always is on either side."""
@@ -244,6 +245,27 @@ def _turns(log_p: Array, log_q: Array, log_r: Array, s: Array) -> tuple[Array, A
     )
     turn = (root - math.log(2.0) - log_a) / s + 0.5 * s
     return base_turn, turn
+
+
+def _mixed(
+    t: Array, log_p: Array, log_q: Array, log_r: Array, s: Array
+) -> tuple[Array, Array]:
+    """Log-weight and scale of a Gaussian of a larger excess; see `unless_gaussian`.
+
+    Reached or not is a mixture of pairs that are 2s apart. Where the unit mostly is not
+    drawn that is four times as much as a loss is: Q's density is at least ``(1-p)
+    phi(x)``, and ``Q f(v)`` falls as Q grows, so with ``rho = r p / (1-p)`` and R the
+    ratio of N(s) to N(0) it is at most ``(1-p) f(rho R)``; and ``f(rho v) <= f(v) rho``
+    for rho below 1, ``rho^max(2, alpha)`` above.
+    """
+    xp = namespace(t, log_p, log_q, log_r, s)
+    log_rate, half = log_p + log_r, 0.5 * s * s
+    log_rho = log_rate - xp.maximum(log_q, -1e300)
+    added = xp.maximum(log_rho, 0.0) * xp.maximum(t, 1.0)
+    # (e^4x - 1) / (e^x - 1) is at least this.
+    less = added <= xp.maximum(math.log(4.0), 3 * half * t * (1 + t))
+    weight = log_rate + xp.where(less, added, 0.0)
+    return weight, xp.where(less, half, 4 * half)
 
 
 def _windows(

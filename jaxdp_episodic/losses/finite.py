@@ -21,11 +21,13 @@ from typing import ClassVar
 
 import numpy as np
 
+from jaxdp_episodic.losses.excess import ROUNDING, with_rounding
 from jaxdp_episodic.losses.loss_nodes import LossNodes, NodeRule, Rate, real_log_mixture
 from jaxdp_episodic.losses.privacy_loss import Hints, MomentRule, PrivacyLoss, Tails
 from jaxdp_episodic.losses.randomized_response import atoms
 from jaxdp_episodic.numerics.loops import Array, logsumexp, namespace, stop_gradient
 from jaxdp_episodic.numerics.power_excess import (
+    log_expm1,
     scaled_power_excess,
     scaled_power_excess_derivatives,
 )
@@ -145,18 +147,28 @@ def log_excess_of_atoms(
 ) -> tuple[Array, ...]:
     """`PrivacyLoss.log_excess` of losses and their log-masses, (J, n), at (n,) orders.
 
-    Forward the larger direction's; *exact* up to rounding.
+    Forward the larger direction's; *upper bounds*, exact up to rounding.
     """
     xp = namespace(loss, log_mass, t)
     base = log_mass - loss  # of the distribution without the unit
     direction = rule.direction
+    largest = xp.max(xp.where(log_mass > -xp.inf, xp.abs(loss), 0.0), axis=0)
     sums = {}
     for one in ("forward", "backward") if direction == "forward" else (direction,):
         power = -t if one == "backward" else 1 + t
         peak = xp.max(base + power * loss, axis=0) - _LARGEST_EXPONENT
         peak = stop_gradient(xp, xp.maximum(peak, 0.0))
         value = xp.sum(scaled_power_excess(loss, base - peak, t, one), axis=0)
-        sums[one] = xp.log(value) + peak
+        # Masses of the other distribution are rounded as losses are. Where these are
+        # large ``M - 1 <= E[e^(t L) - 1; L > 0]``, with masses of at most 1.
+        gain, mass = loss, log_mass
+        if one == "backward":
+            gain, mass = -loss, xp.minimum(base + ROUNDING * largest, 0.0)
+        above = gain > 0
+        part = mass + log_expm1(t * xp.where(above, gain, 1.0))
+        most = logsumexp(xp.where(above, part, -xp.inf))
+        found = (xp.log(value) + peak,), (1 + t) * largest, (most,)
+        (sums[one],) = with_rounding(*found)
     excess = sums[direction]
     if direction == "forward":
         excess = xp.maximum(excess, sums["backward"])
@@ -226,5 +238,7 @@ def sampled_atoms(found: Atoms, sampling_probability: float) -> Atoms:
         return found
     if sampling_probability == 0:
         return np.zeros(1), np.zeros(1)
-    mixed = real_log_mixture(loss, Rate.of(np.float64(sampling_probability)))
-    return mixed, log_mass - loss + mixed
+    rate = Rate.of(np.float64(sampling_probability))
+    mixed = real_log_mixture(loss, rate)
+    # Not by the losses' difference, which is rounded as they are.
+    return mixed, np.logaddexp(rate.log_rest + log_mass - loss, rate.log + log_mass)

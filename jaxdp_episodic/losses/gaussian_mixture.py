@@ -30,7 +30,6 @@ from typing import Any, ClassVar, Self
 import numpy as np
 
 from jaxdp_episodic.losses.excess import (
-    FARTHEST_BUMP,
     LOG_SQRT_2PI,
     log_integral,
     unless_gaussian,
@@ -184,11 +183,11 @@ class GaussianMixtureLoss(PrivacyLoss):
             own = MomentRule(direction, finer, with_derivatives)
             floor = xp.full_like(t, -xp.inf)
             excess = log_integral(log_parts, windows, bumps, floor, t, own)
-            # The moment of the largest shift: an upper bound, as moments are convex in
-            # P.
-            scale = 0.5 * shift[-1] ** 2
+            weight, never = rate.log + log_weight, xp.zeros_like(t) > 0
+            bounded = (rate.rate < 1) & (direction == "backward")
+            rounds = xp.where(bounded, 0.0, 1.0)
             return unless_gaussian(
-                (1 + t) * shift[-1] > FARTHEST_BUMP, scale, t, excess
+                never, weight, 0.5 * shift * shift, t, excess, rounds=rounds
             )
 
         excess, *derivatives = integral(rule.direction, rule.with_derivatives)

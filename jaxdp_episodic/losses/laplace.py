@@ -30,6 +30,7 @@ from typing import ClassVar
 
 import numpy as np
 
+from jaxdp_episodic.losses.excess import excess_of, with_rounding
 from jaxdp_episodic.losses.gaussian import scaled
 from jaxdp_episodic.losses.loss_nodes import (
     LossNodes,
@@ -132,7 +133,13 @@ class LaplaceLoss(NoisyLoss):
         """See `PrivacyLoss`: two atoms and an integral; closed form at p = 1."""
         xp = namespace(t, *self.fields)
         t, _, p, s = xp.broadcast_arrays(t, *self.fields)
-        excess, *derivatives = _excess(t, Rate.of(p), s, rule)
+        rate = Rate.of(p)
+        found = _excess(t, rate, s, rule)
+        if rule.direction == "forward":
+            # As in `unless_gaussian`: moments are convex in P, and no loss is above s.
+            most, *slopes = excess_of(t * s, s, 0.0, rule.with_derivatives)
+            found = with_rounding(found, s * (1 + t), (rate.log + most, *slopes))
+        excess, *derivatives = found
         return xp.where(p >= 1, _always_excess(t, s), excess), *derivatives
 
     def nodes(self, rule: NodeRule) -> LossNodes:

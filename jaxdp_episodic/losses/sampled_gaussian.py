@@ -19,7 +19,6 @@ from typing import ClassVar
 import numpy as np
 
 from jaxdp_episodic.losses.excess import (
-    FARTHEST_BUMP,
     LOG_SQRT_2PI,
     log_integral,
     unless_gaussian,
@@ -176,8 +175,8 @@ def mixture_excess(
         t,
         rule,
     )
-    far = (1 + t) * s > FARTHEST_BUMP
-    return unless_gaussian((p >= 1) | far, 0.5 * s * s, t, excess)
+    rounds = float(rule.direction != "backward")
+    return unless_gaussian(p >= 1, rate.log, 0.5 * s * s, t, excess, rounds=rounds)
 
 
 def _windows(t: Array, turn: Array, s: Array, direction: str) -> tuple[Windows, Array]:

@@ -28,7 +28,6 @@ from typing import ClassVar
 import numpy as np
 
 from jaxdp_episodic.losses.excess import (
-    FARTHEST_BUMP,
     log_integral,
     unless_gaussian,
 )
@@ -161,8 +160,9 @@ class ZeroedGaussianLoss(GaussianLoss):
             for a, b in zip(upper[1:], lower[1:], strict=True)
         )
         whole = (p >= 1) & (r >= 1)
-        far = (1 + 2 * t) * s > FARTHEST_BUMP
-        return unless_gaussian(whole | far, 0.5 * s * s, t, (total, *ratios))
+        rounds = xp.where(p < 1, 0.0, 1.0) if rule.direction == "backward" else 1.0
+        weight, scale = logs.reached, 0.5 * s * s
+        return unless_gaussian(whole, weight, scale, t, (total, *ratios), rounds=rounds)
 
     def nodes(self, rule: NodeRule) -> LossNodes:
         """See `PrivacyLoss`; two half-lines."""

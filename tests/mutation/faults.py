@@ -6,8 +6,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from jaxdp_episodic.accounting import dominating_pair
-from jaxdp_episodic.draw import epochs, sampler
+from jaxdp_episodic.draw import epochs, generators, sampler
 from jaxdp_episodic.training import (
+    draws,
     episode,
     ledger,
     private_gradient,
@@ -80,7 +81,6 @@ _CLIPPED_SUM = Edit(
     f"total = {_ADDED.removeprefix('return ')}\n        "
     "return total._replace(gradient=clip_by_norm(total.gradient, clip)[0])",
 )
-_CHARGE = "taken + 1 if taken < self.ledger.charged else self.ledger.charge()"
 _DONE = "self._now = (state._replace(params=params), number)"
 _SHUFFLED = Edit(
     sampler.TreeRows,
@@ -178,10 +178,10 @@ FAULTS = (
         "a key used twice, by two steps",
         (
             Edit(
-                standing.Standing,
-                "_noise_key",
-                "noise_key(self._secrets, number)",
-                "noise_key(self._secrets, 0)",
+                generators.Keys,
+                "new",
+                "secrets.token_bytes(KEY_BYTES)",
+                "_hashed(purpose, 0, 0)",
             ),
         ),
         AUDIT,
@@ -238,10 +238,10 @@ FAULTS = (
         "bins reused in every epoch",
         (
             Edit(
-                sampler.EpisodeSampler,
-                "draw_step",
-                "epoch_generator(key, number)",
-                "epoch_generator(key, 0)",
+                draws.RunDraws,
+                "_epoch",
+                'self._keys.new("epoch", number)',
+                'self._keys.new("epoch", 0)',
             ),
         ),
         SAMPLER,
@@ -347,12 +347,12 @@ FAULTS = (
     Fault(
         "charge after release",
         (
-            Edit(trainer.Trainer, "_step", _CHARGE, "taken + 1"),
+            Edit(trainer.Trainer, "_step", "self.ledger.charge()", "pass"),
             Edit(
                 trainer.Trainer,
                 "_step",
                 _DONE,
-                f"{_DONE}\n    if taken == self.ledger.charged:\n"
+                f"{_DONE}\n    if number > self.ledger.charged:\n"
                 "        self.ledger.charge()",
             ),
         ),
@@ -372,16 +372,22 @@ FAULTS = (
         ),
         LEDGER,
         crashes.killed_and_resumed,
-        "steps after the checkpoint would be taken again as if for the first time",
+        "steps after the checkpoint would be released again, of which nobody knew",
     ),
     Fault(
-        "resume that forgets steps, and their noise",
+        "resume that takes again what was released",
         (
             Edit(
                 standing.Standing,
-                "_take_up",
-                "self._secrets = snapshot.secrets",
-                "pass",
+                "_take_releases",
+                "journal.releases(after=self.num_steps_taken)",
+                "()",
+            ),
+            Edit(
+                standing.Standing,
+                "_give_up_unreleased",
+                "if taken == charged or self.is_seeded:",
+                "if True:",
             ),
         ),
         LEDGER,

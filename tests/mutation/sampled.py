@@ -10,7 +10,10 @@ import numpy as np
 from jaxdp_episodic.data.table import ExampleTable
 from jaxdp_episodic.describe import Population, RandomAllocation
 from jaxdp_episodic.draw import Draw, EpisodeSampler
+from jaxdp_episodic.draw.generators import Keys
 from jaxdp_episodic.training import episode
+from jaxdp_episodic.training.draws import RunDraws
+from jaxdp_episodic.training.processes import all_processes
 from mutation.verdicts import Effort, Verdict
 from oracles.draws import false_alarm, outcome_tally
 from sampling.test_draw_statistics import CASES, FALSE_ALARMS, check
@@ -53,8 +56,9 @@ def bins_of_two_epochs(effort: Effort) -> Verdict:
     outcomes = []
     for entropy in range(effort.draws):
         found = np.zeros((2, 2), int)
+        draws = RunDraws(sampler, Keys(entropy), all_processes(), 1)
         for step in range(6):
-            for unit in sampler.draw_step(entropy, step + 1).units:
+            for unit in draws.draw(draws.secret(step + 1)).units:
                 found[step // 3, unit] = step % 3
         outcomes.append(tuple(found.ravel().tolist()))
     dist = {places: 3.0**-4 for places in itertools.product(range(3), repeat=4)}

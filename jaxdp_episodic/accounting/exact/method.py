@@ -21,11 +21,13 @@ from jaxdp_episodic.accounting.exact.solver import (
     TOLERANCE,
     ContourSolver,
 )
+from jaxdp_episodic.accounting.pld.lattice import loss_rounding
 from jaxdp_episodic.accounting.pld.method import pld_bounds
 from jaxdp_episodic.accounting.question import Answer, Question
 from jaxdp_episodic.accounting.rdp.method import rdp_bound, rdp_curve
 from jaxdp_episodic.accounting.run import Run
 from jaxdp_episodic.accounting.single_step import error_in_nats, solve_single_step
+from jaxdp_episodic.losses.excess import LARGE_LOSS, ROUNDING
 
 # Orders at which the other direction is bounded, relative to the forward one's best.
 _ORDER_FACTORS = (1.0, 1.6, 4.0)
@@ -108,20 +110,23 @@ def _of_one_step(question: Question, run: Run, engine: str) -> Answer:
             error = error_in_nats(error, epsilon, question, run)
     else:
         error += _of_rounded_losses(epsilon, run)
-    # What is poorly known counts as that much larger; nothing certified is below.
-    poor = ~(error <= TOLERANCE * question.scale(value))
-    raised = value + np.where(np.isfinite(error), error, 0.0)
-    value = np.where(poor & np.isfinite(value), raised, value)
-    certified = np.isposinf(value)
-    replaced = (poor | certified) & _has_certified_ends(run)
-    chosen = np.flatnonzero(replaced)
+    return _unless_poor(Answer(value, error, np.isposinf(value)), question, run)
+
+
+def _unless_poor(
+    answer: Answer, question: Question, run: Run, certify: bool = True
+) -> Answer:
+    """Certified ends, or Rényi's bound, in place of what is poorly known."""
+    value, error, poor = answer
+    poor = poor | ~(error <= TOLERANCE * question.scale(value))
+    chosen = np.flatnonzero(poor)
     if chosen.size:
-        # Certified ends in place of values from tables with too large an error.
-        asked, part, known = question.take(chosen), run.take(chosen), value[chosen]
-        if any(loss.is_estimate for loss in run.losses):
-            known, _ = rdp_bound(asked, part)
-        value[chosen], error[chosen] = _certified(asked, part, known)
-    return Answer(value, error, certified | replaced)
+        asked, part = question.take(chosen), run.take(chosen)
+        known, _ = rdp_bound(asked, part)
+        far = np.full(known.shape, np.inf)
+        found = _certified(asked, part, known) if certify else (known, far)
+        value[chosen], error[chosen] = found
+    return Answer(value, error, poor)
 
 
 def _of_gaussians(question: Question, run: Run, engine: str) -> Answer:
@@ -135,7 +140,8 @@ def _of_gaussians(question: Question, run: Run, engine: str) -> Answer:
     moved = size + shift**2 if question.is_epsilon else (1 + size) * (1 + shift)
     scale = size if question.is_epsilon else 1.0
     error = _PROFILE_ERROR * scale + 4 * shift_error(run) * moved
-    return Answer(value, error, np.zeros(value.shape, bool))
+    answer = Answer(value, error, np.zeros(value.shape, bool))
+    return _unless_poor(answer, question, run)
 
 
 def _of_many_steps(question: Question, run: Run, certify: bool) -> Answer:
@@ -151,7 +157,8 @@ def _of_many_steps(question: Question, run: Run, certify: bool) -> Answer:
         return Answer(value, error, certified)
     goal = question.target if question.is_epsilon else bound - _RESERVE
     cut, log_added, too_many = _truncated(goal, run)
-    wanted = ~too_many & np.isfinite(bound)
+    # Densities that are rounded by more than an answer may be off tell nothing.
+    wanted = ~too_many & np.isfinite(bound) & (_of_densities(run) <= TOLERANCE)
     if not question.is_epsilon:
         wanted &= bound > _LOG_ZERO
     state = ContourSolver(question, cut, bound, order, goal, log_added)
@@ -167,16 +174,9 @@ def _of_many_steps(question: Question, run: Run, certify: bool) -> Answer:
         other, other_error = state.solve(may_be_larger, backward=True, least=least)
         value, error = _larger(value, error, other, other_error, may_be_larger)
     error = error + _of_composed_profiles(question, run, bound, order)
-    unsure = ~(error <= TOLERANCE * question.scale(value))
-    unsure |= ~wanted | ~np.isfinite(value)
-    chosen = np.flatnonzero(unsure)
-    if chosen.size:
-        asked, part = question.take(chosen), run.take(chosen)
-        known, _ = rdp_bound(asked, part)
-        far = np.full(known.shape, np.inf)
-        found = _certified(asked, part, known) if certify else (known, far)
-        value[chosen], error[chosen] = found
-    return Answer(value, error, unsure & _has_certified_ends(run))
+    unsure = ~wanted | ~np.isfinite(value)
+    answer = _unless_poor(Answer(value, error, unsure), question, run, certify)
+    return answer._replace(is_certified=answer.is_certified & _has_certified_ends(run))
 
 
 def _has_certified_ends(run: Run) -> bool:
@@ -200,6 +200,16 @@ def _of_profiles(run: Run, epsilon: np.ndarray | None = None) -> np.ndarray:
     return largest
 
 
+def _of_densities(run: Run) -> np.ndarray:
+    """Relative error of the densities of large losses, from rounded logarithms."""
+    largest = np.zeros(run.shape)
+    for loss, count in zip(run.losses, run.counts, strict=True):
+        taken = (count > 0) & ~loss.loses_nothing & ~loss.is_unprotected
+        square = np.where(taken, np.minimum(loss.hints().furthest, 1e150) ** 2, 0.0)
+        largest = np.maximum(largest, square)
+    return np.where(largest > 2 * LARGE_LOSS, ROUNDING * largest, 0.0)
+
+
 def _of_composed_profiles(
     question: Question, run: Run, bound: np.ndarray, order: np.ndarray
 ) -> np.ndarray:
@@ -210,31 +220,35 @@ def _of_composed_profiles(
     relative, by the logarithm of the whole run's moment times e. That is in Rényi's
     bound.
     """
-    error = _of_profiles(run)
+    error = np.maximum(_of_profiles(run), _of_densities(run))
     if not np.any(error):
         return error
     moved = order - 1
     epsilon, log_delta = question.target, bound
     if question.is_epsilon:
         epsilon, log_delta = bound, question.target
-    with np.errstate(invalid="ignore"):
+    with np.errstate(divide="ignore", invalid="ignore"):
         spent = 1 + np.maximum(moved * epsilon + log_delta, 0.0)
         added = error * spent / (moved if question.is_epsilon else 1.0)
     return np.where(error > 0, added, 0.0)
 
 
 def _of_rounded_losses(epsilon: np.ndarray, run: Run) -> np.ndarray:
-    """Relative error of a single step's delta from the rounding of its atoms."""
+    """Relative error of a single step's delta from the rounding of its losses."""
     total = np.zeros(epsilon.shape)
     for loss, count in zip(run.losses, run.counts, strict=True):
-        here = np.flatnonzero(count > 0)
-        if not loss.may_have_atoms or not here.size:
+        # Of a density only large losses are rounded by more than the profile is.
+        moved = loss_rounding(epsilon)
+        counts = (moved > 0) | loss.may_have_atoms
+        here = np.flatnonzero((count > 0) & counts)
+        if not here.size:
             continue
         at = epsilon[here]
         with np.errstate(all="ignore"):
             tails = loss.map(lambda field, here=here: field[here]).log_tails(at)
             fall = np.fmax(*(np.exp(tail - profile) for profile, tail in tails))
-        total[here] += _ROUNDING * (1 + at) * np.where(np.isfinite(fall), fall, 0.0)
+        off = _ROUNDING * (1 + at) + moved[here]
+        total[here] += off * np.where(np.isfinite(fall), fall, 0.0)
     return total
 
 
@@ -293,10 +307,11 @@ def _may_exceed(
         index = np.flatnonzero(~settled & np.isfinite(order))
         if index.size == 0:
             break
-        c = factor * (order[index] - 1)
+        # A whole number of units above 1, and one at the least.
+        c = 1 + np.maximum(factor * (order[index] - 1), np.finfo(np.float64).eps) - 1
         curve = rdp_curve(1 + c, run.take(index), "backward")
         # max over x of e^{-c x} (1 - e^{-x})
-        # At c = 0 the payoff is NaN, which settles nothing; far off -inf, which does.
+        # Far off the payoff is -inf, which settles.
         with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
             payoff = -np.log1p(c) - c * np.log1p(1 / c)
             below = c * (curve - epsilon[index]) + payoff < goal[index]

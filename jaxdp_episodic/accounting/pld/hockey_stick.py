@@ -16,6 +16,7 @@ from typing import NamedTuple
 import numpy as np
 
 from jaxdp_episodic.accounting.pld import window
+from jaxdp_episodic.accounting.pld.lattice import loss_rounding
 from jaxdp_episodic.accounting.pld.window import Direction, Estimate
 
 # Below this tilt the answer is bracketed by bisection before it is solved for.
@@ -165,7 +166,7 @@ def tilted_row(
         # masses that meet in one cell of the circle are added up
         meeting = math.ceil((float(np.ptp(index)) + 1) / size)
         relative += count * 1.2e-16 * min(meeting, len(index))
-        shift += count * 1e-15 * largest
+        shift += count * (1e-15 * largest + float(loss_rounding(largest)))
         log_tilted = exponent - total
         for side, tilt in ((0, -down), (1, up)):
             log_moments = count * _log_sum(log_tilted + tilt * losses)

@@ -37,6 +37,13 @@ _CHUNKS = Chunks(8192, (256, 4096), (4096, 65536))
 _ARITHMETIC_ERROR = 2e-15
 
 
+# How far profiles are displaced by the rounding of where a loss is reached, relative to
+# the loss: two units for each of some four operations. Below so many nats the error of
+# the profile itself, `PrivacyLoss.profile_error`, covers it.
+_LOSS_ROUNDING = 2e-15
+_LARGE_LOSS = 128.0
+
+
 class Tails(NamedTuple):
     """One direction's profile at points ``|e|``: (m,) arrays.
 
@@ -44,7 +51,7 @@ class Tails(NamedTuple):
       profile: h.
       scaled: ``G = -dh/du``, that is g times the Q-mass beyond u.
       profile_error, scaled_error: bounds of their errors, as profiles of a loss that
-        differs from the true one by at most `displacement`.
+        differs from the true one by at most `displacement` and `loss_rounding`.
     """
 
     profile: np.ndarray
@@ -96,6 +103,7 @@ def evaluate_tails(
     every = type(losses[0]).stack(list(losses)).map(lambda f: np.repeat(f, lengths))
     least = every.smallest_loss()
     move = np.where(flat < least, 2 * least, 0.0) + every.tail_displacement(flat)
+    move = move + loss_rounding(flat)
     u = np.maximum(flat, least)
     forward, tail, backward, back_tail = in_chunks(
         lambda part: _log_tails(*part), (u, every), _CHUNKS
@@ -116,11 +124,17 @@ def evaluate_tails(
 def displacement(loss: PrivacyLoss) -> float:
     """Bound of how far computed losses are from the true ones, in nats.
 
-    A distribution whose losses in ``(-least, least)`` are put to 0 has the tails of
-    ``least`` at 0; one whose bins are moved a little has those of points nearby.
+    But for `loss_rounding`. A distribution whose losses in ``(-least, least)`` are put
+    to 0 has the tails of ``least`` at 0; one whose bins are moved a little has those of
+    points nearby.
     """
     furthest = loss.tail_displacement(np.float64(np.inf))
     return float(2 * loss.smallest_loss() + furthest)
+
+
+def loss_rounding(u: np.ndarray | float) -> np.ndarray:
+    """Bound of how far large losses are displaced by rounding alone, in nats."""
+    return np.where(np.abs(u) > _LARGE_LOSS, _LOSS_ROUNDING * np.abs(u), 0.0)
 
 
 def _tails(
@@ -134,13 +148,18 @@ def _tails(
     log_tail = np.where(flat, 0.0, log_tail)
     scaled = np.where(flat, 0.0, np.exp(log_tail))
     error = share * (1 + np.abs(log_h) + np.abs(log_tail))
-    # The Q-masses of the moved distribution differ by the share ``move``.
+    moved = moved_share(move)
     return Tails(
         profile,
         scaled,
-        error * profile + 2 * move * scaled,
-        (error + 2 * move) * scaled,
+        error * profile + moved * scaled,
+        (error + moved) * scaled,
     )
+
+
+def moved_share(move: np.ndarray) -> np.ndarray:
+    """Bound of the share by which Q-masses of a distribution differ that is moved."""
+    return 2 * np.expm1(np.minimum(move, 700.0))
 
 
 def _tails_kernel(u: Array, loss: PrivacyLoss) -> tuple[Array, Array, Array, Array]:

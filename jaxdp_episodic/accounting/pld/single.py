@@ -70,10 +70,13 @@ def _log_profiles(
     """Certified ends of log(delta) at some epsilons >= 0 of each setting.
 
     The computed profile is that of a distribution whose losses are off by no more than
-    `lattice.displacement`: it is read off as far to either side.
+    `lattice.displacement` and by rounding: it is read off as far to either side.
     """
     losses = [s.steps[0].loss for s in settings]
-    moves = [lattice.displacement(loss) for loss in losses]
+    moves = [
+        lattice.displacement(loss) + lattice.loss_rounding(p)
+        for loss, p in zip(losses, points, strict=True)
+    ]
     shifted = [
         np.concatenate([np.maximum(p - move, 0.0), p + move])
         for p, move in zip(points, moves, strict=True)
@@ -83,8 +86,9 @@ def _log_profiles(
         points, moves, lattice.evaluate_tails(losses, shifted), strict=True
     ):
         low, high = np.full(len(p), -math.inf), np.full(len(p), -math.inf)
+        moved = np.tile(lattice.moved_share(move), 2)
         for own in tails:
-            error = own.profile_error + 2 * move * own.scaled + 1e-300
+            error = own.profile_error + moved * own.scaled + 1e-300
             above, below = own.profile + error, own.profile - error
             most = np.log(above[: len(p)])
             alive = below[len(p) :] > 0

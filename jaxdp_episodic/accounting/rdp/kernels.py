@@ -61,6 +61,8 @@ _PROBES = np.append(_PROBES, [0.001, 0.25, 1.0])
 # search; and what a loose search may be off.
 _SURE, _LOOSE = 1e-8, 1e-2
 _LOG_T_RANGE = (-90.0, 90.0)
+# Of a larger shift there is no order whose moment is that of small losses.
+_LARGE_SHIFT = 1e3
 
 
 def log_moment(
@@ -355,7 +357,9 @@ def _first_order(groups: tuple[Group, ...], budget: Array | float) -> Array:
         # The variance of the privacy loss: of order rate² where losses are small; for
         # large shifts a loss of s²/2 comes up with probability `rate`.
         growth = xp.expm1(xp.minimum(s * s, 30.0))
-        variance = xp.minimum(rate**2 * growth, rate * (s**2 + 0.25 * s**4))
+        variance = rate * (s**2 + 0.25 * s**4)
+        small = xp.minimum(rate**2 * growth, variance)
+        variance = xp.where(s > _LARGE_SHIFT, variance, small)
         curvature += xp.sum(group.count * group.loss.outer_rate * variance, axis=0)
         last = _jump_order(xp.log(hints.odds), s, group, budget)
         # Below order 2 the moment is that of small losses.

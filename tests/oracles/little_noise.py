@@ -1,0 +1,74 @@
+"""What a run loses at the least where there is hardly any noise: a sum of large losses.
+
+A step that moves the sum by k units of s deviations, k s far above 1, loses about
+``(k s)²/2 + k s z``, z a standard normal number; one that does not, next to nothing. So
+a run loses ``S s²/2 + sqrt(S) s z``, S the sum of all k², but for a few nats a step
+(logarithms of the rates), which are taken off.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from scipy import special, stats
+
+# Nats above epsilon from which on all of a loss counts: e^-40 is nothing.
+_ENOUGH = 40.0
+# Rarer sums are left out.
+_LEAST_LOG_CHANCE = -80.0
+# Bound of the rounding of a log-chance.
+_ROUNDING = 1e-8
+
+
+def sums_of_hits(num_steps: int, chance: float, square: float = 1.0):
+    """S and log-chances, where a step moves by sqrt(square) with a probability."""
+    hits = np.arange(num_steps + 1.0)
+    return likely(square * hits, stats.binom.logpmf(hits, num_steps, chance))
+
+
+def sums_of_episodes(num_steps: int, num_episodes: int, chance: float, square: float):
+    """The same where a step moves by as many units as it has episodes with the unit."""
+    number = np.arange(num_episodes + 1)
+    one = np.zeros(num_episodes**2 + 1)
+    one[number**2] = stats.binom.pmf(number, num_episodes, chance)
+    total = np.ones(1)
+    for _ in range(num_steps):
+        total = np.convolve(total, one)
+    with np.errstate(divide="ignore"):
+        return likely(square * np.arange(len(total)), np.log(total))
+
+
+def likely(sums: np.ndarray, log_chance: np.ndarray):
+    """Those that are not too rare."""
+    kept = log_chance > _LEAST_LOG_CHANCE
+    return sums[kept], log_chance[kept]
+
+
+def log_delta(epsilon: float, sums, noise: float, slack: float) -> float:
+    """A lower bound of log(delta): the chance of a loss ``slack + 40`` nats larger."""
+    total, log_chance = sums
+    s = 1 / noise
+    goal = epsilon + slack + _ENOUGH
+    # Without a hit nothing is lost.
+    some = total > 0
+    z = (goal - 0.5 * s * s * total[some]) / (s * np.sqrt(total[some]))
+    terms = log_chance[some] + special.log_ndtr(-z)
+    return float(np.logaddexp.reduce(terms)) + np.log1p(-np.exp(-_ENOUGH)) - _ROUNDING
+
+
+def epsilon(delta: float, sums, noise: float, slack: float) -> float:
+    """A lower bound of epsilon; 0 where delta covers all that may be lost."""
+    goal = np.log(delta)
+    high = (0.5 / noise**2) * sums[0].max() + 40 / noise * np.sqrt(sums[0].max())
+    low = 0.0
+    if log_delta(low, sums, noise, slack) < goal:
+        return 0.0
+    for _ in range(80):
+        middle = 0.5 * (low + high)
+        above = log_delta(middle, sums, noise, slack) >= goal
+        low, high = (middle, high) if above else (low, middle)
+    return low
+
+
+def tail(num_steps: int, chance: float) -> np.ndarray:
+    """``P(K > k)`` of k = -1, 0, …: K of so many steps hit."""
+    return stats.binom.sf(np.arange(-1.0, num_steps + 1), num_steps, chance)

@@ -23,7 +23,7 @@ from jaxdp_episodic.training.episode import default_block_size
 from jaxdp_episodic.training.precision import as_trained, training_dtype
 from jaxdp_episodic.training.statistics import PrivateStatistics
 
-_MOST_DISCRETE_ROWS = 32
+_MOST_DISCRETE_ROWS = 64
 
 
 def check_population(step: GaussianStep, data: ExampleTable) -> None:

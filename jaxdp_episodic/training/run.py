@@ -108,9 +108,7 @@ def run_training(
 ) -> Result:
     """Trains as the config says; everything that it leaves is in ``folder``.
 
-    ``checkpoints/``, ``features/``, ``journal``, ``ledger.jsonl``, ``log.jsonl``,
-    ``report.md`` and ``report.png`` are private, as is ``epoch`` while one runs;
-    ``release/`` is what may be published.
+    ``release/`` is what may be published; all else there is private.
 
     Kernels are kept in the user's cache folder, as the command keeps them, unless JAX
     has one already.

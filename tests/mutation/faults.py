@@ -375,7 +375,7 @@ FAULTS = (
         "steps after the checkpoint would be released again, of which nobody knew",
     ),
     Fault(
-        "resume that takes again what was released",
+        "resume that forgets steps, and takes them again",
         (
             Edit(
                 standing.Standing,

@@ -201,8 +201,8 @@ def _in_words(
         "",
         f"Released are {'the noised sums and ' * bool(budget.before)}the parameters "
         "after every step. Not released, and not covered: "
-        "checkpoints (they hold the noise key), the full log (it holds losses and "
-        "norms of private data) and scores on held-out data, which disclose the people "
+        "the full log (it holds losses and norms of private data), which examples "
+        "each step drew, and scores on held-out data, which disclose the people "
         "in them.",
     ]
 

@@ -216,7 +216,10 @@ def test_a_sound_run_stands(training, kind):
 
 
 def test_a_run_with_too_little_noise_is_found_out():
-    """Claimed is an epsilon of 0.7; what runs has a fiftieth of its noise."""
+    """Claimed is an epsilon of 0.9; what runs has a fiftieth of its noise.
+
+    In six steps an example is drawn with probability 0.97, and seen if it is.
+    """
 
     def faulty(*arguments, **named):
         step = named["budget"].step
@@ -227,7 +230,7 @@ def test_a_run_with_too_little_noise_is_found_out():
         )
 
     training = few_shot(noise=10.0, make_trainer=faulty)
-    audit = audit_run(training, num_canaries=CANARIES, num_steps=3)
+    audit = audit_run(training, num_canaries=CANARIES, num_steps=6)
     assert audit.claimed_exact < 1
     assert audit.is_violated
 

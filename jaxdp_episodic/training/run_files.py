@@ -40,8 +40,9 @@ def files_of_a_run(folder: Path) -> list[str]:
     What an interrupted start leaves (an empty log, a checkpoint that was never
     completed, a ledger without a charge) is no run.
     """
-    log, checkpoints = folder / LOG, folder / CHECKPOINTS
-    found = [LOG] if log.exists() and log.stat().st_size else []
+    checkpoints = folder / CHECKPOINTS
+    files = (folder / name for name in (LOG, JOURNAL))
+    found = [file.name for file in files if file.exists() and file.stat().st_size]
     if checkpoints.is_dir() and any(p.name.isdigit() for p in checkpoints.iterdir()):
         found.append(CHECKPOINTS)
     if has_charges(folder / LEDGER):

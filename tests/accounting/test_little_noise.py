@@ -181,7 +181,16 @@ def test_as_many_losses_as_hits(method, engine):
     assert jde.epsilon_interval(step, delta=1e-9, num_steps=steps)[1] >= 5_299 * u
 
 
-@pytest.mark.parametrize("name", DESIGNS)
+FEW = ("sampled", "fixed", "replaced", "zeroed", "above")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        name if name in FEW else pytest.param(name, marks=pytest.mark.slow)
+        for name in DESIGNS
+    ],
+)
 def test_no_answer_is_below_the_limit(name):
     rng = np.random.default_rng(sorted(DESIGNS).index(name))
     for method in METHODS:
@@ -240,7 +249,14 @@ def test_engines_agree_next_to_one():
 
 
 @pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("relation", ["add_remove", "replace_one", "zero_out"])
+@pytest.mark.parametrize(
+    "relation",
+    [
+        "add_remove",
+        pytest.param("replace_one", marks=pytest.mark.slow),
+        pytest.param("zero_out", marks=pytest.mark.slow),
+    ],
+)
 def test_down_to_no_noise(method, relation):
     noise = np.append(10.0 ** -np.arange(7, 156, 7.0), [1e-300, 5e-324, 0.0])
     step = one_level(poisson, relation)(noise, 0.5, None, None)

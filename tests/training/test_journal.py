@@ -43,6 +43,7 @@ BINS = dataclasses.replace(
     ),
 )
 STEPS, CHECKPOINT_EVERY = 7, 3
+SLOW = pytest.mark.slow
 
 # --- The file ---
 
@@ -313,9 +314,12 @@ def attacked(tmp_path, monkeypatch, step, stage, change):
     return witness.complaints(copies, crashes=1)
 
 
-@pytest.mark.parametrize("number", range(len(STAGES)))
+@pytest.mark.parametrize(
+    "number",
+    [n if n % 2 else pytest.param(n, marks=SLOW) for n in range(len(STAGES))],
+)
 def test_nothing_is_released_twice_or_for_nothing(tmp_path, monkeypatch, number):
-    """Every stage, with one change each; the slow test has all pairs."""
+    """Some stages, with one change each; the slow test has all pairs."""
     stage = list(STAGES)[number]
     change = list(CHANGES)[number % len(CHANGES)]
     assert attacked(tmp_path, monkeypatch, GROUPED, stage, change) == []
@@ -357,7 +361,7 @@ def members_by_step(monkeypatch):
     return found
 
 
-@pytest.mark.parametrize("kill", [2, 3, 4, 5])
+@pytest.mark.parametrize("kill", [2, 4, *(pytest.param(k, marks=SLOW) for k in (3, 5))])
 def test_an_epoch_goes_on_as_it_was_drawn(tmp_path, monkeypatch, kill):
     """Each unit once in an epoch, also one with a kill in it; then it is forgotten."""
     found, kept = members_by_step(monkeypatch), tmp_path / run_files.EPOCH
@@ -481,6 +485,12 @@ def test_a_journal_ahead_of_its_ledger_is_refused(tmp_path):
         a_run(GROUPED).resume(tmp_path)
 
 
+def test_another_run_does_not_begin_beside_a_journal(tmp_path):
+    written(tmp_path / run_files.JOURNAL)
+    with pytest.raises(FileExistsError, match="holds a run; .*journal would be mixed"):
+        a_run(GROUPED).train(tmp_path)
+
+
 def test_without_its_journal_a_run_gives_up_what_followed_the_checkpoint(tmp_path):
     def stop(progress):
         if progress.step == 5:
@@ -542,7 +552,13 @@ def seeded_whole(tmp_path_factory):
     return run
 
 
-@pytest.mark.parametrize("stage", STAGES)
+@pytest.mark.parametrize(
+    "stage",
+    [
+        stage if number % 4 == 1 else pytest.param(stage, marks=pytest.mark.slow)
+        for number, stage in enumerate(STAGES)
+    ],
+)
 def test_seeded_runs_are_bit_for_bit_the_same_resumed(
     tmp_path, monkeypatch, seeded_whole, stage
 ):

@@ -98,6 +98,13 @@ def atomic_folder(path: Path) -> Iterator[Path]:
     shutil.rmtree(old, ignore_errors=True)
 
 
+def sync_tree(folder: Path) -> None:
+    """Makes a folder, and all files and folders below, survive a power failure."""
+    for path in folder.rglob("*"):
+        sync_folder(path) if path.is_dir() else _sync(path, os.O_RDWR)
+    sync_folder(folder)
+
+
 def sync_folder(folder: Path) -> None:
     """Makes names in a folder survive a power failure."""
     if os.name != "nt":  # Windows does not open folders

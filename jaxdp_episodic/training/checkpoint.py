@@ -30,7 +30,7 @@ import numpy as np
 import optax
 import orbax.checkpoint as ocp
 
-from jaxdp_episodic.files.atomic import sync_folder
+from jaxdp_episodic.files.atomic import sync_folder, sync_tree
 from jaxdp_episodic.files.json_file import differences
 from jaxdp_episodic.report.ledger_content import LedgerMark
 from jaxdp_episodic.training.description import RunMismatchError, refuse_other_run
@@ -206,6 +206,8 @@ class Checkpoints:
         # When one of its writes fails Orbax does not wait for the others: they may have
         # made the temporary folder again after it was removed.
         self.remove_unfinished()
+        # Orbax syncs arrays alone, and the journal is emptied once this is on the disk.
+        sync_tree(self.folder / str(snapshot.charged_steps))
         sync_folder(self.folder)
 
     def _commit(self, step: int, content: Any) -> None:

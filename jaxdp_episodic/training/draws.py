@@ -16,6 +16,7 @@ import numpy as np
 from jaxdp_episodic.draw.generators import Keys, generator
 from jaxdp_episodic.draw.sampler import Draw, EpisodeSampler
 from jaxdp_episodic.files.atomic import sync_folder, write_atomically
+from jaxdp_episodic.training.episode import Block
 from jaxdp_episodic.training.processes import Processes
 
 _HASH_BYTES = 32
@@ -34,6 +35,20 @@ class DrawSecret(NamedTuple):
 
     key: bytes
     members: np.ndarray | None
+
+
+class PreparedStep(NamedTuple):
+    """What a step needs beyond the parameters, made ahead by another thread.
+
+    Attributes:
+      step: its number.
+      blocks: of its draw.
+      noise: for its sum; in the first process alone.
+    """
+
+    step: int
+    blocks: list[Block]
+    noise: Any
 
 
 class RunDraws:
@@ -60,13 +75,13 @@ class RunDraws:
 
         All processes call it, in the same order, and get the same.
         """
-        self._processes.meet()  # the first may have been judging for long
         key, members = b"", None
         if self._processes.is_first:
             key = self._keys.new("draw", step)
             if self._length is not None:
                 number, place = divmod(step - self._first, self._length)
                 members = self._epoch(number)[place]
+        self._processes.meet()  # the first may have been judging for long, or failed
         return DrawSecret(
             self._processes.shared_bytes(key),
             None if self._length is None else self._shared(members),

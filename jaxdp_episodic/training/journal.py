@@ -6,9 +6,10 @@ private record is looked at, and no step that was released is taken twice, whate
 changed in code, versions or machine. What was charged and is not here was never
 released.
 
-A file of records, each ``step, length`` (two little-endian 64-bit numbers), so many
-bytes, and the SHA-256 of all of this behind the hash before it; the first stands on the
-name of the run. It is emptied when a checkpoint contains what is in it.
+A file of records: ``step, base, length`` (little-endian 64-bit numbers), 8 bytes of a
+hash of these, ``length`` bytes, and the SHA-256 of all of this behind the hash before
+it; the first stands on the name of the run. It is emptied when a checkpoint contains
+what is in it, and ``base`` is the step of that checkpoint.
 """
 
 from __future__ import annotations
@@ -29,7 +30,10 @@ from jaxdp_episodic.files.atomic import owner_only, sync_folder
 MOST_BYTES = 2**28
 """Bytes of a journal above which a checkpoint is due, so that it is emptied."""
 
-_HEAD = struct.Struct("<QQ")
+_HEAD = struct.Struct("<QQQ")
+# Bytes of a record's head with its own hash, and of the hash at its end.
+_CHECK_BYTES = 8
+_HEAD_BYTES = _HEAD.size + _CHECK_BYTES
 _HASH_BYTES = 32
 
 
@@ -38,10 +42,12 @@ class Release(NamedTuple):
 
     Attributes:
       step: its number.
+      base: step of the checkpoint on which the journal stands.
       data: what was released; see `as_bytes`.
     """
 
     step: int
+    base: int
     data: bytes
 
 
@@ -71,7 +77,7 @@ class Journal:
         self.path, self.run = path, run
         self._first = hashlib.sha256(b"jaxdp-episodic journal 1 " + run.encode())
         self._chain = self._first.digest()
-        self._last = self._size = 0
+        self._last = self._size = self._base = 0
         is_new = not path.exists()
         self._file = open(path, "a+b", buffering=0, opener=owner_only)  # noqa: SIM115
         try:
@@ -79,6 +85,7 @@ class Journal:
                 sync_folder(path.parent)
             for release, end, chain in _records(self._file, path, self._chain):
                 self._last, self._size, self._chain = release.step, end, chain
+                self._base = release.base
             os.ftruncate(self._file.fileno(), self._size)  # what a crash cut off
         except BaseException:
             self._file.close()
@@ -95,7 +102,7 @@ class Journal:
         Raises:
           OSError: the disk is full. The step must have no effects: it is lost.
         """
-        head = _HEAD.pack(step, len(data))
+        head = _head(step, self._base, len(data))
         chain = hashlib.sha256(self._chain + head + data).digest()
         # Of a write that failed, or was interrupted, nothing stays.
         os.ftruncate(self._file.fileno(), self._size)
@@ -105,18 +112,20 @@ class Journal:
                 rest = rest[self._file.write(rest) :]
         os.fsync(self._file.fileno())
         self._chain, self._last = chain, step
-        self._size += _HEAD.size + len(data) + _HASH_BYTES
+        self._size += len(head) + len(data) + _HASH_BYTES
 
     def cut(self, through: int) -> None:
         """Empties the journal, if a checkpoint of step ``through`` contains all of it.
 
         Else it stays as it is: whoever reads it passes over what the checkpoint has.
         """
-        if self._last > through or not self._size:
+        if self._last > through:
             return
-        os.ftruncate(self._file.fileno(), 0)
-        os.fsync(self._file.fileno())
+        if self._size:
+            os.ftruncate(self._file.fileno(), 0)
+            os.fsync(self._file.fileno())
         self._size, self._last, self._chain = 0, 0, self._first.digest()
+        self._base = through
 
     def releases(self, after: int) -> Iterator[Release]:
         """Yields the releases of later steps than this, in order."""
@@ -144,23 +153,47 @@ def _records(
     """
     file.seek(0, os.SEEK_END)
     size, end, last = file.tell(), 0, 0
-    while end + _HEAD.size <= size:
+    while end + _HEAD_BYTES <= size:
         file.seek(end)
-        step, length = _HEAD.unpack(file.read(_HEAD.size))
-        after = end + _HEAD.size + length + _HASH_BYTES
+        head = _read(file, _HEAD_BYTES)
+        step, base, length = _HEAD.unpack(head[: _HEAD.size])
+        after = end + _HEAD_BYTES + length + _HASH_BYTES
+        if head != _head(step, base, length):
+            if not any(head) and not any(_read(file, size - end - _HEAD_BYTES)):
+                return  # the file had grown, and nothing else
+            raise _damaged(path, end)
         if after > size:
             return
-        data = file.read(length)
-        chain = hashlib.sha256(chain + _HEAD.pack(step, length) + data).digest()
-        if file.read(_HASH_BYTES) != chain or step <= last:
+        data = _read(file, length)
+        chain = hashlib.sha256(chain + head + data).digest()
+        if _read(file, _HASH_BYTES) != chain or step <= last:
             if after == size:
                 return
-            raise JournalError(
-                f"journal {path}: the record at byte {end:,} is damaged, or of another "
-                "run; the releases behind it are lost with it"
-            )
-        yield Release(step, data), after, chain
+            raise _damaged(path, end)
+        yield Release(step, base, data), after, chain
         end, last = after, step
+
+
+def _head(step: int, base: int, length: int) -> bytes:
+    """The head of a record, with its hash."""
+    numbers = _HEAD.pack(step, base, length)
+    return numbers + hashlib.sha256(numbers).digest()[:_CHECK_BYTES]
+
+
+def _read(file: Any, length: int) -> bytes:
+    """So many bytes, of which a call of the system may give fewer."""
+    parts = []
+    while length and (part := file.read(length)):
+        parts.append(part)
+        length -= len(part)
+    return b"".join(parts)
+
+
+def _damaged(path: Path, place: int) -> JournalError:
+    return JournalError(
+        f"journal {path}: the record at byte {place:,} is damaged, or of another run; "
+        "without the file the run goes on behind all that was charged"
+    )
 
 
 def as_bytes(tree: Any) -> bytes:

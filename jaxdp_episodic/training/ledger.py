@@ -166,7 +166,7 @@ class LedgerFile:
 
     Attributes:
       content: what it said when it was opened.
-      charged: steps charged that are on the disk.
+      mark: the ledger as it is known to be on the disk.
       num_described: how many times it says what the steps that follow are.
 
     Raises:
@@ -186,7 +186,8 @@ class LedgerFile:
                 )
             with os.fdopen(os.dup(self._descriptor), "rb") as file:
                 self.content, self._chain = scan(file, path, contains)
-            self.charged = self.content.end.charged
+            # One attribute: whenever an interrupt comes, what it says is true.
+            self.mark = self.content.end
             self.num_described = len(self.content.groups)
             self._is_sealed = self.content.is_sealed
             self._in_doubt = False
@@ -196,10 +197,9 @@ class LedgerFile:
             raise
 
     @property
-    def mark(self) -> LedgerMark:
-        """The ledger as it is known to be on the disk."""
-        chain, run = self._chain, self.content.end.run
-        return LedgerMark(run, self.charged, chain.num_bytes, chain.sha256())
+    def charged(self) -> int:
+        """Steps charged that are on the disk."""
+        return self.mark.charged
 
     def charge(self, number: int = 1) -> None:
         """Charges steps like the one last described; they are on the disk afterwards.
@@ -272,8 +272,9 @@ class LedgerFile:
 
     def _count(self, data: bytes, charges: int) -> None:
         """Counts what is on the disk now."""
-        self._chain.add(data)
-        self.charged += charges
+        chain, number = self._chain, self.charged + charges
+        chain.add(data)
+        self.mark = LedgerMark(self.mark.run, number, chain.num_bytes, chain.sha256())
         self._is_sealed = self._is_sealed and not charges
         self._in_doubt = False
 

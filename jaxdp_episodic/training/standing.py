@@ -12,6 +12,7 @@ import jax
 
 from jaxdp_episodic.accounting.budget import PrivacyBudget
 from jaxdp_episodic.draw.generators import Keys
+from jaxdp_episodic.files.atomic import TEMPORARY
 from jaxdp_episodic.report.ledger_file import LedgerError
 from jaxdp_episodic.training import run_files
 from jaxdp_episodic.training.checkpoint import (
@@ -22,7 +23,7 @@ from jaxdp_episodic.training.checkpoint import (
 )
 from jaxdp_episodic.training.description import agreed, described_versions
 from jaxdp_episodic.training.draws import RunDraws
-from jaxdp_episodic.training.journal import Journal, as_bytes, from_bytes
+from jaxdp_episodic.training.journal import Journal, JournalError, as_bytes, from_bytes
 from jaxdp_episodic.training.ledger import Ledger, taken_up
 from jaxdp_episodic.training.precision import training_dtype
 from jaxdp_episodic.training.private_gradient import PrivateGradient
@@ -108,6 +109,8 @@ class Standing:
           folder: of the run, which holds it.
           run: its random name, as in its ledger.
         """
+        for path in folder.glob(run_files.EPOCH + TEMPORARY + "*"):
+            path.unlink()  # of a process that was killed while it wrote the file
         with Journal(folder / run_files.JOURNAL, run) as journal:
             self._take_releases(journal)
             self._end_epoch(folder, self.num_steps_taken)
@@ -138,8 +141,15 @@ class Standing:
 
     def _take_releases(self, journal: Journal) -> None:
         """Takes the releases behind the state; gives up what else was charged."""
-        for release in journal.releases(after=self.num_steps_taken):
+        stands = self.num_steps_taken
+        for release in journal.releases(after=stands):
             state, number = self.state, release.step
+            if release.base > stands:
+                raise JournalError(
+                    f"the journal stands on the checkpoint of step {release.base}, the "
+                    f"latest is of step {stands}: put the other one back, or give up "
+                    f"what followed by removing {journal.path}"
+                )
             if number > self.ledger.charged:
                 raise LedgerError(
                     f"the journal has a release of step {number}, and the ledger "

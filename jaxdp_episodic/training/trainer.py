@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import optax
@@ -25,7 +25,7 @@ from jaxdp_episodic.training.checkpoint import (
     updater,
 )
 from jaxdp_episodic.training.description import described_run
-from jaxdp_episodic.training.draws import DrawSecret, RunDraws
+from jaxdp_episodic.training.draws import DrawSecret, PreparedStep, RunDraws
 from jaxdp_episodic.training.evaluation import Evaluation, evaluated
 from jaxdp_episodic.training.ledger import create_ledger
 from jaxdp_episodic.training.loop import take_all_steps
@@ -38,18 +38,6 @@ from jaxdp_episodic.training.statistics import PrivateStatistics
 
 _SINGLE_EXAMPLES_AT_ONCE = 64  # small and quick gradients: many side by side
 _EVERY = ("evaluate_every", "checkpoint_every", "log_every")
-
-
-class PreparedStep(NamedTuple):
-    """What a step needs beyond the parameters, made ahead by another thread.
-
-    Attributes:
-      blocks: of its draw.
-      noise: for its sum; in the first process alone.
-    """
-
-    blocks: list[episode.Block]
-    noise: Any
 
 
 class Trainer(Standing):
@@ -189,6 +177,7 @@ class Trainer(Standing):
 
         Raises:
           BudgetExhaustedError: the step would exceed the target; nothing happened.
+          ValueError: what was prepared is of another step; nothing happened.
           OSError: the ledger could not be written; the step was not taken.
           RunEndedError: another process has ended.
         """
@@ -200,6 +189,11 @@ class Trainer(Standing):
         self._give_up_unreleased()
         state, taken = self._now
         number = taken + 1
+        if prepared is not None and prepared.step != number:
+            raise ValueError(
+                f"prepared must be of step {number}, got that of step {prepared.step}: "
+                "another step was taken, or given up, in between"
+            )
         if number > self.ledger.charged:
             if self._journal is not None and number <= self.budget.permitted_steps:
                 self.keep_epoch(self._journal.path.parent, self._journal.run, number)
@@ -219,6 +213,7 @@ class Trainer(Standing):
         )
         if self._processes.is_first:
             state = self._let_out(state, number, gradient)
+        self._processes.meet()  # or others would wait for one that has failed
         params = self._shared(state.params)
         self._now = (state._replace(params=params), number)
         if self._journal is not None:
@@ -237,6 +232,7 @@ class Trainer(Standing):
                 float(self.budget.before[number - 1].noise_multiplier),
             )
             state = self._let_out(state, number, noised)
+        self._processes.meet()
         self._now = (state._replace(start=self._shared(state.start)), number)
         return {}
 
@@ -277,7 +273,7 @@ class Trainer(Standing):
                 self._keys.new("noise", step),
                 float(self.budget.step.noise_multiplier),
             )
-        return PreparedStep(self._blocks(secret), noise)
+        return PreparedStep(step, self._blocks(secret), noise)
 
     @contextmanager
     def ahead(self) -> Iterator[Iterator[PreparedStep | None]]:
@@ -330,7 +326,7 @@ class Trainer(Standing):
             be gone on with.
           RunEndedError: another process has ended; the last step is committed.
           RunMismatchError: another process has another run; nothing was charged.
-          ValueError: the parameters are no longer finite.
+          ValueError: the parameters are no longer finite, or the run has another folder.
         """
         every = evaluate_every, checkpoint_every, log_every
         for name, often in zip(_EVERY, every, strict=True):
@@ -345,7 +341,13 @@ class Trainer(Standing):
                 return []
             with run_files.locked(folder):
                 if self._folder != folder.resolve():
+                    if self.ledger.mark is not None:
+                        raise ValueError(
+                            f"folder must be the run's own, {self._folder}, got "
+                            f"{folder}: its ledger is there"
+                        )
                     run_files.refuse_other_files(folder)
+                    (folder / run_files.EPOCH).unlink(missing_ok=True)
                     path = folder / run_files.LEDGER
                     create_ledger(path, self.budget, is_seeded=self.is_seeded)
                     self._folder = folder.resolve()

@@ -326,7 +326,7 @@ class Trainer(Standing):
             be gone on with.
           RunEndedError: another process has ended; the last step is committed.
           RunMismatchError: another process has another run; nothing was charged.
-          ValueError: the parameters are no longer finite, or the run has another folder.
+          ValueError: the parameters are no longer finite; the run has another folder.
         """
         every = evaluate_every, checkpoint_every, log_every
         for name, often in zip(_EVERY, every, strict=True):

@@ -117,6 +117,7 @@ FAULTS = (
         AUDIT,
         audits.hardened_unit,
         "the noise is that of a multiplier of one, here a quarter of what is claimed",
+        is_slow=True,
     ),
     Fault(
         "noise for the mean instead of the sum",
@@ -159,6 +160,7 @@ FAULTS = (
         AUDIT,
         audits.silent_unit,
         "the noise in all other entries shows by what it was divided",
+        is_slow=True,
     ),
     Fault(
         "a key used twice, by two layers",
@@ -173,6 +175,7 @@ FAULTS = (
         AUDIT,
         audits.two_layers,
         "the difference of two layers has no noise",
+        is_slow=True,
     ),
     Fault(
         "a key used twice, by two steps",
@@ -326,6 +329,7 @@ FAULTS = (
         audits.support_example,
         "one support example turns the contributions of all class slots round",
         {"clipped_by_slot": audits.clipped_by_slot},
+        is_slow=True,
     ),
     Fault(
         "an emptied unit that vanishes",
@@ -380,7 +384,7 @@ FAULTS = (
             Edit(
                 standing.Standing,
                 "_take_releases",
-                "journal.releases(after=self.num_steps_taken)",
+                "journal.releases(after=stands)",
                 "()",
             ),
             Edit(

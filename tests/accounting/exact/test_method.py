@@ -332,7 +332,8 @@ def delta_of_two(p, noise, epsilon):
 
 
 @pytest.mark.parametrize(
-    "log10_delta", [pytest.param(-150, marks=pytest.mark.slow), -200, -250]
+    "log10_delta",
+    [-150, pytest.param(-200, marks=pytest.mark.slow), -250],
 )
 def test_far_below_usual_deltas_an_answer_is_true_or_certified(log10_delta):
     # Nodes that turn once from each to the next hid the error from its estimate.

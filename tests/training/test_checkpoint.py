@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jaxdp_episodic.files import atomic
 from jaxdp_episodic.training.checkpoint import (
     Checkpoints,
     Snapshot,
@@ -202,3 +203,17 @@ def test_a_killed_writer_leaves_a_complete_checkpoint(tmp_path):
             restored = checkpoints.restore(state(), RUN)
         assert restored.charged_steps >= written[-1]
         np.testing.assert_array_equal(restored.state["w"], restored.charged_steps)
+
+
+def test_all_of_a_checkpoint_is_on_the_disk_when_it_is_saved(tmp_path, monkeypatch):
+    """The journal, which could make up for it, is emptied then."""
+    synced, sync = set(), atomic._sync
+
+    def noted(path, flags):
+        synced.add(path)
+        sync(path, flags)
+
+    with Checkpoints(tmp_path) as checkpoints:
+        monkeypatch.setattr(atomic, "_sync", noted)
+        checkpoints.save(snapshot(3))
+    assert set((tmp_path / "3").rglob("*")) | {tmp_path / "3", tmp_path} <= synced

@@ -283,10 +283,9 @@ def a_run(step, **changes):
     return plain_trainer(seed=None, step=step, num_steps=STEPS, **changes)
 
 
-def attacked(tmp_path, monkeypatch, step, stage, change):
-    """A run killed at a stage, twice copied, and all three gone on with, changed."""
-    witness = Witness(monkeypatch)
-    owner, name, call = STAGES[stage]
+def killed_at(moment, run, tmp_path, monkeypatch):
+    """Trains until a call begins; returns the folder that a kill there would leave."""
+    owner, name, call = moment
     folder, left = tmp_path / "run", tmp_path / "left"
     function, calls = getattr(owner, name), []
 
@@ -299,7 +298,14 @@ def attacked(tmp_path, monkeypatch, step, stage, change):
 
     with monkeypatch.context() as patch, pytest.raises(Killed):
         patch.setattr(owner, name, counted)
-        a_run(step).train(folder, checkpoint_every=CHECKPOINT_EVERY)
+        run.train(folder, checkpoint_every=CHECKPOINT_EVERY)
+    return left
+
+
+def attacked(tmp_path, monkeypatch, step, stage, change):
+    """A run killed at a stage, twice copied, and all three gone on with, changed."""
+    witness = Witness(monkeypatch)
+    left = killed_at(STAGES[stage], a_run(step), tmp_path, monkeypatch)
     before, common = len(witness.noise), read_ledger(left / run_files.LEDGER).charged
     assert common - 1 <= before <= common or stage == "before a charge"
     copies = [tmp_path / "first", tmp_path / "second"]
@@ -606,23 +612,9 @@ def test_seeded_runs_are_bit_for_bit_the_same_resumed(
     tmp_path, monkeypatch, seeded_whole, stage
 ):
     owner, name, call = STAGES[stage]
-    if stage == "at the last step":
-        call = 6
-    if stage == "at the last checkpoint":
-        call = 3
-    folder, left = tmp_path / "run", tmp_path / "left"
-    function, calls = getattr(owner, name), []
-
-    def counted(*args, **kwargs):
-        calls.append(1)
-        if len(calls) == call:
-            shutil.copytree(folder, left)
-            raise Killed
-        return function(*args, **kwargs)
-
-    with monkeypatch.context() as patch, pytest.raises(Killed):
-        patch.setattr(owner, name, counted)
-        plain_trainer().train(folder, checkpoint_every=CHECKPOINT_EVERY)
+    if stage.startswith("at the last"):
+        call -= 1  # it has a step less
+    left = killed_at((owner, name, call), plain_trainer(), tmp_path, monkeypatch)
     run = plain_trainer()
     run.resume(left)
     run.train(left)

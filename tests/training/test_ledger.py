@@ -373,6 +373,23 @@ def test_an_interrupted_charge_is_finished(path, monkeypatch, call, written):
         assert count.charge() == 3
 
 
+def test_an_interrupt_while_a_charge_is_counted_leaves_a_true_mark(path, monkeypatch):
+    """It goes into a checkpoint, which else could never be resumed."""
+    add = Chain.add
+
+    def interrupted(chain, data):
+        add(chain, data)
+        raise KeyboardInterrupt
+
+    with LedgerFile(path) as file:
+        file.charge()
+        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+            patch.setattr(Chain, "add", interrupted)
+            file.charge()
+        mark = file.mark
+    assert read_ledger(path, checkpoint=mark).charged == 2
+
+
 def test_a_record_cut_off_by_a_crash_is_dropped(path):
     charged_in(path, 2)
     with open(path, "ab") as file:
